@@ -1,0 +1,75 @@
+"""The tree of errors: each is also of the builtin family that a Python user expects."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CodecError",
+    "ComputationFailed",
+    "EngineError",
+    "KeyingError",
+    "LockLost",
+    "LockTimeout",
+    "MissingExtra",
+    "OptionError",
+    "RecursiveComputation",
+    "SettingsError",
+    "StampedeError",
+    "WaitTimeout",
+]
+
+
+class StampedeError(Exception):
+    """Whatever this library raises by itself."""
+
+
+class OptionError(StampedeError, ValueError):
+    """An option that can't be: its name, its value and the remedy are in the message."""
+
+
+class SettingsError(OptionError):
+    """A settings file, or an argument of `configure`, that can't be used."""
+
+
+class MissingExtra(StampedeError, ImportError):
+    """An engine or codec whose package is not installed; the message holds its pip line."""
+
+
+class KeyingError(StampedeError, TypeError):
+    """An argument that has no stable identity; the message names the parameter."""
+
+
+class CodecError(StampedeError, TypeError):
+    """A value that the codec can't hold, or bytes that it doesn't believe."""
+
+
+class EngineError(StampedeError, ConnectionError):
+    """The engine can't be asked: it is down, hung, full, or refuses us."""
+
+
+class WaitTimeout(StampedeError, TimeoutError):
+    """Somebody else computes, and `wait` ran out."""
+
+
+class LockTimeout(StampedeError, TimeoutError):
+    """Somebody else holds the lock, and `wait` ran out."""
+
+
+class LockLost(StampedeError, RuntimeError):
+    """The lock ended before its block did: somebody else may have been inside."""
+
+
+class RecursiveComputation(StampedeError, RecursionError):
+    """A computation asked for its own key."""
+
+
+class ComputationFailed(StampedeError, RuntimeError):
+    """The computation failed in another process; `type_name` and `message` tell how."""
+
+    def __init__(self, key: str, type_name: str, message: str) -> None:
+        super().__init__(key, type_name, message)
+        self.key = key
+        self.type_name = type_name
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"computing {self.key!r} failed in another process: {self.type_name}: {self.message}"

@@ -1,0 +1,102 @@
+"""What happens, as frozen values for observers. None is built on a local hit, and none holds a cached value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = [
+    "BadBytes", "Computed", "EngineDown", "EngineUp", "Event", "Failed", "Found", "Invalidated", "LeaseLost",
+    "Observer", "Served", "Unkept", "Waited",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`scope` is the function (or "" for a cache's own verbs), `key` the whole key."""
+
+    scope: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Event):
+    """A shared engine had the value: a hit beyond the local tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited(Event):
+    """The caller was given what somebody else computed, after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Served(Event):
+    """The caller was given a value that was stale, or due, while somebody computes or after a failure."""
+
+    why: str  # "computing" | "failed" | "resting"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed(Event):
+    """This process computed the value. `why`: missing, early, stale, refresh, alone (unstored: outage, deadlock)."""
+
+    why: str
+    cost: float
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """This process's computation raised."""
+
+    why: str
+    cost: float
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(Event):
+    """The lease ended before the fill: the value went to its caller and was not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept(Event):
+    """The value went to its callers and can't be stored: `why` tells (too large, cache_if, no codec for it)."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadBytes(Event):
+    """The engine held bytes that the codec doesn't believe: a miss."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidated(Event):
+    """`invalidate`, `expire`, `set`, `invalidate_all` or `clear` was called here."""
+
+    verb: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDown(Event):
+    """The engine can't be asked; calls go on without it."""
+
+    engine: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUp(Event):
+    """The engine answers again, after so many seconds."""
+
+    engine: str
+    seconds: float
+
+
+Observer: TypeAlias = Callable[[Event], object]

@@ -1,0 +1,138 @@
+"""The options of a computation, the same names everywhere: one frozen `Policy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from difflib import get_close_matches
+from math import inf, isnan
+from typing import Any
+
+from stampede.errors import OptionError
+
+__all__ = ["DEFAULT", "Policy", "nearest", "seconds"]
+
+
+def seconds(name: str, value: object, *, least: float = 0.0) -> float:
+    """A number of seconds out of a number or a timedelta; None is for ever."""
+    if value is None:
+        return inf
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise OptionError(f"{name} is {value!r}: give seconds as a number, a timedelta, or None for ever")
+    number = float(value)
+    if isnan(number) or number < least:
+        raise OptionError(f"{name} is {value!r}: it must be at least {least:g}")
+    return number
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """A hint for a misspelt name: what it may have been, else what there is."""
+    close = get_close_matches(name, names, 1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(names))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How one function's values are computed, kept and served. Made by `Policy.of`, which checks every option."""
+
+    ttl: float | Callable[[Any], Any] = 300.0
+    stale: float = 0.0
+    early: float = 1.0
+    background: bool = False
+    lease: float = 10.0
+    max_hold: float | None = None  # None: 60 s, or 10 x the key's known cost where that is more
+    wait: float | None = None
+    retry_after: float = 0.0
+    jitter: float = 0.0
+    cache_if: Callable[[Any], object] | None = None
+    raises: tuple[type[BaseException], ...] = field(default=())
+
+    def with_options(self, **options: Any) -> Policy:
+        """The same policy with some options changed, each checked; OptionError names the wrong one."""
+        if not options:
+            return self
+        for name in options:
+            if name not in _CHECKS:
+                raise OptionError(f"there is no option {name!r}: {nearest(name, list(_CHECKS))}")
+        return replace(self, **{name: _CHECKS[name](name, value) for name, value in options.items()})
+
+    def ttl_of(self, value: Any) -> float:
+        """Seconds of freshness for this value, before jitter."""
+        return seconds("ttl (as the function gave it)", self.ttl(value)) if callable(self.ttl) else self.ttl
+
+    def hold_of(self, cost: float) -> float:
+        """Seconds for which a lease is renewed in all, given the key's known cost."""
+        return max(60.0, 10.0 * cost) if self.max_hold is None else self.max_hold
+
+
+def _ttl(name: str, value: Any) -> Any:
+    return value if callable(value) else seconds(name, value)
+
+
+def _finite(name: str, value: Any) -> float:
+    number = seconds(name, value)
+    if number == inf:
+        raise OptionError(f"{name} is {value!r}: it must be a finite number of seconds")
+    return number
+
+
+def _positive(name: str, value: Any) -> float:
+    number = _finite(name, value)
+    if number <= 0:
+        raise OptionError(f"{name} is {value!r}: it must be more than 0")
+    return number
+
+
+def _optional(name: str, value: Any) -> float | None:
+    return None if value is None else _finite(name, value)
+
+
+def _hold(name: str, value: Any) -> float | None:
+    return None if value is None else _positive(name, value)
+
+
+def _fraction(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise OptionError(f"{name} is {value!r}: give a fraction of ttl, from 0 up to, but without, 1")
+    return float(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}: give True or False")
+    return value
+
+
+def _predicate(name: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise OptionError(f"{name} is {value!r}: give a function of the value, or None")
+    return value
+
+
+def _exceptions(name: str, value: Any) -> tuple[type[BaseException], ...]:
+    kinds = value if isinstance(value, tuple) else (value,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise OptionError(f"{name} holds {kind!r}: give an exception class, or a tuple of them")
+    return kinds
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "ttl": _ttl,
+    "stale": seconds,
+    "early": _finite,
+    "background": _flag,
+    "lease": _positive,
+    "max_hold": _hold,
+    "wait": _optional,
+    "retry_after": _finite,
+    "jitter": _fraction,
+    "cache_if": _predicate,
+    "raises": _exceptions,
+}
+assert list(_CHECKS) == [f.name for f in fields(Policy)]
+
+DEFAULT = Policy()

@@ -1,0 +1,195 @@
+"""The ports: what the algorithm asks of an engine, and what an engine may answer.
+
+Every verb is `async def`, for both colours: a blocking port is one whose coroutines never suspend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from stampede.entry import Entry, Verdict
+
+__all__ = ["Ask", "Busy", "Claims", "Engine", "Failed", "Found", "Granted", "Locks", "Reply", "Store", "Ticket"]
+
+
+# -- a claim: one question, four answers ----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Ask:
+    """One claim's terms."""
+
+    lease: float  # seconds the lease is to stand, if it is granted
+    since: float = 0.0  # seconds the caller has waited: an entry that was fresh meanwhile is good for it
+    seen: bytes | None = None  # an entry id that is not good enough (early refresh, unreadable bytes)
+    awaited: bytes | None = None  # the lease it waited for: that lease's verdict is an answer
+    force: bool = False  # grant whatever is there and whoever computes (refresh): a standing lease dies
+    draw: float | None = None  # beta * Exp(1): an engine may grant an entry with fresh < margin + draw * cost
+
+
+class Ticket(NamedTuple):
+    """What keeps a local tier in front of a shared engine true: it holds while `stamps[slot] == stamp`.
+
+    An engine samples the stamp before it reads, and gives no ticket where a change may be under way.
+    """
+
+    stamps: Sequence[int]
+    slot: int
+    stamp: int
+
+
+@dataclass(slots=True)
+class Found:
+    """The value is there, and good for this caller."""
+
+    entry: Entry[Any]
+    ticket: Ticket | None = None  # None: the engine can't say when this entry changes
+
+
+@dataclass(slots=True)
+class Granted:
+    """The right to compute. `entry` is what is kept meanwhile: fresh (early refresh), stale, or nothing."""
+
+    entry: Entry[Any] | None = None
+    fence: int = 0  # locks: a number that only grows
+
+
+@dataclass(slots=True)
+class Busy:
+    """Somebody computes. `entry` is what may be served meanwhile."""
+
+    token: bytes  # the standing lease's
+    lease: float  # seconds it has left
+    entry: Entry[Any] | None = None
+
+
+@dataclass(slots=True)
+class Failed:
+    """The awaited lease was abandoned with this verdict, or the key rests after a failure."""
+
+    verdict: Verdict
+    entry: Entry[Any] | None = None
+    rest: float = 0.0  # seconds before anybody may try again
+
+
+Reply: TypeAlias = Found | Granted | Busy | Failed
+
+
+class Claims(Protocol):
+    """The verbs of the algorithm. Each is safe to send twice with the same token.
+
+    All but `renew` raise EngineError when the engine can't be asked; their outcome is then unknown.
+    """
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        """The value, or the right to compute it, decided in one step.
+
+        - an entry is there with `fresh > -since` and an id other than `seen`: Found
+          (with `force`: never; with `draw`: an engine that can may treat an entry that is due as not there);
+        - the awaited lease left a verdict, or the key rests: Failed, with the kept entry if there is one;
+        - a lease of another token stands: Busy, with the kept entry if there is one;
+        - else, and also when the standing lease has this very token: Granted; the lease stands from now on.
+        """
+        ...
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        """Store if the lease stands; drop the lease and wake the herd. False: the lease was lost, nothing changed."""
+        ...
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        """Drop the lease if it stands, leave the verdict under its token for a while, wake the herd.
+
+        With `rest`, nobody is granted this key for so many seconds: Failed to those who find no entry kept,
+        Found to the others. An unknown token is no error.
+        """
+        ...
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        """Sleep until something may have changed: fill, abandon, invalidate, set, the holder's death, the lease's end.
+
+        It may return early for no reason, and never misses what happened since the claim that gave `busy`.
+        None: claim again. Found: the news brought the value along.
+        """
+        ...
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        """Let the lease stand for `lease` seconds from now. False: it is lost. Called from the keeper's thread."""
+        ...
+
+
+class Store(Protocol):
+    """The verbs that are no part of a computation. All raise EngineError when the engine can't be asked."""
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        """What is kept of each key, stale entries too, without leave to compute."""
+        ...
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        """Store; a lease under way dies, the herd wakes."""
+        ...
+
+    async def expire(self, key: str) -> bool:
+        """Stale from now on, and kept as long as it would have been. True: there was something fresh."""
+        ...
+
+    async def invalidate(self, key: str) -> bool:
+        """Remove value, verdict and rest; a lease under way dies, the herd wakes. True: there was a value."""
+        ...
+
+    async def generation(self, scope: str) -> str:
+        """The part of a physical key that `bump` changes. Usually known to the process already."""
+        ...
+
+    async def bump(self, scope: str) -> None:
+        """A new generation of a scope, or of all scopes with "": everything older is gone."""
+        ...
+
+
+class Locks(Protocol):
+    """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
+
+    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+        """Take the lock, or say who has it. The holder's own token is granted again."""
+        ...
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool: ...
+
+    async def release(self, name: str, token: bytes) -> bool:
+        """Give it back and wake a waiter. False: it was somebody else's by then."""
+        ...
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None: ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One engine of one URL: a store, a lock, or both; blocking and suspending.
+
+    What it can do is declared here, and never found out by asking for attributes.
+    """
+
+    scheme: str
+    shared: bool  # other processes see it: values are bytes, and a local tier is a choice
+    fenced: bool  # it refuses a late fill (promises 4 and 5)
+    pushes: bool  # waiters are woken, not polling
+
+    @property
+    def claims(self) -> Claims | None: ...
+    @property
+    def aclaims(self) -> Claims | None: ...
+    @property
+    def store(self) -> Store | None: ...
+    @property
+    def astore(self) -> Store | None: ...
+    @property
+    def locks(self) -> Locks | None: ...
+    @property
+    def alocks(self) -> Locks | None: ...
+
+    def ping(self) -> float:
+        """Seconds of one round trip; EngineError if there is none."""
+        ...
+
+    def close(self) -> None: ...
