@@ -1,0 +1,192 @@
+"""The only boundary between blocking and suspending code.
+
+The algorithm is written once, as coroutines. `BLOCKING` gives them means that never suspend, so that
+`run_blocking` can run them to their end with one `send`; `SUSPENDING` gives them asyncio's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["BLOCKING", "SUSPENDING", "Bell", "Colour", "in_thread", "run_blocking", "running_loop"]
+
+T = TypeVar("T")
+Loop = asyncio.AbstractEventLoop
+
+running_loop: Callable[[], Loop | None] = asyncio._get_running_loop  # noqa: SLF001  public get_running_loop raises
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine whose ports never suspend."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise RuntimeError("a port of the blocking colour suspended")
+
+
+class Bell:
+    """Rings once, for listeners of both colours, from whichever thread."""
+
+    __slots__ = ("_listeners", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[], object]] | None = []
+
+    @property
+    def rung(self) -> bool:
+        return self._listeners is None
+
+    def ring(self) -> None:
+        with self._lock:
+            listeners, self._listeners = self._listeners, None
+        for listener in listeners or ():
+            listener()
+
+    def listen(self, listener: Callable[[], object]) -> bool:
+        """Have `listener` called at the ring. False: it has rung already, nothing is called."""
+        with self._lock:
+            if self._listeners is None:
+                return False
+            self._listeners.append(listener)
+            return True
+
+    def forget(self, listener: Callable[[], object]) -> None:
+        with self._lock:
+            if self._listeners is not None and listener in self._listeners:
+                self._listeners.remove(listener)
+
+
+class Colour(Protocol):
+    """How one colour calls, waits and finishes what must be finished."""
+
+    suspending: bool
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """The function's value; an awaitable is awaited, or refused."""
+        ...
+
+    async def park(self, bell: Bell, timeout: float | None) -> bool:
+        """Wait for the bell. False: the time ran out."""
+        ...
+
+    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run to the end, also when the caller is cancelled meanwhile (which it learns afterwards)."""
+        ...
+
+
+class _Blocking:
+    suspending = False
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        value = function()
+        if inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
+                value.close()  # it will never be awaited, and needn't warn of that
+            raise TypeError(f"{function!r} returned an awaitable to a blocking call: cache it from async code")
+        return value
+
+    async def park(self, bell: Bell, timeout: float | None) -> bool:
+        gate = threading.Lock()
+        gate.acquire()
+        if not bell.listen(gate.release):
+            return True
+        try:
+            return gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        finally:
+            bell.forget(gate.release)
+
+    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await coroutine
+
+
+class _Suspending:
+    suspending = True
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        value = function()
+        return await value if inspect.isawaitable(value) else value
+
+    async def park(self, bell: Bell, timeout: float | None) -> bool:
+        loop = asyncio.get_running_loop()
+        rung: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not rung.done():
+                rung.set_result(None)
+
+        def ring() -> None:
+            try:
+                loop.call_soon_threadsafe(settle)
+            except RuntimeError:
+                pass  # the loop was closed: nobody waits there any more
+
+        if not bell.listen(ring):
+            return True
+        timer = None if timeout is None else loop.call_later(max(timeout, 0.0), rung.cancel)
+        try:
+            await rung
+        except asyncio.CancelledError:
+            # Ours, by the timer, only if nobody cancelled the task itself.
+            task = asyncio.current_task()
+            if rung.cancelled() and timer is not None and loop.time() >= timer.when() and not (task and task.cancelling()):
+                return False
+            raise
+        finally:
+            bell.forget(ring)
+            if timer is not None:
+                timer.cancel()
+        return True
+
+    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await _to_the_end(asyncio.ensure_future(coroutine))
+
+
+async def _to_the_end(work: asyncio.Future[T]) -> T:
+    """Await `work` whatever happens; a cancellation that came meanwhile is raised when it has ended."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        if not work.cancelled():
+            work.exception()  # seen: the cancellation goes first
+        raise cancelled
+    return work.result()
+
+
+BLOCKING: Colour = _Blocking()
+SUSPENDING: Colour = _Suspending()
+
+# -- blocking engines, seen from an event loop -------------------------------------------------------------------
+
+_threads: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+
+
+def in_thread(function: Callable[..., T], *args: Any) -> Awaitable[T]:
+    """Run a short blocking operation beside the loop. It is never left half done: a cancellation waits for it."""
+    global _threads
+    with _lock:
+        if _threads is None:
+            _threads = ThreadPoolExecutor(8, "stampede-io")
+        future = _threads.submit(function, *args)
+    return _to_the_end(asyncio.wrap_future(future))
+
+
+def _forget_threads() -> None:
+    global _threads, _lock
+    _threads, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
