@@ -1,0 +1,87 @@
+# On a fresh machine with git, python3 >= 3.11 and make: `make demo`, `make test`.
+# Paths are relative, and tools run as `.venv/bin/python -m tool`: both survive a blank in this directory's path.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+
+# Debian packages of the servers that tests start. The engines of this release are embedded and need none.
+SERVERS :=
+
+.PHONY: help demo test lint format bench clean venv servers
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+help:  ## what there is
+	@echo "make demo    three herds with and without stampede; writes demo.html"
+	@echo "make test    the whole test suite (ARGS='-k lock' goes to pytest)"
+	@echo "make lint    ruff, mypy --strict, pyright"
+	@echo "make format  let ruff fix and format"
+	@echo "make bench   us and the peers, measured in one run"
+	@echo "make clean   remove what make made, .venv too"
+
+demo: .venv/.cli
+	$(PY) -m stampede demo $(ARGS)
+
+test: servers .venv/.dev
+	$(PY) -m pytest $(ARGS)
+
+lint: .venv/.dev
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+	$(PY) -m pyright
+
+format: .venv/.dev
+	$(PY) -m ruff check --fix
+	$(PY) -m ruff format
+
+bench: .venv/.bench
+	$(PY) -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build demo.html
+	find stampede tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- the virtual environment: a stamp per extra, older than pyproject.toml when it is to be made again --------------
+
+.venv/.%: pyproject.toml | venv
+	@echo "stampede: installing the '$*' extra into .venv (a minute at the first run)"
+	$(PY) -m pip install --disable-pip-version-check --no-input --progress-bar off -e ".[$*]"
+	@touch $@
+
+# `dev` brings everything that `cli` does.
+.venv/.dev: pyproject.toml | venv
+	@echo "stampede: installing the 'dev' extra into .venv (a minute at the first run)"
+	$(PY) -m pip install --disable-pip-version-check --no-input --progress-bar off -e ".[dev]"
+	@touch .venv/.cli $@
+
+# A working .venv is kept, a broken or half-made one is made anew.
+venv:
+	@if ! $(PY) -c 'import pip' 2>/dev/null; then \
+	    $(require_python) && $(require_venv) && \
+	    echo "stampede: making .venv with $$($(PYTHON) --version)" && \
+	    $(PYTHON) -m venv --clear .venv; \
+	fi
+	@pwd -P >.venv/.home
+
+# Stamps lie when .venv is broken, and when it was moved or copied: the editable install names the old place.
+# (While this file is read, since make looks at a target's time before it makes the target's prerequisites.)
+$(shell $(PY) -c 'import pip' 2>/dev/null && [ "$$(cat .venv/.home 2>/dev/null)" = "$$(pwd -P)" ] || \
+    rm -f .venv/.cli .venv/.dev .venv/.bench)
+
+require_python = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+    echo "stampede: '$(PYTHON)' is not Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }; }
+
+# Debian leaves ensurepip out of its python3.
+require_venv = { $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt_install,python3-venv); }
+
+servers:
+ifneq ($(strip $(SERVERS)),)
+	@for package in $(SERVERS); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+	[ -z "$$missing" ] || $(call apt_install,$$missing) || [ "$$CI" != true ]
+endif
+
+apt_install = { if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "stampede: apt-get install $(1)"; \
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(1); \
+  else echo "stampede: please install $(1) (as root on Debian this would be done here)" >&2; false; fi; }
