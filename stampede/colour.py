@@ -14,7 +14,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["BLOCKING", "SUSPENDING", "Bell", "Colour", "in_thread", "run_blocking", "running_loop"]
+__all__ = [
+    "BLOCKING",
+    "SUSPENDING",
+    "Bell",
+    "Colour",
+    "Crowd",
+    "Loop",
+    "hold_task",
+    "in_thread",
+    "run_blocking",
+    "running_loop",
+]
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
@@ -65,6 +76,16 @@ class Bell:
                 self._listeners.remove(listener)
 
 
+class Crowd(Protocol):
+    """The callers of one computation, as the colour that runs it sees them."""
+
+    cancel: Callable[[], object] | None
+
+    def leave(self) -> bool:
+        """One caller less. True: it was the last, and the computation was cancelled."""
+        ...
+
+
 class Colour(Protocol):
     """How one colour calls, waits and finishes what must be finished."""
 
@@ -80,6 +101,10 @@ class Colour(Protocol):
 
     async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run to the end, also when the caller is cancelled meanwhile (which it learns afterwards)."""
+        ...
+
+    async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
+        """Run a computation; a caller that is cancelled leaves it to the rest of the crowd, if there is one."""
         ...
 
 
@@ -107,6 +132,9 @@ class _Blocking:
     async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
 
+    async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
+        return await work
+
 
 class _Suspending:
     suspending = True
@@ -117,37 +145,42 @@ class _Suspending:
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         loop = asyncio.get_running_loop()
-        rung: asyncio.Future[None] = loop.create_future()
+        heard: asyncio.Future[bool] = loop.create_future()
 
-        def settle() -> None:
-            if not rung.done():
-                rung.set_result(None)
+        def settle(rung: bool) -> None:
+            if not heard.done():
+                heard.set_result(rung)
 
         def ring() -> None:
             try:
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(settle, True)
             except RuntimeError:
                 pass  # the loop was closed: nobody waits there any more
 
         if not bell.listen(ring):
             return True
-        timer = None if timeout is None else loop.call_later(max(timeout, 0.0), rung.cancel)
+        timer = None if timeout is None else loop.call_later(max(timeout, 0.0), settle, False)
         try:
-            await rung
-        except asyncio.CancelledError:
-            # Ours, by the timer, only if nobody cancelled the task itself.
-            task = asyncio.current_task()
-            if rung.cancelled() and timer is not None and loop.time() >= timer.when() and not (task and task.cancelling()):
-                return False
-            raise
+            return await heard
         finally:
             bell.forget(ring)
             if timer is not None:
                 timer.cancel()
-        return True
 
     async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await _to_the_end(asyncio.ensure_future(coroutine))
+
+    async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
+        loop = asyncio.get_running_loop()
+        task = hold_task(loop.create_task(work))
+        crowd.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            if crowd.leave():
+                await _to_the_end(task)
+            raise
+        return task.result()
 
 
 async def _to_the_end(work: asyncio.Future[T]) -> T:
@@ -164,6 +197,15 @@ async def _to_the_end(work: asyncio.Future[T]) -> T:
         raise cancelled
     return work.result()
 
+
+def hold_task(task: asyncio.Task[T]) -> asyncio.Task[T]:
+    """Keep a task from being collected before its end: loops refer to theirs weakly."""
+    _held.add(task)
+    task.add_done_callback(_held.discard)
+    return task
+
+
+_held: set[asyncio.Task[Any]] = set()
 
 BLOCKING: Colour = _Blocking()
 SUSPENDING: Colour = _Suspending()

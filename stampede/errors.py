@@ -14,6 +14,7 @@ __all__ = [
     "RecursiveComputation",
     "SettingsError",
     "StampedeError",
+    "TooLarge",
     "WaitTimeout",
 ]
 
@@ -40,6 +41,10 @@ class KeyingError(StampedeError, TypeError):
 
 class CodecError(StampedeError, TypeError):
     """A value that the codec can't hold, or bytes that it doesn't believe."""
+
+
+class TooLarge(CodecError):
+    """A value above `max_bytes` or the engine's own limit: it goes to its callers, and is not stored."""
 
 
 class EngineError(StampedeError, ConnectionError):

@@ -1,0 +1,294 @@
+"""THE algorithm: one computation, however big the herd.
+
+`fill` is the way of every call that its local tier could not answer. It is written once, for both colours, over
+the port of the engine (`ports.Claims`) and the few means of a `Call`; it knows neither bytes nor clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from math import inf
+from random import random
+from typing import Any, Protocol, TypeVar
+
+from stampede import early, events
+from stampede.colour import Colour, Loop, running_loop
+from stampede.entry import Entry, Verdict, new_id
+from stampede.errors import (
+    CodecError,
+    ComputationFailed,
+    EngineError,
+    RecursiveComputation,
+    TooLarge,
+    WaitTimeout,
+)
+from stampede.flight import Flight, Flights, Landing, nested
+from stampede.policy import Policy
+from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted
+
+__all__ = ["Call", "Hold", "fill"]
+
+T = TypeVar("T")
+
+SAFETY = 1.0
+"""Seconds between two looks at what every push should have told: the flight's leader may be gone."""
+
+
+class Hold(Protocol):
+    """A lease that is being renewed."""
+
+    foreign: bool  # we are a forked child: the lease is the parent's
+
+
+@dataclass(slots=True)
+class Call:
+    """One caller's question, and the means to answer it."""
+
+    key: str
+    scope: str
+    origin: Callable[[], Any]
+    policy: Policy
+    port: Claims
+    flights: Flights
+    colour: Colour
+    loop: Loop | None
+    clock: Callable[[], float]
+    hold: Callable[[Call, float], AbstractContextManager[Hold]]  # keeps the lease for at most so many seconds
+    drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
+    tell: Callable[[events.Event], object]
+    spawn: Callable[[Coroutine[Any, Any, Any]], object] | None = None  # a place beside the caller, if it has one
+    seen: Entry[Any] | None = None  # the local tier's entry, which is due
+    force: bool = False  # compute, whatever is there
+    draws: bool = True  # no local tier has drawn the early moment: this call does
+    token: bytes = field(default_factory=new_id)
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    @property
+    def waited(self) -> float:
+        return self.clock() - self.began
+
+
+async def fill(call: Call) -> Landing:
+    """The value that is there, somebody else's, or the one computed here."""
+    if call.flights.computing(call.key):
+        raise RecursiveComputation(f"the computation of {call.key!r} asked for its own key")
+    while True:
+        flight, leading = call.flights.join(call.key, call.loop, anew=call.force)
+        if leading:
+            return await lead(call, flight)
+        landing = await follow(call, flight)
+        if landing is not None:
+            return landing
+
+
+async def lead(call: Call, flight: Flight) -> Landing:
+    """Claim for the whole flight; compute if the claim is granted."""
+    answer: Landing | Granted | None = None
+    try:
+        if call.seen is not None and call.seen.fresh > 0:
+            flight.offer(Landing(call.seen))  # it's early: nobody else has to wait for the claim
+        answer = await claim(call)
+    except EngineError as error:
+        answer = Landing(error=error)  # for all of the flight: not each must run into it
+    finally:
+        if not isinstance(answer, Granted):
+            call.flights.end(flight, answer)
+    if isinstance(answer, Landing):
+        return answer
+    kept = answer.entry
+    if kept is not None and not call.force:
+        flight.offer(Landing(kept))
+        if call.spawn is not None:
+            flight.hand_over()
+            call.spawn(compute(call, flight, kept))
+            return served(call, kept, "computing")
+    return await call.colour.aside(compute(call, flight, kept), flight)
+
+
+async def claim(call: Call) -> Landing | Granted:
+    """The value, or the right to compute it; while somebody else computes, sleep until woken and claim again."""
+    ask = Ask(call.policy.lease, force=call.force, seen=call.seen.id if call.seen else None)
+    draw = early.draw(call.policy.early, random) if call.draws and not call.force else None
+    ask.draw = draw
+    due = call.seen
+    while True:
+        reply = await asked(call, ask)
+        match reply:
+            case Granted():
+                return reply
+            case Found(entry) if draw is not None and due is None and early.due(entry, draw):
+                due, ask.seen = entry, entry.id  # one more question: is anybody refreshing it already?
+            case Found(entry, ticket):
+                tell_found(call, ask)
+                return Landing(entry, ticket=ticket)
+            case Failed(verdict, entry, rest):
+                entry = entry or due
+                if entry is not None:
+                    return served(call, entry, "resting", until=rest)
+                if verdict.kind == "unkept":
+                    return await alone(call)
+                return Landing(error=ComputationFailed(call.key, verdict.type_name, verdict.message))
+            case Busy(entry=entry) if entry or due:
+                return served(call, entry or due, "computing", until=reply.lease)
+            case Busy():
+                patience, verdict_of_waiting = limit(call)
+                if patience <= 0:
+                    return await verdict_of_waiting(call)
+                news = await call.port.wait(call.key, reply, patience)
+                ask.since, ask.awaited = call.waited, reply.token
+                if news is not None:
+                    tell_found(call, ask)
+                    return Landing(news.entry, ticket=news.ticket)
+
+
+async def asked(call: Call, ask: Ask) -> Any:
+    """One claim. If its outcome is unknown, it may have been granted: our own lease must not lock us out."""
+    try:
+        return await call.port.claim(call.key, call.token, ask)
+    except GeneratorExit:
+        call.drop(call)
+        raise
+    except BaseException:
+        await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
+        raise
+
+
+async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
+    """Compute while the lease is renewed, and fill: the engine stores only if the lease still stands."""
+    landing: Landing | None = None
+    began = call.clock()
+    why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
+    try:
+        with call.hold(call, call.policy.hold_of(kept.cost if kept else 0.0)) as hold, flight.inside():
+            try:
+                entry, error = await produce(call, kept, began)
+                if hold.foreign:
+                    return Landing(entry, error, shared=False)
+                landing = await store(call, entry, error, kept, why)
+            except GeneratorExit:
+                call.drop(call)
+                raise
+            except BaseException as error:
+                landing = await give_up(call, error, kept, why, call.clock() - began)
+    finally:
+        call.flights.end(flight, landing)
+    return landing
+
+
+async def produce(call: Call, kept: Entry[Any] | None, began: float) -> tuple[Entry[Any], BaseException | None]:
+    """Ask the origin. An exception of `raises` is an answer, kept by its name and arguments."""
+    error: BaseException | None = None
+    try:
+        value = await call.colour.call(call.origin)
+    except call.policy.raises as answer:
+        value, error = (f"{type(answer).__module__}.{type(answer).__qualname__}", answer.args), answer
+    cost, margin = early.observe(kept, call.clock() - began)
+    ttl = call.policy.ttl_of(value if error is None else error)
+    if call.policy.jitter and ttl != inf:
+        ttl *= 1 - call.policy.jitter * random()
+    return Entry(value, new_id(), cost, margin, ttl, ttl, ttl + call.policy.stale, error is not None), error
+
+
+async def store(
+    call: Call, entry: Entry[Any], error: BaseException | None, kept: Entry[Any] | None, why: str
+) -> Landing:
+    """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
+    if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
+        return await unkept(call, entry, error, "cache_if refused it")
+    try:
+        stored = await call.colour.whole(call.port.fill(call.key, call.token, entry))
+    except CodecError as refusal:
+        if error is None and not isinstance(refusal, TooLarge):
+            raise
+        return await unkept(call, entry, error, str(refusal))
+    call.tell(events.Computed(call.scope, call.key, why, entry.cost, stored))
+    if not stored:
+        call.tell(events.LeaseLost(call.scope, call.key))
+    return Landing(entry, error, shared=stored, stored=stored)
+
+
+async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why: str) -> Landing:
+    """The value goes to this flight; other processes are told not to wait for it."""
+    await call.colour.whole(quietly(call.port.abandon(call.key, call.token, Verdict("unkept", message=why))))
+    call.tell(events.Unkept(call.scope, call.key, why))
+    return Landing(entry, error)
+
+
+async def give_up(call: Call, error: BaseException, kept: Entry[Any] | None, why: str, cost: float) -> Landing:
+    """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
+    if not isinstance(error, Exception):  # cancelled, interrupted, exiting: that is this caller's own business
+        await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
+        return Landing(error=error, shared=False)
+    may_serve = kept is not None and not call.force and not isinstance(error, (CodecError, RecursiveComputation))
+    rest = max(call.policy.retry_after, cost if may_serve else 0.0)
+    verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", str(error))
+    await call.colour.whole(quietly(call.port.abandon(call.key, call.token, verdict, rest)))
+    call.tell(events.Failed(call.scope, call.key, why, cost, error))
+    return served(call, kept, "failed", until=rest) if kept and may_serve else Landing(error=error)
+
+
+async def follow(call: Call, flight: Flight) -> Landing | None:
+    """What the flight's leader got, or what is there meanwhile. None: claim again."""
+    try:
+        if call.loop is None and running_loop() in flight.loops:
+            return await alone(call)  # our own loop must run for the flight to land, and we are blocking it
+        while not flight.bell.rung:
+            patience, verdict_of_waiting = limit(call)
+            if patience <= 0:
+                return await verdict_of_waiting(call)
+            if not await call.colour.park(flight.bell, min(patience, SAFETY)) and flight.orphaned:
+                return None
+    finally:
+        flight.leave()
+    if flight.landing is not None:
+        call.tell(events.Waited(call.scope, call.key, call.waited))
+        return flight.landing.for_follower()
+    offered = flight.offered
+    return None if offered is None or offered.entry is None else served(call, offered.entry, "computing")
+
+
+def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:
+    """Seconds that this caller may still wait for somebody's computation, and what becomes of it then.
+
+    One that holds a lease itself waits no longer than a lease: the other may be waiting for it.
+    """
+    wait = inf if call.policy.wait is None else call.policy.wait
+    if nested() and call.policy.lease < wait:
+        return call.policy.lease - call.waited, alone
+    return wait - call.waited, timed_out
+
+
+async def timed_out(call: Call) -> Landing:
+    raise WaitTimeout(f"somebody else has been computing {call.key!r} for {call.waited:.3g} s, and wait ran out")
+
+
+async def alone(call: Call) -> Landing:
+    """Compute for this caller only, and store nothing: waiting might never end."""
+    began = call.clock()
+    with Flight(call.flights, call.key).inside():
+        entry, error = await produce(call, None, began)
+    call.tell(events.Computed(call.scope, call.key, "alone", entry.cost, stored=False))
+    return Landing(entry, error, shared=False)
+
+
+def tell_found(call: Call, ask: Ask) -> None:
+    waited = ask.awaited is not None
+    call.tell(events.Waited(call.scope, call.key, call.waited) if waited else events.Found(call.scope, call.key))
+
+
+def served(call: Call, entry: Entry[Any] | None, why: str, until: float | None = None) -> Landing:
+    call.tell(events.Served(call.scope, call.key, why))
+    return Landing(entry, until=until)
+
+
+async def quietly(work: Awaitable[object]) -> None:
+    """Releasing is best effort: a lease that can't be given back ends by itself."""
+    try:
+        await work
+    except EngineError:
+        pass

@@ -1,0 +1,211 @@
+"""One caller per key and process: the others of a flight wait for its leader, whatever their colour."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stampede.colour import Bell, Loop
+from stampede.entry import Entry
+from stampede.ports import Ticket
+
+__all__ = ["Flight", "Flights", "Landing", "nested", "outside", "own_copy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """How a call ends: an entry or an error, and whether it may be shared."""
+
+    entry: Entry[Any] | None = None
+    error: BaseException | None = None
+    shared: bool = True  # False: whoever else waits must claim again
+    ticket: Ticket | None = None  # the entry was read from the engine under this proof
+    stored: bool = False  # computed here, and the engine has it
+    until: float | None = None  # nobody needs to ask again before so many seconds have passed
+
+    def for_follower(self) -> Landing:
+        """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
+        return self if self.error is None else replace(self, error=own_copy(self.error))
+
+
+class Flight:
+    """All callers of one key in this process."""
+
+    __slots__ = ("bell", "callers", "cancel", "detached", "ended", "key", "landing", "loops", "offered", "owner", "thread")  # fmt: skip
+
+    def __init__(self, owner: Flights, key: str) -> None:
+        self.owner = owner
+        self.key = key
+        self.bell = Bell()
+        self.callers = 1
+        self.thread: int | None = None  # of a blocking leader
+        self.loops: set[Loop] = set()  # whose tasks lead, or wait
+        self.landing: Landing | None = None
+        self.offered: Landing | None = None  # to be had without waiting, while the leader computes
+        self.cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
+        self.detached = False
+        self.ended = False
+
+    def offer(self, landing: Landing) -> None:
+        """Send the followers home with what is there; those who come later get it too."""
+        self.offered = landing
+        self.bell.ring()
+
+    def leave(self) -> bool:
+        return self.owner.leave(self)
+
+    def hand_over(self) -> None:
+        """The computation goes on in another thread: its caller isn't inside it any more."""
+        if self.thread is not None:
+            self.thread = 0
+
+    @property
+    def orphaned(self) -> bool:
+        """The leader's loop was closed under it: it will never land."""
+        return not self.ended and self.thread is None and any(loop.is_closed() for loop in self.loops)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """The computation's extent: a call in it knows which leases its caller holds."""
+        if self.thread is not None:
+            self.thread = threading.get_ident()
+        before = _inside.get()
+        _inside.set((*(flight for flight in before if not flight.ended), self))
+        try:
+            yield
+        finally:
+            _inside.set(before)
+
+
+_inside: ContextVar[tuple[Flight, ...]] = ContextVar("stampede_inside", default=())
+
+
+def nested() -> bool:
+    """Is this call made by a computation, which holds a lease?"""
+    return any(not flight.ended for flight in _inside.get())
+
+
+def outside() -> None:
+    """This context is no computation's: what runs in it holds no caller up."""
+    _inside.set(())
+
+
+class Flights:
+    """The flights of one cache. Decides under its lock, wakes outside it."""
+
+    def __init__(self) -> None:
+        self._flights: dict[str, Flight] = {}
+        self._lock = threading.Lock()
+        _all.add(self)
+
+    def forget_all(self) -> None:
+        """We are a forked child: the flights are the parent's, and their leaders aren't here."""
+        for flight in self._flights.values():
+            flight.ended = True
+        self._flights = {}
+        self._lock = threading.Lock()
+
+    def join(self, key: str, loop: Loop | None, *, anew: bool = False) -> tuple[Flight, bool]:
+        """The key's flight, and whether the caller is to lead it. `anew`: never one that is under way."""
+        with self._lock:
+            flight = self._flights.get(key)
+            if flight is not None and not anew and not flight.orphaned:
+                flight.callers += 1
+                if loop is not None:
+                    flight.loops.add(loop)
+                return flight, False
+            orphan = flight
+            flight = self._flights[key] = Flight(self, key)
+            if loop is None:
+                flight.thread = threading.get_ident()
+            else:
+                flight.loops.add(loop)
+        if orphan is not None:
+            self._cut(orphan)
+        return flight, True
+
+    def computing(self, key: str) -> bool:
+        """Is the caller itself inside this key's computation?"""
+        if any(f.key == key and f.owner is self and not f.ended for f in _inside.get()):
+            return True
+        flight = self._flights.get(
+            key
+        )  # the very thread that leads it, in a context of its own (a signal, a finalizer)
+        return flight is not None and flight.thread == threading.get_ident()
+
+    def leave(self, flight: Flight) -> bool:
+        """One caller less. True: it was the last one, and the computation was cancelled."""
+        with self._lock:
+            flight.callers -= 1
+            last = flight.callers == 0 and not flight.ended and flight.cancel is not None
+            if last:
+                self._forget(flight)
+        if last and flight.cancel is not None:
+            flight.cancel()
+        return last
+
+    def end(self, flight: Flight, landing: Landing | None) -> None:
+        """Land: the followers share what may be shared, and claim again otherwise."""
+        with self._lock:
+            flight.ended = True
+            if landing is not None and landing.shared and not flight.detached:
+                flight.landing = landing
+            self._forget(flight)
+        flight.bell.ring()
+
+    def detach(self, key: str) -> None:
+        """Who calls from now on starts a new flight; this one's result goes to its leader alone."""
+        with self._lock:
+            flight = self._flights.pop(key, None)
+        if flight is not None:
+            self._cut(flight)
+
+    def detach_all(self, prefix: str = "") -> None:
+        with self._lock:
+            keys = [key for key in self._flights if key.startswith(prefix)]
+        for key in keys:
+            self.detach(key)
+
+    def _cut(self, flight: Flight) -> None:
+        flight.detached = True
+        flight.offered = None
+        flight.bell.ring()
+
+    def _forget(self, flight: Flight) -> None:
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
+
+
+def own_copy(error: BaseException) -> BaseException:
+    """The same error with a traceback of its own; the very same one where it can't be copied."""
+    try:
+        twin = copy.copy(error)
+        if type(twin) is not type(error):
+            return error
+    except Exception:
+        try:
+            twin = type(error).__new__(type(error), *error.args)
+            twin.__dict__.update(error.__dict__)
+        except Exception:
+            return error
+    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin.with_traceback(error.__traceback__)
+
+
+_all: weakref.WeakSet[Flights] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for flights in list(_all):
+        flights.forget_all()
+
+
+os.register_at_fork(after_in_child=_after_fork)

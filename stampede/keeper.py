@@ -1,0 +1,177 @@
+"""Keeps leases standing while their holders live: one daemon thread for the whole process.
+
+A thread and not a task, since an event loop that is blocked by its own computation renews nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any, Protocol
+
+from stampede.colour import run_blocking
+from stampede.errors import EngineError
+
+__all__ = ["Hold", "Keeper", "Renewable", "keeper"]
+
+_log = logging.getLogger("stampede")
+
+
+class Renewable(Protocol):
+    """A lease as its keeper sees it, on the blocking side of its engine."""
+
+    def renew(self, key: str, token: bytes, lease: float) -> Coroutine[Any, Any, bool]: ...
+
+
+class Hold:
+    """One lease in the keeper's hands, as a context: renewal ends with the block, or after `max_hold`."""
+
+    __slots__ = ("_keeper", "_until", "alive", "drop", "ended", "foreign", "key", "lease", "lost", "on_lost", "port", "token")  # fmt: skip
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        port: Renewable,
+        key: str,
+        token: bytes,
+        lease: float,
+        max_hold: float,
+        drop: Callable[[], object],
+        alive: Callable[[], bool] | None = None,
+        on_lost: Callable[[], object] | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self._until = time.monotonic() + max_hold
+        self.port, self.key, self.token, self.lease = port, key, token, lease
+        self.drop = drop  # gives the lease back, blocking: when its holder is gone, or at exit
+        self.alive = alive  # False: the holder can never end (its loop was closed)
+        self.on_lost = on_lost
+        self.lost = False
+        self.ended = False
+        self.foreign = False  # we are a forked child: the lease is the parent's
+
+    def __enter__(self) -> Hold:
+        self._keeper.add(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self.ended = True
+        self._keeper.remove(self)
+
+    def lose(self) -> None:
+        self.lost = True
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def renew(self, now: float) -> bool:
+        """Renew once. False: there is nothing to renew any more."""
+        if self.alive is not None and not self.alive():
+            self.drop()
+            return False
+        if now >= self._until:
+            return False
+        try:
+            if run_blocking(self.port.renew(self.key, self.token, self.lease)):
+                return True
+        except EngineError:
+            return True  # unknown is not lost: the next round may reach it
+        if not self.ended:
+            self.lose()
+        return False
+
+
+class Keeper:
+    """Renews every hold each third of its lease."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._count = itertools.count()
+        self._reset()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._holds: set[Hold] = set()
+        self._due: list[tuple[float, int, Hold]] = []
+        self._thread: threading.Thread | None = None
+
+    def _after_fork(self) -> None:
+        for hold in self._holds:
+            hold.foreign = hold.ended = True
+        self._reset()
+
+    def add(self, hold: Hold) -> None:
+        with self._changed:
+            self._holds.add(hold)
+            self._schedule(hold)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stampede-keeper", daemon=True)
+                self._thread.start()
+
+    def remove(self, hold: Hold) -> None:
+        with self._changed:
+            self._holds.discard(hold)
+            # Dead entries leave when their time comes; a busy cache would pile them up.
+            if len(self._due) > 64 and len(self._due) > 4 * len(self._holds):
+                self._due = [due for due in self._due if due[2] in self._holds]
+                heapq.heapify(self._due)
+
+    def release_all(self) -> None:
+        """Give every lease back, when the interpreter exits under computations that still run."""
+        with self._changed:
+            holds, self._holds = list(self._holds), set()
+        for hold in holds:
+            hold.ended = True
+            _quietly(hold.drop)
+
+    def _schedule(self, hold: Hold) -> None:
+        moment = self._clock() + hold.lease / 3
+        heapq.heappush(self._due, (moment, next(self._count), hold))
+        if self._due[0][2] is hold:
+            self._changed.notify()
+
+    def _next(self) -> Hold:
+        with self._changed:
+            while True:
+                pause = self._due[0][0] - self._clock() if self._due else inf
+                if pause <= 0:
+                    hold = heapq.heappop(self._due)[2]
+                    if hold in self._holds:
+                        return hold
+                else:
+                    self._changed.wait(None if pause == inf else pause)
+
+    def _run(self) -> None:
+        while True:
+            hold = self._next()
+            renewing = _quietly(lambda hold=hold: hold.renew(self._clock()))  # type: ignore[misc]
+            with self._changed:
+                if hold in self._holds:
+                    if renewing:
+                        self._schedule(hold)
+                    else:
+                        self._holds.discard(hold)
+            del hold
+
+
+def _quietly(action: Callable[[], Any]) -> Any:
+    """A port's own bug, or a dying interpreter, must not end the thread that keeps all the others' leases."""
+    try:
+        return action()
+    except Exception:
+        _log.exception("a lease could not be kept")
+        return True
+
+
+keeper = Keeper()
+atexit.register(keeper.release_all)
