@@ -1,0 +1,277 @@
+"""One text for one value: no two values that differ in type, structure or content share it.
+
+It looks like Python wherever that is exact. Strings are quoted and escaped, so that no content can forge a delimiter;
+user's classes are written `module:Qualname(...)`, the well-known ones by their bare names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum, Flag
+from fractions import Fraction
+from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
+from types import EllipsisType, MappingProxyType, NoneType
+from typing import Any, TypeAlias
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from stampede.errors import KeyingError
+from stampede.keys.models import attributes, beside
+from stampede.keys.names import name_of
+
+__all__ = ["REMEDIES", "canonical", "name_of", "word"]
+
+DEPTH = 100
+REMEDIES = "give its class a `__stampede_key__` method, leave its parameter out with `ignore=`, or pass a `key=`"
+
+Writer: TypeAlias = Callable[[Any, int], str]
+
+
+def canonical(value: object) -> str:
+    """The exact text of a value; KeyingError, which names the type and the remedies, where it has none."""
+    try:
+        return _write(value, DEPTH)
+    except RecursionError as error:
+        raise _too_deep(value) from error
+
+
+def word(name: str) -> str:
+    """A name as it is where it is one, else quoted. Only ASCII: Python versions differ in what else is a letter."""
+    return name if name.isascii() and name.isidentifier() else _str(name, 0)
+
+
+def _write(value: Any, left: int) -> str:
+    if left < 0:
+        raise _too_deep(value)
+    writer = _EXACT.get(type(value))
+    return _instance(value, left) if writer is None else writer(value, left)
+
+
+def _too_deep(value: object) -> KeyingError:
+    return KeyingError(f"{name_of(type(value))} is nested more than {DEPTH} deep, or holds itself: {REMEDIES}")
+
+
+# -- instances of other classes -------------------------------------------------------------------------------
+
+
+def _instance(value: Any, left: int) -> str:
+    cls = type(value)
+    if hasattr(cls, "__stampede_key__"):
+        return f"{name_of(cls)}({_write(value.__stampede_key__(), left - 1)})"
+    if isinstance(value, type):
+        return f"<{name_of(value)}>"
+    if isinstance(value, Enum):
+        return _enum(value, left)
+    for base in cls.__mro__[1:]:
+        if base in _EXACT:
+            return _subclass(value, base, left)
+        if base is tzinfo:
+            return _reduced(value, base, left)
+    parts = attributes(value)
+    if parts is None:
+        raise KeyingError(f"{name_of(cls)} has no stable identity: {REMEDIES}")
+    return f"{name_of(cls)}({_named(parts, left)})"
+
+
+def _enum(value: Enum, left: int) -> str:
+    """A member by its name; a flag by its number, because versions of Python name combinations differently."""
+    cls = name_of(type(value))
+    if isinstance(value, Flag):
+        return f"{cls}({_write(value._value_, left - 1)})"
+    name = word(value._name_)
+    return f"{cls}[{name}]" if name.startswith("'") else f"{cls}.{name}"
+
+
+def _subclass(value: Any, base: type, left: int) -> str:
+    """What the base class says, the name of the class, and what the instance holds beside."""
+    if base in _MOMENTS:
+        return _reduced(value, base, left)
+    return f"{name_of(type(value))}({_EXACT[base](value, left)}{_beside(value, base, left)})"
+
+
+def _reduced(value: Any, base: type, left: int) -> str:
+    """By what it would be pickled as: pandas' datetimes have nanoseconds, of which the base class knows nothing."""
+    reduced = value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        return f"{name_of(type(value))}({_str(reduced, left)})"
+    return f"{name_of(type(value))}({_write(tuple(reduced[1:]), left - 1)}{_beside(value, base, left)})"
+
+
+def _beside(value: Any, base: type, left: int) -> str:
+    state = beside(value, base)
+    return f",{_named(state, left)}" if state else ""
+
+
+def _named(parts: Mapping[str, object], left: int) -> str:
+    return ",".join([f"{word(name)}={_write(part, left - 1)}" for name, part in parts.items()])
+
+
+# -- well-known classes; a writer must hold for subclasses too, whatever they override ------------------------
+
+
+def _str(value: str, left: int) -> str:
+    text = str.__str__(value)
+    return f"'{text if text.isalnum() else _ODD.sub(_escaped, text)}'"
+
+
+_ODD = re.compile("[\x00-\x1f\x7f-\x9f'\\\\\ud800-\udfff]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    return f"\\{character}" if character in "'\\" else f"\\u{ord(character):04x}"
+
+
+def _int(value: int, left: int) -> str:
+    try:
+        return int.__repr__(value)
+    except ValueError:  # more digits than this process's limit, which another process may not share
+        return str(Decimal(value))
+
+
+def _float(value: float, left: int) -> str:
+    return float.__repr__(value)
+
+
+def _complex(value: complex, left: int) -> str:
+    return f"complex({value.real!r},{value.imag!r})"
+
+
+def _bytes(value: bytes, left: int) -> str:
+    return bytes.__repr__(value)
+
+
+def _bytearray(value: bytearray, left: int) -> str:
+    return f"bytearray({bytes(value)!r})"
+
+
+def _texts(values: Iterable[object], left: int) -> list[str]:
+    return [_write(value, left - 1) for value in values]
+
+
+def _tuple(value: tuple[object, ...], left: int) -> str:
+    texts = _texts(tuple.__iter__(value), left)
+    return f"({texts[0]},)" if len(texts) == 1 else f"({','.join(texts)})"
+
+
+def _list(value: list[object], left: int) -> str:
+    return f"[{','.join(_texts(list.__iter__(value), left))}]"
+
+
+def _set(value: set[object], left: int) -> str:
+    return f"{{{','.join(sorted(_texts(set.__iter__(value), left)))}}}" if set.__len__(value) else "set()"
+
+
+def _frozenset(value: frozenset[object], left: int) -> str:
+    return f"frozenset({','.join(sorted(_texts(frozenset.__iter__(value), left)))})"
+
+
+def _pairs(items: Iterable[tuple[object, object]], left: int) -> list[str]:
+    return [f"{_write(key, left - 1)}:{_write(value, left - 1)}" for key, value in items]
+
+
+def _dict(value: dict[object, object], left: int) -> str:
+    return f"{{{','.join(sorted(_pairs(dict.items(value), left)))}}}"
+
+
+def _ordered(value: OrderedDict[object, object], left: int) -> str:
+    return f"OrderedDict({','.join(_pairs(OrderedDict.items(value), left))})"
+
+
+def _proxy(value: MappingProxyType[object, object], left: int) -> str:
+    return f"mappingproxy({_write(value.copy(), left - 1)})"
+
+
+def _datetime(value: datetime, left: int) -> str:
+    return f"datetime({datetime.isoformat(value.replace(tzinfo=None))}{_zone(value, left)})"
+
+
+def _time(value: time, left: int) -> str:
+    return f"time({time.isoformat(value.replace(tzinfo=None))}{_zone(value, left)})"
+
+
+def _zone(value: datetime | time, left: int) -> str:
+    zone = "" if value.tzinfo is None else f",{_write(value.tzinfo, left - 1)}"
+    return f"{zone},fold=1" if value.fold else zone
+
+
+def _date(value: date, left: int) -> str:
+    return f"date({date.isoformat(value)})"
+
+
+def _timedelta(value: timedelta, left: int) -> str:
+    return f"timedelta({value.days},{value.seconds},{value.microseconds})"
+
+
+def _timezone(value: timezone, left: int) -> str:
+    return f"timezone({_timedelta(value.utcoffset(None), left)},{_str(value.tzname(None), left)})"
+
+
+def _zoneinfo(value: ZoneInfo, left: int) -> str:
+    if value.key is None:
+        raise KeyingError(f"a ZoneInfo that was made from a file without a key has no stable identity: {REMEDIES}")
+    return f"ZoneInfo({_str(value.key, left)})"
+
+
+def _uuid(value: UUID, left: int) -> str:
+    return f"UUID({UUID.__str__(value)})"
+
+
+def _decimal(value: Decimal, left: int) -> str:
+    return f"Decimal({Decimal.__str__(value).upper()})"  # upper: the decimal context chooses between 1e+3 and 1E+3
+
+
+def _fraction(value: Fraction, left: int) -> str:
+    return f"Fraction({_int(value.numerator, left)},{_int(value.denominator, left)})"
+
+
+def _range(value: range, left: int) -> str:
+    return f"range({_int(value.start, left)},{_int(value.stop, left)},{_int(value.step, left)})"
+
+
+def _path(value: PurePath, left: int) -> str:
+    return _str(PurePath.__str__(value), left)
+
+
+def _path_of(name: str) -> Writer:
+    return lambda value, left: f"{name}({_path(value, left)})"
+
+
+_EXACT: dict[type, Writer] = {
+    str: _str,
+    int: _int,
+    NoneType: lambda value, left: "None",
+    bool: lambda value, left: "True" if value else "False",
+    float: _float,
+    complex: _complex,
+    bytes: _bytes,
+    bytearray: _bytearray,
+    tuple: _tuple,
+    list: _list,
+    dict: _dict,
+    OrderedDict: _ordered,
+    MappingProxyType: _proxy,
+    set: _set,
+    frozenset: _frozenset,
+    datetime: _datetime,
+    date: _date,
+    time: _time,
+    timedelta: _timedelta,
+    timezone: _timezone,
+    ZoneInfo: _zoneinfo,
+    UUID: _uuid,
+    Decimal: _decimal,
+    Fraction: _fraction,
+    range: _range,
+    EllipsisType: lambda value, left: "...",
+    # by our own names: Python 3.13 moved the classes to another module
+    PurePosixPath: _path_of("PurePosixPath"),
+    PureWindowsPath: _path_of("PureWindowsPath"),
+    PosixPath: _path_of("PosixPath"),
+    WindowsPath: _path_of("WindowsPath"),
+}
+_MOMENTS = frozenset({datetime, date, time, timedelta})

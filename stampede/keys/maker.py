@@ -1,0 +1,265 @@
+"""From a signature to a function that takes the arguments of a call and returns its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from hashlib import blake2b
+from inspect import _ParameterKind as Kind
+from inspect import iscoroutinefunction
+from string import Formatter
+from types import NoneType
+from typing import Any, TypeAlias
+
+from stampede.errors import KeyingError, OptionError
+from stampede.keys.canonical import REMEDIES, canonical, name_of
+from stampede.keys.models import is_frozen
+from stampede.keys.parameters import Parameter, Parameters
+from stampede.policy import nearest
+
+LONGEST = 200
+"""Characters of an argument part that is still written out; a longer one is hashed, never cut."""
+
+KeyMaker: TypeAlias = Callable[..., str]
+
+
+def key_maker(
+    fn: Callable[..., object],
+    *,
+    prefix: str,
+    ignore: Collection[str] = (),
+    key: Callable[..., object] | str | None = None,
+    bound: bool = False,
+) -> KeyMaker:
+    """A function, generated from `fn`'s signature, that takes the very arguments of a call and returns its key.
+
+    The key is `prefix`, as it is, and then the arguments: `(42,year=2026)`. With `bound` the first is self or cls.
+    With `key`, it is what that function returns (a str as it is, else canonical in parentheses), or that format
+    string filled in from the arguments: in `str.format`'s words, so `"{a}"` makes one key of 1 and "1".
+    """
+    parameters = Parameters(fn, ignore)
+    if key is None:
+        return _by_arguments(parameters, prefix, bound)
+    if isinstance(key, str):
+        return _by_format(parameters, prefix, key)
+    return _by_function(prefix, key)
+
+
+# -- by the arguments -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """How one keyed parameter stands in the key."""
+
+    parameter: Parameter
+    label: str  # what stands before it: nothing, its name, or its stars
+    write: Callable[[Any], str]
+    stands_alone: bool  # its default has no text, such as a sentinel: it is `<default>`, and nothing else is
+
+    def careful(self, value: object, qualname: str) -> str:
+        """Its text; an error names the parameter."""
+        if self.stands_alone and value is self.parameter.default:
+            return f"{self.label}<default>"
+        try:
+            return self.label + self.write(value)
+        except KeyingError as error:
+            raise KeyingError(f"{qualname}: parameter {self.parameter.name!r}: {error}") from error
+
+
+def _by_arguments(parameters: Parameters, prefix: str, bound: bool) -> KeyMaker:
+    parts = _parts(parameters, bound)
+    code = _Code(parameters)
+    texts = [parameters.fresh_name(f"_t{number}") for number in range(len(parts))]
+    shown = ",".join(f"{part.label}{{{text}}}" for part, text in zip(parts, texts, strict=True))
+    lines = [f"        {text} = {_expression(part, code)}" for part, text in zip(parts, texts, strict=True)]
+    values = "".join(f"{part.parameter.name}, " for part in parts)
+    key = parameters.fresh_name("_key")
+    careful = partial(_carefully, parameters.qualname, prefix, parts)
+    return code.function(
+        [
+            "    try:",
+            *lines,
+            f"        {key} = f'{{{code.name(prefix, '_prefix')}}}({shown})'",
+            # ValueError: an int with more digits than Python prints
+            f"    except ({code.name(KeyingError)}, {code.name(ValueError)}):",
+            f"        {key} = {code.name(careful)}(({values}))",
+            f"    if {code.name(len)}({key}) > {LONGEST + len(prefix)}:",
+            f"        return {code.name(partial(_hashed, prefix))}({key})",
+            f"    return {key}",
+        ]
+    )
+
+
+def _parts(parameters: Parameters, bound: bool) -> list[_Part]:
+    parts = []
+    named = False  # a parameter after one that is left out goes by its name
+    for number, parameter in enumerate(parameters.all):
+        if parameter.ignored:
+            named = True
+            continue
+        write = _self_text if bound and number == 0 and parameter.kind is not Kind.VAR_POSITIONAL else canonical
+        if parameter.kind is Kind.VAR_KEYWORD and parameters.ignored:
+            write = partial(_without, parameters.ignored)
+        parts.append(_Part(parameter, _label(parameter, named), write, _stands_alone(parameter)))
+    return parts
+
+
+def _label(parameter: Parameter, named: bool) -> str:
+    if parameter.kind is Kind.VAR_POSITIONAL:
+        return "*"
+    if parameter.kind is Kind.VAR_KEYWORD:
+        return "**"
+    return f"{parameter.name}=" if named or parameter.kind is Kind.KEYWORD_ONLY else ""
+
+
+def _stands_alone(parameter: Parameter) -> bool:
+    if not parameter.has_default:
+        return False
+    try:
+        canonical(parameter.default)
+    except KeyingError:
+        return True
+    return False
+
+
+def _without(ignored: frozenset[str], kwargs: dict[str, object]) -> str:
+    return canonical({name: value for name, value in kwargs.items() if name not in ignored})
+
+
+def _expression(part: _Part, code: _Code) -> str:
+    """The source of one parameter's text; ints, None, bools and common strings are written on the spot."""
+    name = part.parameter.name
+    text = f"{code.name(part.write)}({name})"
+    if part.write is canonical and part.label not in ("*", "**"):
+        kind = f"{code.name(type)}({name})"
+        quoted = f"f\"'{{{name}}}'\" if {kind} is {code.name(str)} and {name}.isalnum()"
+        text = f"{name} if {kind} in {code.name(_WORDS, '_words')} else {quoted} else {text}"
+    if part.stands_alone:
+        text = f"'<default>' if {name} is {part.parameter.default_name} else {text}"
+    return text
+
+
+_WORDS = frozenset({int, bool, NoneType})
+
+
+def _carefully(qualname: str, prefix: str, parts: list[_Part], values: tuple[object, ...]) -> str:
+    texts = [part.careful(value, qualname) for part, value in zip(parts, values, strict=True)]
+    return f"{prefix}({','.join(texts)})"
+
+
+def _hashed(prefix: str, key: str) -> str:
+    digest = blake2b(key[len(prefix) :].encode("utf-8", "surrogatepass"), digest_size=20)
+    return f"{prefix}#{digest.hexdigest()}"
+
+
+def _self_text(value: Any) -> str:
+    """The text of self or cls, which must be one that doesn't change behind the cache's back."""
+    cls = type(value)
+    if hasattr(cls, "__stampede_key__") or isinstance(value, (type, Enum, tuple)) or is_frozen(value):
+        return canonical(value)
+    raise KeyingError(
+        f"{name_of(cls)} is mutable, or has no stable identity: give it a `__stampede_key__` method,"
+        ' make it a frozen dataclass or model, or leave it out with `ignore={"self"}`'
+    )
+
+
+# -- by the user's own words ----------------------------------------------------------------------------------
+
+
+def _by_function(prefix: str, key: Any) -> KeyMaker:
+    if not callable(key) or iscoroutinefunction(key):
+        raise OptionError(f"key is {key!r}: give a plain function of the arguments, or a format string")
+
+    def by_function(*args: Any, **kwargs: Any) -> str:
+        result = key(*args, **kwargs)
+        return _chosen(prefix, result if type(result) is str else f"({canonical(result)})")
+
+    return by_function
+
+
+def _by_format(parameters: Parameters, prefix: str, template: str) -> KeyMaker:
+    code = _Code(parameters)
+    fields = _fields(template)
+    names = sorted({_root(field) for field in fields})
+    _check_names(template, names, parameters)
+    fill = partial(_fill, parameters.qualname, prefix, template, [name for name in names if name in fields])
+    passed = ", ".join(f"{name}={name}" for name in names)
+    return code.function([f"    return {code.name(fill)}({passed})"])
+
+
+def _fields(template: str) -> set[str]:
+    """What stands between the braces of a format string, and between those inside them."""
+    try:
+        parsed = [(field, spec or "") for _, field, spec, _ in Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise OptionError(f"key is {template!r}, which is no format string: {error}") from error
+    return {field for field, _ in parsed}.union(*[_fields(spec) for _, spec in parsed])
+
+
+def _root(field: str) -> str:
+    return field.partition(".")[0].partition("[")[0]
+
+
+def _check_names(template: str, names: list[str], parameters: Parameters) -> None:
+    for name in names:
+        if name not in parameters.names:
+            hint = nearest(name, parameters.names) if parameters.names else "it has none"
+            raise OptionError(
+                f"key {template!r} names {name!r}, which is no parameter of {parameters.qualname}: {hint}"
+            )
+
+
+def _fill(qualname: str, prefix: str, template: str, bare: list[str], /, **values: Any) -> str:
+    for name in bare:
+        if _shows_address(type(values[name])):
+            cls = name_of(type(values[name]))
+            raise KeyingError(f"{qualname}: parameter {name!r}: {cls} has no text but its address: {REMEDIES}")
+    try:
+        text = template.format(**values)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise KeyingError(f"{qualname}: key {template!r} can't be filled in: {error}") from error
+    return _chosen(prefix, text)
+
+
+def _shows_address(cls: type) -> bool:
+    return all(getattr(cls, name) is getattr(object, name) for name in ("__repr__", "__str__", "__format__"))
+
+
+def _chosen(prefix: str, text: str) -> str:
+    # A text of the form that long keys get is hashed too: nobody is to ask for another's long key by its hash.
+    if len(text) > LONGEST or text.startswith("#") or not _can_be_sent(text):
+        return _hashed(prefix, prefix + text)
+    return prefix + text
+
+
+def _can_be_sent(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+# -- generated code -------------------------------------------------------------------------------------------
+
+
+class _Code:
+    """A function under generation: its namespace, in which no name is a parameter's."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._namespace: dict[str, Any] = parameters.defaults
+
+    def name(self, thing: Any, name: str = "") -> str:
+        """What the generated code calls this object."""
+        fresh = self._parameters.fresh_name(name or f"_{getattr(thing, 'func', thing).__name__}")
+        self._namespace[fresh] = thing
+        return fresh
+
+    def function(self, body: list[str]) -> KeyMaker:
+        """Compile a function of the very signature; a wrong call is answered in the words of the original."""
+        name = self._parameters.fresh_name("_make")
+        source = "\n".join([f"def {name}({self._parameters.declaration()}):", *body])
+        exec(compile(source, f"<key of {self._parameters.qualname}>", "exec"), self._namespace)
+        made: Any = self._namespace[name]
+        made.__name__ = made.__qualname__ = self._parameters.qualname
+        return made  # type: ignore[no-any-return]

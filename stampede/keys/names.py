@@ -1,0 +1,29 @@
+"""Names of functions and classes that are the same in every process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+_MAIN = ("__main__", "__mp_main__")  # the second: what multiprocessing's spawn makes of the first
+
+
+def name_of(thing: Any) -> str:
+    """`module:qualname`; a script goes by its file's name, so that who runs it and who imports it agree."""
+    return f"{module_of(thing)}:{thing.__qualname__}"
+
+
+def module_of(thing: Any) -> str:
+    """The module in which a function or class was made; of a script, its name without `.py`."""
+    module = str(getattr(thing, "__module__", None) or "builtins")
+    return _script(module) if module in _MAIN else module
+
+
+def _script(module: str) -> str:
+    main = sys.modules.get(module)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else module

@@ -1,0 +1,124 @@
+"""A signature, as those need it who generate code from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from inspect import _ParameterKind as Kind
+from types import NoneType
+from typing import Any
+
+from stampede.errors import OptionError
+from stampede.policy import nearest
+
+FAST_TYPES = frozenset({int, str, bytes, bool, NoneType})
+"""Only these compare as exactly as their keys do, once the class stands beside the value."""
+
+_ANYTHING = inspect.Signature(
+    [inspect.Parameter("args", Kind.VAR_POSITIONAL), inspect.Parameter("kwargs", Kind.VAR_KEYWORD)]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a function. `default_name` is what its default is called in generated code."""
+
+    name: str
+    kind: Kind
+    default: Any
+    default_name: str
+    ignored: bool
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not inspect.Parameter.empty
+
+    @property
+    def declared(self) -> str:
+        """Its source in a list of parameters."""
+        return f"{_STARS.get(self.kind, '')}{self.name}{f'={self.default_name}' if self.has_default else ''}"
+
+    @property
+    def passed(self) -> str:
+        """Its source in a call."""
+        return f"{self.name}={self.name}" if self.kind is Kind.KEYWORD_ONLY else _STARS.get(self.kind, "") + self.name
+
+
+_STARS = {Kind.VAR_POSITIONAL: "*", Kind.VAR_KEYWORD: "**"}
+
+
+class Parameters:
+    """The parameters of a function, in order, and the source text that declares and passes them."""
+
+    def __init__(self, fn: Callable[..., object], ignore: Collection[str] = ()) -> None:
+        signature = _signature(fn)
+        self.qualname: str = getattr(fn, "__qualname__", type(fn).__qualname__)
+        self.names = list(signature.parameters)
+        self._suffix = _unused_suffix(self.names)
+        self.ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
+        self.all = tuple(self._parameter(number, p) for number, p in enumerate(signature.parameters.values()))
+        self.plain = all(parameter.kind not in _STARS for parameter in self.all)
+        self._check_ignored()
+
+    def _parameter(self, number: int, p: inspect.Parameter) -> Parameter:
+        return Parameter(p.name, p.kind, p.default, self.fresh_name(f"_d{number}"), p.name in self.ignored)
+
+    def _check_ignored(self) -> None:
+        if any(parameter.kind is Kind.VAR_KEYWORD for parameter in self.all):
+            return  # it may be one of those
+        for name in self.ignored.difference(self.names):
+            hint = nearest(name, self.names) if self.names else "it has none"
+            raise OptionError(f"ignore names {name!r}, which is no parameter of {self.qualname}: {hint}")
+
+    @property
+    def keyed(self) -> tuple[Parameter, ...]:
+        """Those that are part of the key."""
+        return tuple(parameter for parameter in self.all if not parameter.ignored)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What `declaration` needs in the namespace of the generated code: the defaults, as objects."""
+        return {p.default_name: p.default for p in self.all if p.has_default}
+
+    def declaration(self) -> str:
+        """Source text of the list of parameters: `customer, /, b=_d1, *, year=_d2`."""
+        parts: list[str] = []
+        before: Kind | None = None
+        for parameter in self.all:
+            if before is Kind.POSITIONAL_ONLY and parameter.kind is not before:
+                parts.append("/")
+            if parameter.kind is Kind.KEYWORD_ONLY and before not in (Kind.KEYWORD_ONLY, Kind.VAR_POSITIONAL):
+                parts.append("*")
+            parts.append(parameter.declared)
+            before = parameter.kind
+        return ", ".join([*parts, "/"] if before is Kind.POSITIONAL_ONLY else parts)
+
+    def passing(self) -> str:
+        """Source text that passes them on: `customer, b, year=year`."""
+        return ", ".join([parameter.passed for parameter in self.all])
+
+    def pairs(self, type_name: str) -> str:
+        """Source text of a tuple of class, value, class, value ... of what is keyed.
+
+        It is a key as exact as the canonical one where every class is in FAST_TYPES; `plain` signatures only.
+        """
+        return f"({''.join(f'{type_name}({p.name}), {p.name}, ' for p in self.keyed)})"
+
+    def fresh_name(self, base: str) -> str:
+        """A name for generated code that is no parameter's: `base` and a suffix in which no parameter ends."""
+        return base + self._suffix
+
+
+def _unused_suffix(names: list[str]) -> str:
+    suffix = "_"
+    while any(name.endswith(suffix) for name in names):
+        suffix += "_"
+    return suffix
+
+
+def _signature(fn: Callable[..., object]) -> inspect.Signature:
+    try:
+        return inspect.signature(fn)
+    except ValueError:  # a builtin that doesn't tell
+        return _ANYTHING
