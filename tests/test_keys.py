@@ -1,0 +1,365 @@
+"""Promise 10: keys are exact, readable, and the same in every process, run and Python version."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal, localcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attrs
+import keys_corpus
+import msgspec
+import pydantic
+import pytest
+from keys_corpus import DIFFERENT, Colour, Frozen, Keyed, Order, Point
+
+from stampede.errors import KeyingError
+from stampede.keys import canonical, name_of
+from stampede.keys.names import module_of
+
+# -- exactness ------------------------------------------------------------------------------------------------
+
+
+def test_no_two_values_share_a_text() -> None:
+    """Broken: somebody is given the value that was computed for another argument."""
+    texts: dict[str, object] = {}
+    for value in DIFFERENT:
+        text = canonical(value)
+        assert text not in texts, f"{value!r} and {texts[text]!r} share {text}"
+        texts[text] = value
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda v: (v,), lambda v: [v], lambda v: {"k": v}, lambda v: Order(v), lambda v: Keyed(v)]
+)
+def test_no_two_values_share_a_text_inside_containers(wrap: Any) -> None:
+    """Broken: exactness ends at the first bracket, as it does for lru_cache(typed=True)."""
+    assert len({canonical(wrap(value)) for value in DIFFERENT}) == len(DIFFERENT)
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (42, "42"),
+        (None, "None"),
+        (True, "True"),
+        (1.5, "1.5"),
+        ("Zürich, 8001", "'Zürich, 8001'"),
+        ("it's", r"'it\'s'"),
+        ("a\nb\ud800", r"'a\u000ab\ud800'"),
+        (b"\x00", r"b'\x00'"),
+        ((1, "a"), "(1,'a')"),
+        ([1, (2,)], "[1,(2,)]"),
+        ({"b": 1, "a": {2}}, "{'a':{2},'b':1}"),
+        (frozenset("ba"), "frozenset('a','b')"),
+        (OrderedDict(b=1, a=2), "OrderedDict('b':1,'a':2)"),
+        (Decimal("1.00"), "Decimal(1.00)"),
+        (datetime(2026, 1, 2, 3), "datetime(2026-01-02T03:00:00)"),
+        (
+            datetime(2026, 1, 2, fold=1, tzinfo=keys_corpus.BERLIN),
+            "datetime(2026-01-02T00:00:00,ZoneInfo('Europe/Berlin'),fold=1)",
+        ),
+        (Colour.RED, "keys_corpus:Colour.RED"),
+        (Point(1, 2), "keys_corpus:Point((1,2))"),
+        (Order(1), "keys_corpus:Order(number=1,lines=())"),
+        (Keyed("k"), "keys_corpus:Keyed('k')"),
+        (Order, "<keys_corpus:Order>"),
+    ],
+)
+def test_texts_are_readable_and_never_change(value: object, text: str) -> None:
+    """Broken: an upgrade of the library empties every cache, or nobody can read a key in redis-cli."""
+    assert canonical(value) == text
+
+
+def test_equal_instants_in_two_zones_differ() -> None:
+    """Broken: a report for Berlin's day is served for UTC's."""
+    here = datetime(2026, 7, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    assert here == here.astimezone(UTC)
+    assert canonical(here) != canonical(here.astimezone(UTC))
+
+
+def test_a_decimal_does_not_depend_on_the_context() -> None:
+    """Broken: one thread's decimal context changes its keys."""
+    with localcontext() as context:
+        context.capitals = 0
+        lower = canonical(Decimal("1E+3"))
+    assert lower == canonical(Decimal("1E+3"))
+
+
+def test_order_of_sets_and_dicts_is_irrelevant() -> None:
+    """Broken: equal filters from two requests are computed twice."""
+    assert canonical({"a": 1, "b": {3, 1, 2}}) == canonical({"b": {2, 3, 1}, "a": 1})
+
+
+def test_subclasses_cannot_disguise_their_content() -> None:
+    """Broken: a subclass that overrides its methods chooses another's key."""
+
+    class Liar(str):
+        def __str__(self) -> str:
+            return "x"
+
+        __repr__ = __str__
+
+    class Empty(dict):  # type: ignore[type-arg]
+        def items(self) -> Any:
+            return ()
+
+    assert canonical(Liar("a")).endswith("Liar('a')")
+    assert canonical(Empty(a=1)).endswith("Empty({'a':1})")
+
+
+def test_attributes_beside_the_content_count() -> None:
+    """Broken: two strings that carry different tags, or two tenants' services over one frozen base, share a key."""
+    assert canonical(keys_corpus.tagged("a", "x")).endswith("Tagged('a',tag='x')")
+    assert canonical(keys_corpus.Grown(1, "bob")).endswith("Grown(number=1,lines=(),tenant='bob')")
+
+
+def test_what_was_cached_on_an_instance_does_not_count() -> None:
+    """Broken: the key of a value changes when one of its properties is first read."""
+
+    class Lazy(Frozen):
+        @cached_property
+        def total(self) -> int:
+            return 7
+
+    lazy = Lazy(1)
+    before = canonical(lazy)
+    assert lazy.total == 7
+    assert canonical(lazy) == before
+
+
+# -- models ---------------------------------------------------------------------------------------------------
+
+
+@attrs.define
+class AttrsOrder:
+    number: int
+    _secret: int = 0
+
+
+class PydanticOrder(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    number: int
+    lines: list[int] = []
+
+
+class MsgspecOrder(msgspec.Struct):
+    number: int
+
+
+@dataclass
+class Half:
+    there: int
+    missing: int = field(init=False)
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (AttrsOrder(1), "test_keys:AttrsOrder(number=1,_secret=0)"),
+        (PydanticOrder(number=1, lines=[2]), "test_keys:PydanticOrder(number=1,lines=[2])"),
+        (
+            PydanticOrder.model_validate({"number": 1, "z": 1, "b c": 2}),
+            "test_keys:PydanticOrder(number=1,lines=[],'b c'=2,z=1)",
+        ),
+        (MsgspecOrder(1), "test_keys:MsgspecOrder(number=1)"),
+        (Half(1), "test_keys:Half(there=1)"),
+    ],
+)
+def test_models_are_keyed_by_their_fields(value: object, text: str) -> None:
+    """Broken: an attrs, pydantic or msgspec argument is refused, or two that differ are one."""
+    assert canonical(value) == text
+
+
+def test_no_optional_package_is_imported() -> None:
+    """Broken: a program without pydantic doesn't start, or one with it starts a second later."""
+    code = (
+        "import sys; from stampede.keys import canonical\n"
+        "try: canonical(object())\n"
+        "except TypeError: pass\n"
+        "assert not {'attr', 'attrs', 'pydantic', 'msgspec'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=_environment(), timeout=30)
+
+
+# -- what has no key ------------------------------------------------------------------------------------------
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize(
+    "value, named",
+    [
+        (object(), "builtins:object"),
+        (Plain(), "test_keys:Plain"),
+        (lambda: 1, "builtins:function"),
+        (len, "builtins:builtin_function_or_method"),
+        (iter([1]), "builtins:list_iterator"),
+        ((n for n in [1]), "builtins:generator"),
+        (sys, "builtins:module"),
+        (sys.stdin, None),
+        (memoryview(b""), "builtins:memoryview"),
+        (keys_corpus.zone(None), "ZoneInfo"),
+        (ValueError("x"), "builtins:ValueError"),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [{"k": (v,)}], lambda v: Order(v)])
+def test_a_value_without_identity_is_an_error_that_names_class_and_remedies(
+    value: object, named: str | None, wrap: Any
+) -> None:
+    """Broken: a key holds an address, so that nothing is ever found again, or is found for another object."""
+    with pytest.raises(KeyingError) as caught:
+        canonical(wrap(value))
+    assert (named or "no stable identity") in str(caught.value)
+    for remedy in ("__stampede_key__", "ignore=", "key="):
+        assert remedy in str(caught.value)
+
+
+def _cyclic_list() -> Any:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    return cycle
+
+
+def _cyclic_dict() -> Any:
+    cycle: dict[str, Any] = {}
+    cycle["self"] = [cycle]
+    return cycle
+
+
+def _cyclic_order() -> Any:
+    order = Order(1)
+    order.lines = (order,)
+    return order
+
+
+def _cyclic_keyed() -> Any:
+    keyed = Keyed(None)
+    keyed.key = keyed
+    return keyed
+
+
+def _deep() -> Any:
+    value: Any = ()
+    for _ in range(100_000):
+        value = (value,)
+    return value
+
+
+@pytest.mark.parametrize("make", [_cyclic_list, _cyclic_dict, _cyclic_order, _cyclic_keyed, _deep])
+def test_cycles_and_absurd_depth_are_keying_errors(make: Any) -> None:
+    """Broken: a request with nested JSON ends in RecursionError, or takes the interpreter with it."""
+    with pytest.raises(KeyingError, match="nested more than"):
+        canonical(make())
+
+
+def test_a_stack_that_is_nearly_full_is_a_keying_error() -> None:
+    """Broken: below a deep call stack the same value raises another class of error."""
+
+    def descend(value: Any) -> str:
+        try:
+            return descend(value)
+        except RecursionError:
+            return canonical(value)
+
+    nested: Any = 1
+    for _ in range(90):
+        nested = Keyed([nested])
+    with pytest.raises(KeyingError):
+        descend(nested)
+
+
+def test_reasonable_depth_is_fine() -> None:
+    """Broken: documents of ordinary depth are refused."""
+    value: Any = 1
+    for _ in range(90):
+        value = [value]
+    assert canonical(value) == "[" * 90 + "1" + "]" * 90
+
+
+# -- the same everywhere --------------------------------------------------------------------------------------
+
+CORPUS = Path(keys_corpus.__file__)
+
+
+def _environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(CORPUS.parent.parent), "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+def _texts(python: str, **more: str) -> list[str]:
+    done = subprocess.run([python, str(CORPUS)], check=True, capture_output=True, env=_environment(**more), timeout=60)
+    texts: list[str] = json.loads(done.stdout)
+    return texts
+
+
+def _pythons() -> Iterator[str]:
+    """Interpreters of the other supported versions, if there are any on this machine."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for minor in (11, 12, 13):
+        if minor == sys.version_info.minor:
+            continue
+        candidates = [*map(str, sorted(versions.glob(f"3.{minor}.*/bin/python"))), shutil.which(f"python3.{minor}")]
+        working = [c for c in candidates if c and subprocess.run([c, "-c", ""], capture_output=True).returncode == 0]
+        yield from working[:1]
+
+
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_texts_are_the_same_in_another_process(seed: str) -> None:
+    """Broken: no two processes ever share a value (also: a script's classes go by its file's name, not `__main__`)."""
+    assert _texts(sys.executable, PYTHONHASHSEED=seed, PYTHONINTMAXSTRDIGITS="640") == [canonical(v) for v in DIFFERENT]
+
+
+def test_texts_are_the_same_in_other_versions_of_python() -> None:
+    """Broken: while a fleet moves to the next Python, its halves don't share a value."""
+    pythons = list(_pythons())
+    if not pythons:
+        pytest.skip("no other Python from 3.11 to 3.13 on this machine")
+    expected = [canonical(value) for value in DIFFERENT]
+    for python in pythons:
+        assert _texts(python) == expected, python
+
+
+def test_names_hold_module_and_qualname() -> None:
+    """Broken: two classes of one name in two modules share keys."""
+    assert name_of(Plain) == "test_keys:Plain"
+    assert name_of(Plain.__init__) == "builtins:object.__init__"
+    assert name_of(test_names_hold_module_and_qualname) == "test_keys:test_names_hold_module_and_qualname"
+
+
+@pytest.mark.parametrize(
+    "main, name",
+    [
+        ({"__spec__": None, "__file__": "/srv/app/nightly.py"}, "nightly"),
+        ({"__spec__": types.SimpleNamespace(name="app.__main__"), "__file__": "/srv/app/__main__.py"}, "app.__main__"),
+        ({"__spec__": None}, "__mp_main__"),
+    ],
+)
+def test_a_script_goes_by_its_own_name(monkeypatch: pytest.MonkeyPatch, main: dict[str, Any], name: str) -> None:
+    """Broken: two scripts share keys under `__main__`, or a spawned worker doesn't share its parent's."""
+    module = types.ModuleType("__mp_main__")
+    vars(module).update(main)
+    if "__file__" not in main:
+        vars(module).pop("__file__", None)
+    monkeypatch.setitem(sys.modules, "__mp_main__", module)
+    assert module_of(types.SimpleNamespace(__module__="__mp_main__")) == name
+
+
+def test_odd_names_of_members_are_quoted() -> None:
+    """Broken: a member called "a.b" could be taken for a member of a nested class."""
+    odd = enum.Enum("odd", {"a.b": 1, "é": 2})
+    assert [re.sub(r".*:odd", "", canonical(member)) for member in odd] == ["['a.b']", "['é']"]
