@@ -46,7 +46,8 @@ class Hold(Protocol):
 class Call:
     """One caller's question, and the means to answer it."""
 
-    key: str
+    key: str  # as the engine knows it
+    label: str  # as people know it
     scope: str
     origin: Callable[[], Any]
     policy: Policy
@@ -76,7 +77,7 @@ class Call:
 async def fill(call: Call) -> Landing:
     """The value that is there, somebody else's, or the one computed here."""
     if call.flights.computing(call.key):
-        raise RecursiveComputation(f"the computation of {call.key!r} asked for its own key")
+        raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
     while True:
         flight, leading = call.flights.join(call.key, call.loop, anew=call.force)
         if leading:
@@ -106,17 +107,18 @@ async def lead(call: Call, flight: Flight) -> Landing:
         if call.spawn is not None:
             flight.hand_over()
             call.spawn(compute(call, flight, kept))
-            return served(call, kept, "computing")
+            return served(call, kept, "computing", until=call.policy.lease)
     return await call.colour.aside(compute(call, flight, kept), flight)
 
 
 async def claim(call: Call) -> Landing | Granted:
     """The value, or the right to compute it; while somebody else computes, sleep until woken and claim again."""
     ask = Ask(call.policy.lease, force=call.force, seen=call.seen.id if call.seen else None)
-    draw = early.draw(call.policy.early, random) if call.draws and not call.force else None
+    draw = early.draw(call.policy.early, random) if call.draws and call.policy.early and not call.force else None
     ask.draw = draw
     due = call.seen
     while True:
+        at = call.clock()
         reply = await asked(call, ask)
         match reply:
             case Granted():
@@ -125,14 +127,14 @@ async def claim(call: Call) -> Landing | Granted:
                 due, ask.seen = entry, entry.id  # one more question: is anybody refreshing it already?
             case Found(entry, ticket):
                 tell_found(call, ask)
-                return Landing(entry, ticket=ticket)
+                return Landing(entry, ticket=ticket, at=at)
             case Failed(verdict, entry, rest):
                 entry = entry or due
                 if entry is not None:
                     return served(call, entry, "resting", until=rest)
                 if verdict.kind == "unkept":
                     return await alone(call)
-                return Landing(error=ComputationFailed(call.key, verdict.type_name, verdict.message))
+                return Landing(error=ComputationFailed(call.label, verdict.type_name, verdict.message))
             case Busy(entry=entry) if entry or due:
                 return served(call, entry or due, "computing", until=reply.lease)
             case Busy():
@@ -143,7 +145,7 @@ async def claim(call: Call) -> Landing | Granted:
                 ask.since, ask.awaited = call.waited, reply.token
                 if news is not None:
                     tell_found(call, ask)
-                    return Landing(news.entry, ticket=news.ticket)
+                    return Landing(news.entry, ticket=news.ticket, at=call.clock())
 
 
 async def asked(call: Call, ask: Ask) -> Any:
@@ -160,62 +162,80 @@ async def asked(call: Call, ask: Ask) -> Any:
 
 async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
     """Compute while the lease is renewed, and fill: the engine stores only if the lease still stands."""
-    landing: Landing | None = None
     began = call.clock()
+    with call.hold(call, call.policy.hold_of(kept.cost if kept else 0.0)) as hold, flight.inside():
+        try:
+            value, error = await call.colour.call(call.origin), None
+        except GeneratorExit:
+            call.drop(call)
+            call.flights.end(flight, None)
+            raise
+        except BaseException as failure:
+            value, error = None, failure
+        return await land(call, flight, kept, hold, value, error, call.clock() - began)
+
+
+async def land(
+    call: Call,
+    flight: Flight,
+    kept: Entry[Any] | None,
+    hold: Hold,
+    value: Any,
+    error: BaseException | None,
+    cost: float,
+) -> Landing:
+    """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
+    landing: Landing | None = None
     why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
     try:
-        with call.hold(call, call.policy.hold_of(kept.cost if kept else 0.0)) as hold, flight.inside():
-            try:
-                entry, error = await produce(call, kept, began)
-                if hold.foreign:
-                    return Landing(entry, error, shared=False)
-                landing = await store(call, entry, error, kept, why)
-            except GeneratorExit:
-                call.drop(call)
-                raise
-            except BaseException as error:
-                landing = await give_up(call, error, kept, why, call.clock() - began)
+        if error is not None and not isinstance(error, call.policy.raises):
+            landing = await give_up(call, error, kept, why, cost)
+        elif hold.foreign:
+            landing = Landing(entry_of(call, kept, value, error, cost), error, shared=False)
+        else:
+            landing = await store(call, entry_of(call, kept, value, error, cost), error, why, cost)
+    except GeneratorExit:
+        call.drop(call)
+        raise
+    except BaseException as failure:  # a ttl function's or a codec's own
+        landing = await give_up(call, failure, kept, why, cost)
     finally:
         call.flights.end(flight, landing)
     return landing
 
 
-async def produce(call: Call, kept: Entry[Any] | None, began: float) -> tuple[Entry[Any], BaseException | None]:
-    """Ask the origin. An exception of `raises` is an answer, kept by its name and arguments."""
-    error: BaseException | None = None
-    try:
-        value = await call.colour.call(call.origin)
-    except call.policy.raises as answer:
-        value, error = (f"{type(answer).__module__}.{type(answer).__qualname__}", answer.args), answer
-    cost, margin = early.observe(kept, call.clock() - began)
+def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
+    """The entry to be stored. An exception of `raises` is an answer, kept by its name and arguments."""
     ttl = call.policy.ttl_of(value if error is None else error)
     if call.policy.jitter and ttl != inf:
         ttl *= 1 - call.policy.jitter * random()
-    return Entry(value, new_id(), cost, margin, ttl, ttl, ttl + call.policy.stale, error is not None), error
+    if error is not None:
+        value = (f"{type(error).__module__}.{type(error).__qualname__}", error.args)
+    typical, margin = early.observe(kept, cost)
+    return Entry(value, new_id(), typical, margin, ttl, ttl, ttl + call.policy.stale, error is not None)
 
 
-async def store(
-    call: Call, entry: Entry[Any], error: BaseException | None, kept: Entry[Any] | None, why: str
-) -> Landing:
+async def store(call: Call, entry: Entry[Any], error: BaseException | None, why: str, cost: float) -> Landing:
     """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
         return await unkept(call, entry, error, "cache_if refused it")
+    at = call.clock()
     try:
         stored = await call.colour.whole(call.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
         if error is None and not isinstance(refusal, TooLarge):
             raise
         return await unkept(call, entry, error, str(refusal))
-    call.tell(events.Computed(call.scope, call.key, why, entry.cost, stored))
+    call.tell(events.Computed(call.scope, call.label, why, cost, stored))
     if not stored:
-        call.tell(events.LeaseLost(call.scope, call.key))
-    return Landing(entry, error, shared=stored, stored=stored)
+        call.tell(events.LeaseLost(call.scope, call.label))
+    return Landing(entry, error, shared=stored, stored=stored, at=at)
 
 
 async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why: str) -> Landing:
     """The value goes to this flight; other processes are told not to wait for it."""
     await call.colour.whole(quietly(call.port.abandon(call.key, call.token, Verdict("unkept", message=why))))
-    call.tell(events.Unkept(call.scope, call.key, why))
+    call.tell(events.Unkept(call.scope, call.label, why))
     return Landing(entry, error)
 
 
@@ -228,7 +248,7 @@ async def give_up(call: Call, error: BaseException, kept: Entry[Any] | None, why
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
     verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", str(error))
     await call.colour.whole(quietly(call.port.abandon(call.key, call.token, verdict, rest)))
-    call.tell(events.Failed(call.scope, call.key, why, cost, error))
+    call.tell(events.Failed(call.scope, call.label, why, cost, error))
     return served(call, kept, "failed", until=rest) if kept and may_serve else Landing(error=error)
 
 
@@ -246,10 +266,14 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
     finally:
         flight.leave()
     if flight.landing is not None:
-        call.tell(events.Waited(call.scope, call.key, call.waited))
+        call.tell(events.Waited(call.scope, call.label, call.waited))
         return flight.landing.for_follower()
     offered = flight.offered
-    return None if offered is None or offered.entry is None else served(call, offered.entry, "computing")
+    return (
+        None
+        if offered is None or offered.entry is None
+        else served(call, offered.entry, "computing", until=call.policy.lease)
+    )
 
 
 def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:
@@ -264,25 +288,25 @@ def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:
 
 
 async def timed_out(call: Call) -> Landing:
-    raise WaitTimeout(f"somebody else has been computing {call.key!r} for {call.waited:.3g} s, and wait ran out")
+    raise WaitTimeout(f"somebody else has been computing {call.label!r} for {call.waited:.3g} s, and wait ran out")
 
 
 async def alone(call: Call) -> Landing:
     """Compute for this caller only, and store nothing: waiting might never end."""
     began = call.clock()
     with Flight(call.flights, call.key).inside():
-        entry, error = await produce(call, None, began)
-    call.tell(events.Computed(call.scope, call.key, "alone", entry.cost, stored=False))
-    return Landing(entry, error, shared=False)
+        value = await call.colour.call(call.origin)
+    call.tell(events.Computed(call.scope, call.label, "alone", call.clock() - began, stored=False))
+    return Landing(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0), shared=False)
 
 
 def tell_found(call: Call, ask: Ask) -> None:
     waited = ask.awaited is not None
-    call.tell(events.Waited(call.scope, call.key, call.waited) if waited else events.Found(call.scope, call.key))
+    call.tell(events.Waited(call.scope, call.label, call.waited) if waited else events.Found(call.scope, call.label))
 
 
 def served(call: Call, entry: Entry[Any] | None, why: str, until: float | None = None) -> Landing:
-    call.tell(events.Served(call.scope, call.key, why))
+    call.tell(events.Served(call.scope, call.label, why))
     return Landing(entry, until=until)
 
 

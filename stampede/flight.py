@@ -28,6 +28,7 @@ class Landing:
     shared: bool = True  # False: whoever else waits must claim again
     ticket: Ticket | None = None  # the entry was read from the engine under this proof
     stored: bool = False  # computed here, and the engine has it
+    at: float = 0.0  # the moment from which the entry's durations count
     until: float | None = None  # nobody needs to ask again before so many seconds have passed
 
     def for_follower(self) -> Landing:

@@ -1,0 +1,108 @@
+"""A codec in front of a shared engine: entries above, bytes below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from stampede.entry import Entry, Verdict
+from stampede.errors import CodecError, EngineError
+from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted, Reply, Store
+
+__all__ = ["CodedClaims", "CodedStore"]
+
+BadBytes = Callable[[str, CodecError], object]
+
+
+class Coder(Protocol):
+    def encode(self, key: str, entry: Entry[Any]) -> bytes: ...
+    def decode(self, key: str, blob: bytes) -> Entry[Any]: ...
+
+
+class _Coded:
+    def __init__(self, codec: Coder, bad: BadBytes) -> None:
+        self._codec = codec
+        self._bad = bad
+
+    def _closed(self, key: str, entry: Entry[Any]) -> Entry[Any]:
+        return entry.holding(self._codec.encode(key, entry))
+
+    def _open(self, key: str, sealed: Entry[Any] | None) -> Entry[Any] | None:
+        """The entry in the bytes, with the time left that the engine tells; None for bytes that are not to be believed."""
+        if sealed is None:
+            return None
+        try:
+            entry = self._codec.decode(key, sealed.value)
+        except CodecError as error:
+            self._bad(key, error)
+            return None
+        entry.id, entry.fresh, entry.keep = sealed.id, sealed.fresh, sealed.keep
+        return entry
+
+
+class CodedClaims(_Coded):
+    """`Claims` of entries over an engine's `Claims` of bytes."""
+
+    def __init__(self, port: Claims, codec: Coder, bad: BadBytes) -> None:
+        super().__init__(codec, bad)
+        self._port = port
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        for _ in range(4):
+            reply = await self._port.claim(key, token, ask)
+            entry = self._open(key, reply.entry)
+            match reply:
+                case Found(sealed) if entry is None:
+                    ask = replace(ask, seen=sealed.id)  # a miss: the right to replace just these bytes
+                case Found(_, ticket):
+                    assert entry is not None
+                    return Found(entry, ticket)
+                case Granted(fence=fence):
+                    return Granted(entry, fence)
+                case Busy(token=holder, lease=lease):
+                    return Busy(holder, lease, entry)
+                case Failed(verdict=verdict, rest=rest):
+                    return Failed(verdict, entry, rest)
+        raise EngineError(f"the engine has unreadable bytes for {key!r}, and new ones each time it is asked")
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        return await self._port.fill(key, token, self._closed(key, entry))
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        await self._port.abandon(key, token, verdict, rest)
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        news = await self._port.wait(key, busy, timeout)
+        entry = self._open(key, news.entry) if news is not None else None
+        return Found(entry, news.ticket) if news is not None and entry is not None else None
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return await self._port.renew(key, token, lease)
+
+
+class CodedStore(_Coded):
+    """`Store` of entries over an engine's `Store` of bytes."""
+
+    def __init__(self, port: Store, codec: Coder, bad: BadBytes) -> None:
+        super().__init__(codec, bad)
+        self._port = port
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        found = await self._port.get(keys)
+        return [self._open(key, sealed) for key, sealed in zip(keys, found, strict=True)]
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        await self._port.set(key, self._closed(key, entry))
+
+    async def expire(self, key: str) -> bool:
+        return await self._port.expire(key)
+
+    async def invalidate(self, key: str) -> bool:
+        return await self._port.invalidate(key)
+
+    async def generation(self, scope: str) -> str:
+        return await self._port.generation(scope)
+
+    async def bump(self, scope: str) -> None:
+        await self._port.bump(scope)

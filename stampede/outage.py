@@ -1,0 +1,133 @@
+"""An engine that is down is not an outage: calls go on in this process, over a refuge of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from stampede import events
+from stampede.breaker import Breaker
+from stampede.colour import run_blocking
+from stampede.entry import Entry, Verdict
+from stampede.errors import EngineError
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
+
+__all__ = ["GuardedClaims", "Outage"]
+
+REFUGE_TTL = 5.0
+"""Seconds that a value which the engine could not take is kept in this process."""
+
+
+class Outage:
+    """What a cache knows about its engine's health, for both colours and all functions."""
+
+    def __init__(self, engine: str, refuge: Engine, tell: Callable[[events.Event], object], *, strict: bool) -> None:
+        self.engine = engine
+        self.refuge = refuge  # inside this process
+        self.strict = strict  # on_engine_error="raise"
+        self.refugees: set[bytes] = set()  # tokens of leases that the refuge granted
+        self.last: EngineError | None = None
+        self._tell = tell
+        self._breaker = Breaker()
+        self._lock = threading.Lock()
+
+    @property
+    def down(self) -> bool:
+        return self._breaker.open
+
+    def may_ask(self) -> bool:
+        return self._breaker.allow(time.monotonic())
+
+    def failed(self, error: EngineError) -> None:
+        self.last = error
+        with self._lock:
+            news = not self._breaker.open
+            self._breaker.failed(time.monotonic())
+        if news:
+            self._tell(events.EngineDown("", "", self.engine, error))
+
+    def forget(self, key: str) -> None:
+        """What the refuge keeps of this key is not to be served any more."""
+        if self.refugees or self.down:
+            assert self.refuge.store is not None
+            run_blocking(self.refuge.store.invalidate(key))
+
+    def answered(self) -> None:
+        if not self._breaker.open:
+            return
+        with self._lock:
+            was_open = self._breaker.open
+            seconds = self._breaker.succeeded(time.monotonic())
+        if was_open:
+            assert self.refuge.store is not None
+            run_blocking(self.refuge.store.bump(""))
+            self._tell(events.EngineUp("", "", self.engine, seconds))
+
+
+class GuardedClaims:
+    """`Claims` that never fail: what the engine can't do is done by the refuge, one computation per key and process."""
+
+    def __init__(self, port: Claims, refuge: Claims, outage: Outage) -> None:
+        self._port = port
+        self._refuge = refuge
+        self._outage = outage
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        outage = self._outage
+        if outage.may_ask():
+            try:
+                reply = await self._port.claim(key, token, ask)
+            except EngineError as error:
+                outage.failed(error)
+            else:
+                outage.answered()
+                return reply
+        if outage.strict:
+            raise EngineError(f"{outage.engine} can't be asked: {outage.last}") from outage.last
+        reply = await self._refuge.claim(key, token, ask)
+        if isinstance(reply, Granted):
+            outage.refugees.add(token)
+        return reply
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        outage = self._outage
+        if token not in outage.refugees:
+            try:
+                return await self._port.fill(key, token, entry)
+            except EngineError as error:
+                outage.failed(error)
+                if outage.strict:
+                    raise
+            await self._refuge.claim(key, token, Ask(lease=REFUGE_TTL, force=True))
+        outage.refugees.discard(token)
+        brief = min(entry.fresh, REFUGE_TTL)
+        return await self._refuge.fill(key, token, replace(entry, fresh=brief, keep=brief))
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        outage = self._outage
+        if token in outage.refugees:
+            outage.refugees.discard(token)
+            await self._refuge.abandon(key, token, verdict, rest)
+        elif not outage.down:
+            try:
+                await self._port.abandon(key, token, verdict, rest)
+            except EngineError as error:
+                outage.failed(error)
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        outage = self._outage
+        if busy.token in outage.refugees:
+            return await self._refuge.wait(key, busy, timeout)
+        try:
+            return await self._port.wait(key, busy, timeout)
+        except EngineError as error:
+            outage.failed(error)
+            return None  # the next claim decides
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        if token in self._outage.refugees:
+            return await self._refuge.renew(key, token, lease)
+        return await self._port.renew(key, token, lease)
