@@ -12,16 +12,23 @@ from typing import Any
 
 def attributes(value: Any) -> dict[str, object] | None:
     """The fields of a model's instance by name; None if its class is no model."""
-    cls = type(value)
+    names = _fields(type(value))
+    return None if names is None else _filled(value, names) | extras(value)
+
+
+def _fields(cls: Any) -> list[str] | None:
     if hasattr(cls, "__dataclass_fields__"):
-        return _filled(value, [field.name for field in fields(cls)], extras(value))
+        return [field.name for field in fields(cls)]
     if hasattr(cls, "__attrs_attrs__"):
-        return _filled(value, [field.name for field in cls.__attrs_attrs__], extras(value))
+        return [field.name for field in cls.__attrs_attrs__]
     if hasattr(cls, "__struct_fields__"):
-        return _filled(value, cls.__struct_fields__, {})
-    if _is_pydantic(cls):
-        return _filled(value, list(cls.__pydantic_fields__), value.__pydantic_extra__ or {})
-    return None
+        return list(cls.__struct_fields__)
+    return list(cls.__pydantic_fields__) if _is_pydantic(cls) else None
+
+
+def _filled(value: Any, names: Iterable[str]) -> dict[str, object]:
+    """Those attributes that are set."""
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def is_frozen(value: Any) -> bool:
@@ -37,7 +44,7 @@ def is_frozen(value: Any) -> bool:
 
 
 def beside(value: Any, base: type) -> dict[str, object]:
-    """The attributes that an instance has beside its base class's, in `__dict__` or in slots; a cached property is none."""
+    """The attributes that an instance has beside its base class's; what a cached property left there is none."""
     cls = type(value)
     state = dict(getattr(value, "__dict__", ()))
     for derived in cls.__mro__[: cls.__mro__.index(base)]:
@@ -47,19 +54,19 @@ def beside(value: Any, base: type) -> dict[str, object]:
 
 
 def extras(value: Any) -> dict[str, object]:
-    """What an undecorated subclass of a dataclass or attrs class holds beside the fields: nothing freezes that."""
-    for base in type(value).__mro__:
-        if "__dataclass_fields__" in vars(base) or "__attrs_attrs__" in vars(base):
-            return {} if base is type(value) else beside(value, base)
-    return {}
+    """What a model's instance holds beside its fields: pydantic's extras, or what an undecorated subclass added."""
+    cls: Any = type(value)
+    if _is_pydantic(cls):
+        more = value.__pydantic_extra__ or {}
+        return {name: more[name] for name in sorted(more)}
+    model = next((base for base in cls.__mro__ if vars(base).keys() & _MARKS), cls)
+    names = _fields(model) or ()
+    return {} if model is cls else {name: part for name, part in beside(value, model).items() if name not in names}
+
+
+_MARKS = frozenset({"__dataclass_fields__", "__attrs_attrs__"})
 
 
 def _is_pydantic(cls: Any) -> bool:
     pydantic = sys.modules.get("pydantic.main")
     return pydantic is not None and issubclass(cls, pydantic.BaseModel)
-
-
-def _filled(value: Any, names: Iterable[str], more: dict[str, object]) -> dict[str, object]:
-    """The fields that are set, in the class's order, then the others by name."""
-    filled = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    return filled | {name: more[name] for name in sorted(more) if name not in filled}

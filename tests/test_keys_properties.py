@@ -1,0 +1,113 @@
+"""Promise 10 by search: hypothesis looks for two values that share a key, and for one value with two."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import struct
+from decimal import Decimal
+from typing import Any
+
+import keys_corpus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keys_corpus import Colour, Keyed, Number, Order, Text, Word
+
+from stampede.keys import canonical, key_maker
+
+# Strings of the grammar's own characters, and builders of containers: where a forged delimiter would hide.
+FORGERIES = st.text(alphabet="'\\\",:=()[]{}<>*#1a \n\x00é\ud800", max_size=6)
+LEAVES = st.one_of(
+    *[st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.complex_numbers()],
+    *[FORGERIES, st.text(max_size=4), st.binary(max_size=3), FORGERIES.map(Text)],
+    *[st.decimals(), st.fractions(), st.uuids(), st.timedeltas(), st.dates()],
+    st.datetimes(timezones=st.sampled_from([None, dt.UTC, keys_corpus.BERLIN, keys_corpus.PARIS])),
+    st.times(),
+    st.sampled_from([*Colour, *Number, *Word]),
+)
+HASHABLE = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3))
+VALUES = st.recursive(
+    HASHABLE,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(HASHABLE, inner, max_size=3),
+        st.sets(HASHABLE, max_size=3),
+        st.builds(Order, inner, inner),
+        st.builds(Keyed, inner),
+    ),
+    max_leaves=8,
+)
+
+
+def identity(value: Any) -> Any:
+    """What makes a value itself, compared by == : an independent, slow statement of what keys must tell apart."""
+    cls = type(value)
+    if cls is float:
+        return cls, "nan" if math.isnan(value) else struct.pack("d", value)
+    if cls is complex:
+        return cls, identity(value.real), identity(value.imag)
+    if cls is Decimal:
+        return cls, value.as_tuple()
+    if cls in (dt.datetime, dt.time):
+        return cls, value.replace(tzinfo=None, fold=0), value.fold, id(value.tzinfo)
+    if cls in (tuple, list):
+        return cls, tuple(identity(item) for item in value)
+    if cls in (set, frozenset):
+        return cls, _bag(identity(item) for item in value)
+    if cls is dict:
+        return cls, _bag((identity(key), identity(item)) for key, item in value.items())
+    if cls is Order:
+        return cls, identity(value.number), identity(value.lines)
+    if cls is Keyed:
+        return cls, identity(value.key)
+    return cls, value
+
+
+def _bag(items: Any) -> Any:
+    """Items in an order of their own; `repr` is only used to sort."""
+    return tuple(sorted(items, key=repr))
+
+
+@settings(max_examples=400, deadline=None)
+@given(VALUES, VALUES)
+def test_one_text_means_one_value(a: Any, b: Any) -> None:
+    """Broken: two different values share a key, or one value has two."""
+    assert (canonical(a) == canonical(b)) == (identity(a) == identity(b))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(FORGERIES, max_size=4), st.lists(FORGERIES, max_size=4), st.booleans())
+def test_no_text_forges_structure(a: list[str], b: list[str], as_dict: bool) -> None:
+    """Broken: a crafted string in one argument ends its quotes and poses as several arguments."""
+    key = key_maker(lambda *args, **kwargs: None, prefix="p:")
+    one, other = (key(**dict.fromkeys(a, 1)), key(**dict.fromkeys(b, 1))) if as_dict else (key(*a), key(*b))
+    assert (one == other) == ((set(a) == set(b)) if as_dict else (a == b))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(HASHABLE, VALUES, max_size=6), st.randoms(use_true_random=False))
+def test_order_is_irrelevant(value: dict[Any, Any], random: Any) -> None:
+    """Broken: equal dicts or sets that were filled in another order have other keys."""
+    items = list(value.items())
+    random.shuffle(items)
+    assert canonical(dict(items)) == canonical(value)
+    assert canonical({key for key, _ in items}) == canonical(set(value))
+
+
+@settings(max_examples=300, deadline=None)
+@given(VALUES)
+def test_generated_code_writes_what_canonical_writes(value: Any) -> None:
+    """Broken: what is written on the spot differs from the same value's text elsewhere: two keys for one call."""
+    key = key_maker(lambda a, *, b=None: None, prefix="")(value, b=value)
+    text = canonical(value)
+    assert key == f"({text},b={text})" or (key.startswith("#") and 2 * len(text) > 180)
+
+
+@settings(max_examples=300, deadline=None)
+@given(VALUES)
+def test_every_text_can_be_sent(value: Any) -> None:
+    """Broken: a key holds a control character or half a surrogate pair, and an engine's client fails on it."""
+    text = canonical(value)
+    text.encode()
+    assert not {character for character in text if ord(character) < 32 or 127 <= ord(character) < 160}
