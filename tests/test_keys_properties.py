@@ -20,24 +20,40 @@ FORGERIES = st.text(alphabet="'\\\",:=()[]{}<>*#1a \n\x00é\ud800", max_size=6)
 LEAVES = st.one_of(
     *[st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.complex_numbers()],
     *[FORGERIES, st.text(max_size=4), st.binary(max_size=3), FORGERIES.map(Text)],
-    *[st.decimals(), st.fractions(), st.uuids(), st.timedeltas(), st.dates()],
+    *[st.decimals().filter(lambda d: not d.is_snan()), st.fractions(), st.uuids(), st.timedeltas(), st.dates()],
     st.datetimes(timezones=st.sampled_from([None, dt.UTC, keys_corpus.BERLIN, keys_corpus.PARIS])),
     st.times(),
     st.sampled_from([*Colour, *Number, *Word]),
 )
-HASHABLE = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3))
-VALUES = st.recursive(
-    HASHABLE,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(HASHABLE, inner, max_size=3),
-        st.sets(HASHABLE, max_size=3),
-        st.builds(Order, inner, inner),
-        st.builds(Keyed, inner),
-    ),
-    max_leaves=8,
+# Few leaves that are easily confused, so that two drawn values are often equal or nearly so.
+CONFUSABLE = st.sampled_from(
+    [0, 1, True, 1.0, -0.0, 0.0, "1", "", "1,1", b"1", None, Decimal(1), Decimal("1.0"), Number.ONE]
 )
+
+
+def hashable(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3), max_leaves=4
+    )
+
+
+def anything(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = hashable(leaves)
+    return st.recursive(
+        keys,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.dictionaries(keys, inner, max_size=3),
+            st.sets(keys, max_size=3),
+            st.builds(Order, inner, inner),
+            st.builds(Keyed, inner),
+        ),
+        max_leaves=6,
+    )
+
+
+HASHABLE, VALUES, NEAR = hashable(LEAVES), anything(LEAVES), anything(CONFUSABLE)
 
 
 def identity(value: Any) -> Any:
@@ -69,8 +85,8 @@ def _bag(items: Any) -> Any:
     return tuple(sorted(items, key=repr))
 
 
-@settings(max_examples=400, deadline=None)
-@given(VALUES, VALUES)
+@settings(max_examples=600, deadline=None)
+@given(*[NEAR | VALUES] * 2)
 def test_one_text_means_one_value(a: Any, b: Any) -> None:
     """Broken: two different values share a key, or one value has two."""
     assert (canonical(a) == canonical(b)) == (identity(a) == identity(b))
@@ -101,7 +117,7 @@ def test_generated_code_writes_what_canonical_writes(value: Any) -> None:
     """Broken: what is written on the spot differs from the same value's text elsewhere: two keys for one call."""
     key = key_maker(lambda a, *, b=None: None, prefix="")(value, b=value)
     text = canonical(value)
-    assert key == f"({text},b={text})" or (key.startswith("#") and 2 * len(text) > 180)
+    assert key == f"({text},b={text})" or (key.startswith("#") and 2 * len(text) > 190)
 
 
 @settings(max_examples=300, deadline=None)
