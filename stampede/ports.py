@@ -5,13 +5,16 @@ Every verb is `async def`, for both colours: a blocking port is one whose corout
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from stampede.entry import Entry, Verdict
 
-__all__ = ["Ask", "Busy", "Claims", "Engine", "Failed", "Found", "Granted", "Locks", "Reply", "Store", "Ticket"]
+__all__ = [
+    "Ask", "Busy", "Claims", "Engine", "Failed", "Found", "Granted", "Locks", "Reply", "Store", "Ticket", "Versioned",
+]  # fmt: skip
 
 
 # -- a claim: one question, four answers ----------------------------------------------------------------------
@@ -101,8 +104,8 @@ class Claims(Protocol):
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
         """Drop the lease if it stands, leave the verdict under its token for a while, wake the herd.
 
-        With `rest`, nobody is granted this key for so many seconds: Failed to those who find no entry kept,
-        Found to the others. An unknown token is no error.
+        With `rest`, nobody is granted this key for so many seconds, unless by `force`: Failed, with what is kept, to
+        those who find nothing good. A token whose lease doesn't stand leaves nothing, and is no error.
         """
         ...
 
@@ -147,6 +150,18 @@ class Store(Protocol):
         ...
 
 
+class Versioned(Store):
+    """A store that can replace an entry only while it is the one that was seen. Declared by inheriting from this."""
+
+    @abstractmethod
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        """Store if the entry kept now has the id `seen` (None: nothing is kept), in one step; else False.
+
+        What it says of stale entries is as in `get`: they are kept.
+        """
+        ...
+
+
 class Locks(Protocol):
     """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
 
@@ -154,13 +169,20 @@ class Locks(Protocol):
         """Take the lock, or say who has it. The holder's own token is granted again."""
         ...
 
-    async def renew(self, name: str, token: bytes, lease: float) -> bool: ...
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        """Let the lock stand for `lease` seconds from now. False: it is lost. Called from the keeper's thread."""
+        ...
 
     async def release(self, name: str, token: bytes) -> bool:
         """Give it back and wake a waiter. False: it was somebody else's by then."""
         ...
 
-    async def wait(self, name: str, busy: Busy, timeout: float) -> None: ...
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        """Sleep until the lock may be free: its release, its holder's death, its lease's end.
+
+        It may return early for no reason, and never misses what happened since the acquire that gave `busy`.
+        """
+        ...
 
 
 @runtime_checkable

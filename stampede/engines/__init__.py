@@ -1,0 +1,79 @@
+"""Engines by the scheme of their URL, imported when they are first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from stampede.engines.url import safe_url, scheme_of
+from stampede.errors import MissingExtra, OptionError
+from stampede.policy import nearest
+from stampede.ports import Engine
+
+__all__ = ["open_engine", "safe_url", "schemes"]
+
+# scheme: (module, extra of the package); the module has `from_url(url, **options) -> Engine`
+_KNOWN = {
+    "memory": ("stampede.engines.memory", "memory"),
+    "disk": ("stampede.engines.disk", "disk"),
+    "file": ("stampede.engines.file", "file"),
+    "null": ("stampede.engines.null", "null"),
+    "redis": ("stampede.engines.redis", "redis"),
+    "rediss": ("stampede.engines.redis", "redis"),
+    "unix": ("stampede.engines.redis", "redis"),
+    "redis+cluster": ("stampede.engines.redis", "redis"),
+    "redis+sentinel": ("stampede.engines.redis", "redis"),
+    "memcached": ("stampede.engines.memcached", "memcached"),
+    "postgres": ("stampede.engines.postgres", "postgres"),
+    "etcd": ("stampede.engines.etcd", "etcd"),
+    "zookeeper": ("stampede.engines.zookeeper", "zookeeper"),
+    "zmq": ("stampede.engines.zmq", "zmq"),
+}
+
+Opener = Callable[..., Engine]
+
+
+def open_engine(url: str, **options: Any) -> Engine:
+    """The engine of a URL. Options may stand in its query or be given here, where they win.
+
+    Packages may bring engines of their own: an entry point of the group `stampede.engines`, named as the scheme,
+    that leads to a function `from_url(url, **options) -> Engine`.
+    """
+    scheme = scheme_of(url)
+    try:
+        return _opener(scheme)(url, **options)
+    except ModuleNotFoundError as missing:
+        if scheme not in _KNOWN:
+            raise
+        raise _missing(scheme, missing.name) from missing
+
+
+def schemes() -> list[str]:
+    """Every scheme that can be asked for, installed or not."""
+    return sorted({*_KNOWN, *_foreign()})
+
+
+def _opener(scheme: str) -> Opener:
+    if scheme in _KNOWN:
+        opener: Opener = import_module(_KNOWN[scheme][0]).from_url
+    elif scheme in (foreign := _foreign()):
+        opener = foreign[scheme].load()
+    else:
+        raise OptionError(f"there is no engine {scheme + '://'!r}: {nearest(scheme, schemes())}")
+    return opener
+
+
+def _foreign() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group="stampede.engines")}
+
+
+def _missing(scheme: str, package: str | None) -> MissingExtra:
+    module, extra = _KNOWN[scheme]
+    line = f"pip install 'stampede-guard[{extra}]'"
+    if package == module:
+        return MissingExtra(
+            f"{scheme}:// is not in this release of stampede; a newer one may have it: {line} --upgrade"
+        )
+    return MissingExtra(f"{scheme}:// needs the package {package!r}: {line}")

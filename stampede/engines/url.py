@@ -1,0 +1,92 @@
+"""Engine URLs: their options, checked, and their passwords, hidden."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from stampede.errors import OptionError
+from stampede.policy import nearest, seconds
+
+__all__ = ["Kind", "anything", "flag", "number", "options_of", "path_of", "safe_url", "scheme_of", "text", "whole"]
+
+Kind: TypeAlias = Callable[[str, Any], Any]
+"""What an option is to be: makes it of what the URL or the caller gave, or raises OptionError."""
+
+_PASSWORD = re.compile(r"(://[^/?#:]*:)[^?#]*@")
+_SECRET = re.compile(r"([?&][^=&#]*(?:pass|secret|token|signing)[^=&#]*=)[^&#]*", re.IGNORECASE)
+
+
+def safe_url(url: str) -> str:
+    """The URL as it may be shown: without its password."""
+    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
+
+
+def scheme_of(url: str) -> str:
+    """What stands before `://`; OptionError says what a URL looks like."""
+    scheme, found, _ = url.partition("://")
+    if not found:
+        raise OptionError(f"{safe_url(url)!r} is no engine: give a URL such as 'memory://' or 'disk:///var/cache/app'")
+    return scheme.lower()
+
+
+def path_of(url: str) -> str:
+    """The path of a URL, percent signs decoded; OptionError where there is a host before it, or nothing."""
+    parts = urlsplit(url)
+    if parts.netloc or not parts.path:
+        raise OptionError(f"{safe_url(url)}: give an absolute path after three slashes, as in {parts.scheme}:///dir")
+    return unquote(parts.path)
+
+
+def options_of(url: str, given: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:
+    """The options of the URL's query, and of the caller (which win), each made what it is to be."""
+    options: dict[str, Any] = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    options.update(given)
+    for name in options:
+        if name not in kinds:
+            hint = nearest(name, list(kinds)) if kinds else "it takes none"
+            raise OptionError(f"{safe_url(url)} has no option {name!r}: {hint}")
+    return {name: kinds[name](name, value) for name, value in options.items()}
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    raise OptionError(f"{name} is {value!r}: give a whole number")
+
+
+def number(name: str, value: Any) -> float:
+    """A number of seconds, zero or more."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise OptionError(f"{name} is {value!r}: give a number of seconds") from None
+    return seconds(name, value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or false, in the words of settings files and of shells."""
+    known = _FLAGS.get(str(value).lower())
+    if known is None:
+        raise OptionError(f"{name} is {value!r}: give true or false")
+    return known
+
+
+def text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise OptionError(f"{name} is {value!r}: give a string")
+    return value
+
+
+def anything(name: str, value: Any) -> Any:
+    """An object that the engine itself looks at."""
+    return value
+
+
+_FLAGS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
