@@ -17,13 +17,15 @@ from stampede.entry import Entry
 __all__ = ["draw", "due", "lead", "observe"]
 
 SPREAD = 0.1  # of the cost, for beta 1
-STEP = 0.04  # weight of the newest cost: the last 50 or so count
-HEIGHT = 3.35  # deviations above the typical cost: the 99.9 % quantile, and the error of knowing 50 costs only
+HEIGHT = 3.5  # deviations from the typical cost up to the margin: the 99.9 % quantile is 3.1, the rest is our own error
 FIRST = 0.5  # the deviation of a key's cost (of its logarithm) before anything is known about it
 LEAST = 0.1  # the same, of a key whose cost is always the same: room for the next caller to come by
 MOST = 2.0
-OUTLIER = 4.0  # a cost further off than so many deviations is taken for one that isn't
-HEADROOM = 1.2  # the margin is never less than this many times the newest cost
+TYPICAL_STEP = 0.08  # weight of the newest cost: the last 25 make the typical one
+DEVIATION_STEP = 0.02  # and the last 100 its deviation
+ABOVE, BELOW = 4.0, 1.5  # what is further off counts as so many deviations: one slow day, or a cheap case now and then
+UNIT = 0.25  # at least, in that count: a key that was steady and has become slower is soon believed
+HEADROOM = 1.2  # so many times the newest cost are in the margin at least
 INSTANT = 1e-6  # a computation is never cheaper than this
 
 
@@ -46,16 +48,16 @@ def due(entry: Entry[Any], draw: float) -> bool:
 def observe(previous: Entry[Any] | None, cost: float) -> tuple[float, float]:
     """The (cost, margin) to store with a value that took `cost` seconds and replaces `previous`.
 
-    Costs are taken for log-normal. The typical one and the deviation are moving averages, and the two numbers hold
-    both: `margin = cost * exp(HEIGHT * deviation)`.
+    Costs are taken for log-normal. Moving averages of the typical one and of the deviation are all there is to
+    remember, and the two numbers hold both: `margin = cost * exp(HEIGHT * deviation)`.
     """
     cost = max(cost, INSTANT)
     if previous is None or not 0 < previous.cost < previous.margin:
         return cost, cost * exp(HEIGHT * FIRST)
     deviation = min(log(previous.margin / previous.cost) / HEIGHT, MOST)
     off = log(cost / previous.cost)
-    reach = OUTLIER * max(deviation, LEAST)
-    counted = max(-reach, min(off, reach))
-    typical = previous.cost * exp(STEP * off)
-    deviation = max(sqrt((1 - STEP) * (deviation**2 + STEP * counted**2)), LEAST)
-    return typical, max(typical * exp(HEIGHT * deviation), HEADROOM * cost)
+    unit = max(deviation, UNIT)
+    counted = max(-BELOW * unit, min(off, ABOVE * unit))
+    typical = previous.cost * exp(TYPICAL_STEP * off)
+    deviation = max(sqrt((1 - DEVIATION_STEP) * deviation**2 + DEVIATION_STEP * counted**2), LEAST)
+    return typical, max(typical * exp(HEIGHT * deviation), HEADROOM * previous.cost * exp(counted))

@@ -6,8 +6,10 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 import weakref
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -220,11 +222,12 @@ def test_any_order_of_writes(entries: int, steps: list[tuple[str, int]]) -> None
         elif what == "adopt" and key in queue:
             tier.adopt(tier._residents[key], table, number)
         elif what in ("drop", "scope", "clear"):
-            leaving = {"drop": {key}, "clear": set(queue), "scope": {k for k in queue if "fg"[int(k) % 2] == scope}}[what]
+            same = {k for k in queue if "fg"[int(k) % 2] == scope}
+            leaving = {"drop": {key}, "scope": same, "clear": set(queue)}[what]
             hand -= len(leaving & set(queue[:hand]))
             queue = [k for k in queue if k not in leaving]
             visited -= leaving
-            {"drop": lambda: tier.drop(key), "scope": lambda: tier.drop_scope(scope), "clear": tier.clear}[what]()
+            {"drop": partial(tier.drop, key), "scope": partial(tier.drop_scope, scope), "clear": tier.clear}[what]()
         assert keys(tier) == queue
         assert all(there is tier.get(there.key) and there.end for there in table.values())
 
@@ -294,10 +297,8 @@ def test_signal_handlers_may_write_to_the_tier() -> None:
     keys(tier)
 
 
-def test_threads_that_write_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_write_at_once() -> None:
     """Without it a race leaves a dead value in a fast table, or one key's value under another's."""
-    import sys
-
     interval = sys.getswitchinterval()
     tier, tables = Tier(16), [dict[Any, Resident]() for _ in range(3)]
     wrong: list[object] = []
@@ -338,6 +339,7 @@ def test_threads_that_write_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             assert there is tier.get(str(fast)) and there.end > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # that it is, is the point
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_fork_in_the_middle_of_a_write() -> None:
     """Without it a gunicorn worker forked while a thread of the master writes hangs at its first write."""
