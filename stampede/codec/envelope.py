@@ -1,0 +1,178 @@
+"""What is around a value on the wire: a fixed header, a seal over everything, perhaps compression.
+
+    offset  size
+       0     2   magic, b"SG"
+       2     1   version of this layout: 1
+       3     1   codec: 1 sealed, 2 msgpack, 3 json, 4 pickle
+       4     1   flags: 1 the value is a raised exception, 2 the body is compressed, 4 signed
+       5     3   zero
+       8     8   entry id
+      16     8   cost     seconds, big-endian IEEE doubles; infinity is for ever
+      24     8   margin
+      32     8   ttl
+      40     8   fresh
+      48     8   keep
+      56     8   fingerprint of the return type; 0: none is known
+      64     4   CRC-32 of key, header and body; or, if signed, 32 bytes of HMAC-SHA-256
+      68/96      body
+
+The key is part of the seal, so that an entry is good for its own key only.
+"""
+
+from __future__ import annotations
+
+import hmac
+import zlib
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, NamedTuple, Protocol
+
+from stampede.entry import Entry
+from stampede.errors import CodecError, TooLarge
+
+HEADER = Struct(">2sBBB3x8sdddddQ")
+MAGIC, VERSION = b"SG", 1
+RAISED, COMPRESSED, SIGNED = 1, 2, 4
+INFLATED = 1 << 28  # bytes that a compressed body may grow to where no max_bytes says less
+
+_CRC = Struct(">I")
+
+
+class Header(NamedTuple):
+    """The fields of `HEADER`, in their order on the wire."""
+
+    magic: bytes
+    version: int
+    codec: int
+    flags: int
+    id: bytes
+    cost: float
+    margin: float
+    ttl: float
+    fresh: float
+    keep: float
+    fingerprint: int
+
+
+def header_of(blob: bytes) -> Header:
+    """The header of an entry's bytes, unverified; CodecError if there is none."""
+    if len(blob) < HEADER.size:
+        raise CodecError(f"{len(blob)} bytes are too few for an entry")
+    header = Header._make(HEADER.unpack_from(blob))
+    if header.magic != MAGIC or header.version != VERSION:
+        raise CodecError("no entry of ours, or of a version that is not known here")
+    return header
+
+
+class Body(Protocol):
+    """A value ↔ bytes. What goes wrong may be any exception: the envelope makes it a CodecError."""
+
+    number: int  # on the wire
+    fingerprint: int
+
+    def dump(self, value: Any, raised: bool) -> bytes: ...
+
+    def load(self, body: bytes | memoryview, raised: bool) -> Any: ...
+
+
+class Codec:
+    """Turns entries into bytes and back. Stateless between calls, and shared by threads."""
+
+    def __init__(
+        self, body: Body, *, keys: Sequence[bytes] = (), compress: int | None = None, max_bytes: int | None = None
+    ) -> None:
+        self._body = body
+        self._keys = tuple(keys)
+        self._compress = compress
+        self._max_bytes = max_bytes
+        self._signed = SIGNED if keys else 0
+        self._seal_size = 32 if keys else _CRC.size
+
+    def encode(self, key: str, entry: Entry[Any]) -> bytes:
+        """The entry's bytes, good for this key only. CodecError: the value can't be held; TooLarge: it is too big."""
+        try:
+            return self._encode(key, entry)
+        except CodecError:
+            raise
+        except RecursionError as error:
+            raise CodecError("the value is nested too deeply, or holds itself") from error
+        except Exception as error:
+            raise CodecError(f"the value can't be stored: {type(error).__name__}: {error}") from error
+
+    def decode(self, key: str, blob: bytes) -> Entry[Any]:
+        """The entry that `encode` was given. Bytes that are not exactly such: CodecError, whatever they hold."""
+        try:
+            return self._decode(key, blob)
+        except CodecError:
+            raise
+        except Exception as error:  # also RecursionError and MemoryError: hostile bytes ask for both
+            raise CodecError(f"the entry can't be read: {type(error).__name__}: {error}") from error
+
+    def _encode(self, key: str, entry: Entry[Any]) -> bytes:
+        body = self._body.dump(entry.value, entry.raised)
+        flags = self._signed | (RAISED if entry.raised else 0)
+        if self._max_bytes is not None and len(body) > self._max_bytes:
+            raise TooLarge(f"the value takes {len(body)} bytes: more than max_bytes, {self._max_bytes}")
+        if self._compress is not None and self._compress <= len(body) <= INFLATED:
+            body = zlib.compress(body, 1)
+            flags |= COMPRESSED
+        head = HEADER.pack(
+            MAGIC, VERSION, self._body.number, flags,
+            entry.id, entry.cost, entry.margin, entry.ttl, entry.fresh, entry.keep, self._body.fingerprint,
+        )  # fmt: skip
+        seal = _signature(self._keys[0], key, head, body) if self._keys else _checksum(key, head, body)
+        return head + seal + body
+
+    def _decode(self, key: str, blob: bytes) -> Entry[Any]:
+        header = header_of(blob)
+        self._expect(header)
+        start = HEADER.size + self._seal_size
+        body = memoryview(blob)[start:]
+        if self._max_bytes is not None and len(body) > self._max_bytes:
+            raise CodecError(f"{len(body)} bytes are more than max_bytes, {self._max_bytes}")
+        if not self._seals(key, blob[: HEADER.size], body, blob[HEADER.size : start]):
+            raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
+        if header.flags & COMPRESSED:
+            body = self._inflate(body)
+        raised = bool(header.flags & RAISED)
+        value = self._body.load(body, raised)
+        return Entry(value, *header[4:10], raised)
+
+    def _expect(self, header: Header) -> None:
+        if header.codec != self._body.number:
+            raise CodecError("the entry was written by another codec")
+        if header.flags & SIGNED != self._signed:
+            raise CodecError("the entry is not signed" if self._signed else "the entry is signed, and no key is known")
+        if header.fingerprint != self._body.fingerprint:
+            raise CodecError("the entry was written for another return type")
+        durations = sum(header[5:10])
+        if durations != durations:
+            raise CodecError("a duration is not a number")
+
+    def _seals(self, key: str, head: bytes, body: memoryview, seal: bytes) -> bool:
+        if not self._keys:
+            return _checksum(key, head, body) == seal
+        return any(hmac.compare_digest(_signature(secret, key, head, body), seal) for secret in self._keys)
+
+    def _inflate(self, body: memoryview) -> memoryview:
+        limit = INFLATED if self._max_bytes is None else self._max_bytes
+        inflater = zlib.decompressobj()
+        inflated = inflater.decompress(body, limit + 1)
+        if len(inflated) > limit:
+            raise CodecError(f"the entry inflates to more than {limit} bytes")
+        if not inflater.eof or inflater.unused_data:
+            raise CodecError("the compressed body is cut or continued")
+        return memoryview(inflated)
+
+
+def _name(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")
+
+
+def _checksum(key: str, head: bytes, body: bytes | memoryview) -> bytes:
+    return _CRC.pack(zlib.crc32(body, zlib.crc32(head, zlib.crc32(_name(key)))))
+
+
+def _signature(secret: bytes, key: str, head: bytes, body: bytes | memoryview) -> bytes:
+    name = _name(key)
+    return hmac.digest(secret, b"".join((head, len(name).to_bytes(8, "big"), name, body)), "sha256")

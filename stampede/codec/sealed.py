@@ -1,0 +1,195 @@
+"""Pickle protocol 5 with nothing in it that bytes could grip.
+
+The bytes can name exactly one thing, `s.N`, which makes an inert node: a tag and its arguments. While opcodes run,
+the stack holds nodes, that one callable (a bound C method: nothing on it can be set) and exact builtins;
+BUILD, REDUCE, APPEND and the like find no method and no attribute of ours, the user's or the standard library's.
+Only when the last opcode has run are nodes replaced by the values they stand for, by the tables of this process.
+
+Not promised: that hostile bytes cost little. A few of them ask for much memory, or for hashes that take for ever.
+`signing_key` keeps such bytes out, and msgpack has no such opcodes.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+import pickletools
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any
+
+from stampede.codec.values import STANDARD, Lower, Raise, Shape
+from stampede.errors import CodecError
+
+SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
+
+# The memo's place 0 is the node maker's in every body, so that a sealed body needs no import and no Python name.
+_NAMES = b"cs\nN\n\x940"  # GLOBAL s.N, MEMOIZE, POP
+_PLAIN = b"N\x940"  # NONE, MEMOIZE, POP: nothing is named, the places are the same
+
+
+class Node(tuple[Any, ...]):
+    """A tag and arguments that stand for a value. Hashed by identity: a key of a dict before it is a value."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+    def __setstate__(self, state: object) -> None:
+        raise CodecError("bytes that set the state of a node")
+
+
+_node = MethodType(tuple.__new__, Node)
+
+
+class Sealed:
+    """The default body: builtins, the standard library's value types, and the shapes of a return type."""
+
+    number = 1
+
+    def __init__(self, shapes: Sequence[Shape] = (), fingerprint: int = 0) -> None:
+        self.fingerprint = fingerprint
+        self._lower: dict[type, Lower] = {shape.type: shape.lower for shape in (*STANDARD, *shapes)}
+        self._rebuild: dict[str, Raise] = {shape.tag: shape.rebuild for shape in (*STANDARD, *shapes)}
+
+    def dump(self, value: Any, raised: bool) -> bytes:
+        out = BytesIO()
+        sealer = _Sealer(out, 5)
+        sealer.lower = self._lower
+        sealer.memo = {id(_node): (0, _node)}
+        sealer.dump(value)
+        return (_NAMES if sealer.used else _PLAIN) + out.getvalue()
+
+    def load(self, body: bytes | memoryview, raised: bool) -> Any:
+        _refuse_extensions(body)
+        source = BytesIO(body)
+        unsealer = _Unsealer(source)
+        value = unsealer.load()
+        if source.read(1):
+            raise CodecError("bytes behind the value")
+        return _Settling(self._rebuild).settle(value) if unsealer.named else value
+
+
+class _Sealer(pickle.Pickler):
+    lower: Mapping[type, Lower]
+    used = False
+
+    def reducer_override(self, value: Any) -> Any:
+        """Called for whatever is no exact builtin."""
+        lower = self.lower.get(type(value))
+        if lower is None:
+            raise CodecError(_foreign(value))
+        self.used = True
+        return _node, (lower(value),)
+
+
+class _Unsealer(pickle.Unpickler):
+    named = False
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) != ("s", "N"):
+            raise CodecError(f"bytes that name {module[:100]}.{name[:100]}")
+        self.named = True
+        return _node
+
+
+def _refuse_extensions(body: bytes | memoryview) -> None:
+    # The C unpickler hands out an extension code's class without asking find_class, once anybody has used the code.
+    # Hardly any process registers one, so nobody pays for this look at every opcode.
+    registered = copyreg._extension_registry or copyreg._extension_cache  # type: ignore[attr-defined]
+    if registered and any(opcode.name.startswith("EXT") for opcode, _, _ in pickletools.genops(bytes(body))):
+        raise CodecError("bytes that use an extension code")
+
+
+class _Settling:
+    """Puts values where nodes are: lists, dicts and sets in place, the others anew; what is shared stays shared."""
+
+    def __init__(self, rebuild: Mapping[str, Raise]) -> None:
+        self._rebuild = rebuild
+        self._done: dict[int, tuple[Any, Any]] = {}  # id → it (kept alive, so that ids stay its own) and its value
+
+    def settle(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in SCALARS:
+            return value
+        known = self._done.get(id(value))
+        if known is not None:
+            return known[1]
+        settle = _SETTLE.get(kind)
+        if settle is None:
+            raise CodecError(f"bytes that leave a {kind.__name__} behind")
+        return settle(self, value)
+
+    def all_of(self, values: Any) -> list[Any]:
+        settle = self.settle
+        return [value if type(value) in SCALARS else settle(value) for value in values]
+
+    def _keep(self, value: Any, settled: Any) -> Any:
+        # A list inside may have led back to this very value, and settled it first.
+        return self._done.setdefault(id(value), (value, settled))[1]
+
+    def node(self, value: Node) -> Any:
+        args = value[1:]
+        if not SCALARS.issuperset(map(type, args)):
+            args = tuple(self.all_of(args))
+        return self._keep(value, self._rebuild[value[0]](*args))
+
+    def tuple(self, value: Any) -> Any:
+        return self._keep(value, value if SCALARS.issuperset(map(type, value)) else tuple(self.all_of(value)))
+
+    def frozenset(self, value: Any) -> Any:
+        return self._keep(value, frozenset(self.all_of(value)))
+
+    def list(self, value: Any) -> Any:
+        self._keep(value, value)
+        if not SCALARS.issuperset(map(type, value)):
+            value[:] = self.all_of(value)
+        return value
+
+    def set(self, value: Any) -> Any:
+        self._keep(value, value)
+        if not SCALARS.issuperset(map(type, value)):
+            members = self.all_of(value)
+            value.clear()
+            value.update(members)
+        return value
+
+    def dict(self, value: Any) -> Any:
+        self._keep(value, value)
+        if not SCALARS.issuperset(map(type, value)):
+            items = zip(self.all_of(value), self.all_of(value.values()), strict=True)
+            pairs = [*items]
+            value.clear()
+            value.update(pairs)
+        elif not SCALARS.issuperset(map(type, value.values())):
+            for key, item in value.items():
+                if type(item) not in SCALARS:
+                    value[key] = self.settle(item)
+        return value
+
+
+_SETTLE: dict[type, Any] = {
+    Node: _Settling.node,
+    tuple: _Settling.tuple,
+    frozenset: _Settling.frozenset,
+    list: _Settling.list,
+    set: _Settling.set,
+    dict: _Settling.dict,
+}
+
+_ONCE = (GeneratorType, AsyncGeneratorType, CoroutineType, map, filter, zip)
+
+
+def _foreign(value: Any) -> str:
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, _ONCE) or (hasattr(kind, "__next__") and hasattr(kind, "__iter__")):
+        return f"a {name} can't be stored: its first reader would use it up. Return a list instead"
+    if isinstance(value, (type, FunctionType, MethodType, ModuleType)):
+        return f"a {kind.__name__} ({getattr(value, '__name__', '?')}) can't be stored: it is code, not a value"
+    return (
+        f"a {name} can't be stored by the sealed codec. Name its type in the function's return annotation or in "
+        f"trust=[{kind.__qualname__}] (dataclasses, attrs classes, pydantic models, enums and NamedTuples can be), or "
+        f"return plain values, or use codec='msgpack' with a return annotation, or codec='pickle' with a signing_key"
+    )

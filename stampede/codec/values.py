@@ -1,0 +1,150 @@
+"""The standard library's value types: each under a tag of ours, as a few plain arguments.
+
+Pickle's own names for them differ between Python versions; a tag never changes its meaning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from itertools import chain
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from stampede.errors import CodecError
+
+Lower: TypeAlias = Callable[[Any], tuple[Any, ...]]
+Raise: TypeAlias = Callable[..., Any]
+
+
+class Shape(NamedTuple):
+    """How values of one type travel: as a tag and arguments, and back."""
+
+    tag: str
+    type: type
+    lower: Lower  # value → (tag, *arguments)
+    rebuild: Raise  # *arguments → value; any exception of it is bytes that are not believed
+
+
+FACTORIES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, bool, list, tuple, dict, set, frozenset)}
+
+_NoneType = type(None)
+_ZONES = (_NoneType, timezone, ZoneInfo)
+
+
+def _expect(args: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> None:
+    """Constructors are given exactly what they expect: none of them may ask a value of the bytes to convert itself."""
+    if len(args) != len(kinds):
+        raise CodecError("a value with too many or too few arguments")
+    for arg, kind in zip(args, kinds, strict=True):
+        if type(arg) is not kind and (type(kind) is not tuple or type(arg) not in kind):
+            raise CodecError(f"a value with an argument of type {type(arg).__name__}")
+
+
+def _plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...], make: Raise | None = None) -> Shape:
+    make = make or type_
+
+    def rebuild(*args: Any) -> Any:
+        _expect(args, *kinds)
+        return make(*args)
+
+    return Shape(tag, type_, lambda value: (tag, *lower(value)), rebuild)
+
+
+def _text(tag: str, type_: type) -> Shape:
+    return _plain(tag, type_, lambda value: (str(value),), str)
+
+
+def _moment(value: Any) -> tuple[Any, ...]:
+    return value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold
+
+
+def _datetime(value: datetime) -> tuple[Any, ...]:
+    return (value.year, value.month, value.day, *_moment(value))
+
+
+def _make_datetime(*args: Any) -> datetime:
+    return datetime(*args[:-1], fold=args[-1])
+
+
+def _make_time(*args: Any) -> time:
+    return time(*args[:-1], fold=args[-1])
+
+
+def _timezone(value: timezone) -> tuple[Any, ...]:
+    offset, name = value.utcoffset(None), value.tzname(None)
+    return offset, None if name == timezone(offset).tzname(None) else name
+
+
+def _make_timezone(offset: timedelta, name: str | None) -> timezone:
+    return timezone(offset) if name is None else timezone(offset, name)
+
+
+def _zone(value: ZoneInfo) -> tuple[Any, ...]:
+    if value.key is None:
+        raise CodecError("a ZoneInfo made from a file has no name to be stored by: use ZoneInfo(key)")
+    return (value.key,)
+
+
+def _pairs(items: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
+    return tuple(chain.from_iterable(items))
+
+
+def _fill(into: Any, flat: tuple[Any, ...]) -> Any:
+    if len(flat) % 2:
+        raise CodecError("a mapping with a key and no value")
+    for key, value in zip(flat[::2], flat[1::2], strict=True):
+        into[key] = value
+    return into
+
+
+def _defaultdict(value: defaultdict[Any, Any]) -> tuple[Any, ...]:
+    factory = value.default_factory
+    name = None if factory is None else getattr(factory, "__name__", "")
+    if name is not None and FACTORIES.get(name) is not factory:
+        raise CodecError("a defaultdict can be stored if its factory is a builtin type: return dict(value) instead")
+    return (name, *_pairs(value.items()))
+
+
+def _make_defaultdict(name: str | None, *flat: Any) -> Any:
+    return _fill(defaultdict(None if name is None else FACTORIES[name]), flat)
+
+
+def _make_deque(maxlen: int | None, *items: Any) -> Any:
+    _expect((maxlen,), (int, _NoneType))
+    return deque(items, maxlen)
+
+
+STANDARD: tuple[Shape, ...] = (
+    _plain("complex", complex, lambda v: (v.real, v.imag), float, float),
+    _plain("range", range, lambda v: (v.start, v.stop, v.step), int, int, int),
+    _plain("date", date, lambda v: (v.year, v.month, v.day), int, int, int),
+    _plain("time", time, _moment, int, int, int, int, _ZONES, int, make=_make_time),
+    _plain("datetime", datetime, _datetime, *[int] * 7, _ZONES, int, make=_make_datetime),
+    _plain("timedelta", timedelta, lambda v: (v.days, v.seconds, v.microseconds), int, int, int),
+    _plain("timezone", timezone, _timezone, timedelta, (str, _NoneType), make=_make_timezone),
+    _plain("zone", ZoneInfo, _zone, str),
+    _text("decimal", Decimal),
+    _plain("fraction", Fraction, lambda v: (v.numerator, v.denominator), int, int),
+    _plain("uuid", UUID, lambda v: (v.bytes,), bytes, make=lambda raw: UUID(bytes=raw)),
+    _text("posixpath", PosixPath),
+    _text("windowspath", WindowsPath),
+    _text("pureposixpath", PurePosixPath),
+    _text("purewindowspath", PureWindowsPath),
+    _text("ipv4", IPv4Address),
+    _text("ipv6", IPv6Address),
+    _text("ipv4net", IPv4Network),
+    _text("ipv6net", IPv6Network),
+    _text("ipv4if", IPv4Interface),
+    _text("ipv6if", IPv6Interface),
+    Shape("ordered", OrderedDict, lambda v: ("ordered", *_pairs(v.items())), lambda *f: _fill(OrderedDict(), f)),
+    Shape("counter", Counter, lambda v: ("counter", *_pairs(v.items())), lambda *f: _fill(Counter(), f)),
+    Shape("defaultdict", defaultdict, lambda v: ("defaultdict", *_defaultdict(v)), _make_defaultdict),
+    Shape("deque", deque, lambda v: ("deque", v.maxlen, *v), _make_deque),
+)
