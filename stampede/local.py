@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import RLock
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakSet
 
 from stampede.entry import Entry
@@ -19,8 +19,6 @@ from stampede.errors import OptionError
 from stampede.ports import Ticket
 
 __all__ = ["Resident", "Tier"]
-
-Home: TypeAlias = "tuple[dict[Any, Resident], Any]"
 
 
 class Resident:
@@ -60,14 +58,14 @@ class Resident:
         self.keep = fresh if keep == fresh else keep  # one float object for both, which is most residents
         self.key = key
         self.scope = scope
-        self.homes: tuple[Home, ...] = ()
+        self.homes: tuple[Any, ...] = ()  # table, fast key, table, fast key ...: flat, as it is there for every entry
         self.mark = 0  # the hits that SIEVE's hand saw last
 
     def kill(self) -> None:
         """No hit from now on, by any way that leads here."""
         self.end = 0.0
         homes, self.homes = self.homes, ()
-        for table, fast in homes:
+        for table, fast in zip(homes[::2], homes[1::2], strict=True):
             if table.get(fast) is self:
                 table.pop(fast, None)
 
@@ -175,8 +173,9 @@ class Tier:
     def _adopt(self, dead: list[object], resident: Resident, table: dict[Any, Resident], fast: Any) -> None:
         if self._residents.get(resident.key) is not resident:
             return  # evicted or invalidated meanwhile: nothing would remove it from the table again
-        if not any(home is table and key == fast for home, key in resident.homes):
-            resident.homes = (*resident.homes, (table, fast))
+        homes = resident.homes
+        if not any(home is table and key == fast for home, key in zip(homes[::2], homes[1::2], strict=True)):
+            resident.homes = (*homes, table, fast)
         dead.append(table.get(fast))
         table[fast] = resident
 

@@ -109,7 +109,7 @@ def test_drop_kills_and_empties_the_homes() -> None:
     tier.adopt(there, table, 1)
     tier.adopt(there, table, 1)
     tier.adopt(there, table, (1, 2))
-    assert table == {1: there, (1, 2): there} and len(there.homes) == 2
+    assert table == {1: there, (1, 2): there} and len(there.homes) == 4  # flat: two tables with a key each
     assert tier.drop("a") is there
     assert there.end == 0.0 and table == {} and there.homes == ()
     assert tier.drop("a") is None and keys(tier) == []
@@ -257,6 +257,29 @@ def test_finalizers_may_write_to_the_tier() -> None:
         tier.clear()
         gc.collect()
     keys(tier)
+
+
+@pytest.mark.parametrize("how", ["evicted", "replaced", "dropped", "cleared", "scope"])
+def test_finalizers_run_outside_the_lock(how: str) -> None:
+    """Without it a value whose `__del__` waits for a thread that uses the cache is a deadlock."""
+    tier, ended = Tier(1), []
+
+    class Value:
+        def __del__(self) -> None:
+            thread = threading.Thread(target=tier.put, args=(resident("other"),), daemon=True)
+            thread.start()
+            thread.join(5)
+            ended.append(not thread.is_alive())
+
+    tier.put(resident("a", Value()))
+    {
+        "evicted": lambda: tier.put(resident("b")),
+        "replaced": lambda: tier.put(resident("a")),
+        "dropped": lambda: tier.drop("a"),
+        "cleared": tier.clear,
+        "scope": lambda: tier.drop_scope("f"),
+    }[how]()
+    assert ended == [True]
 
 
 def test_a_drop_inside_a_write_counts_at_once() -> None:
