@@ -251,7 +251,7 @@ class _Code:
 
     def name(self, thing: Any, name: str = "") -> str:
         """What the generated code calls this object."""
-        fresh = self._parameters.fresh_name(name or f"_{getattr(thing, 'func', thing).__name__}")
+        fresh = self._parameters.fresh_name(name or "_" + getattr(thing, "func", thing).__name__.strip("_"))
         self._namespace[fresh] = thing
         return fresh
 
