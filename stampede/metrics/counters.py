@@ -1,0 +1,138 @@
+"""Counts of what happened in this process, by scope."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from weakref import WeakSet
+
+from stampede import events
+
+__all__ = ["Counters", "Stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What happened in this process since the cache was made. `hits` come from the local tier, all else from events."""
+
+    hits: int = 0  # from the local tier
+    found: int = 0  # from the engine
+    waits: int = 0  # were given what somebody else computed
+    waited_seconds: float = 0.0
+    served: Mapping[str, int] = field(default_factory=dict)  # stale or due, by why: computing, failed, resting
+    computed: Mapping[str, int] = field(default_factory=dict)  # by why: missing, early, stale, refresh, alone
+    failed: int = 0  # computations that raised
+    cost_total: float = 0.0  # seconds spent on computations, the failed ones too
+    cost_max: float = 0.0
+    lease_lost: int = 0
+    unkept: int = 0
+    bad_bytes: int = 0
+    invalidated: int = 0  # calls of invalidate, expire, set, invalidate_all, clear
+    engine_downs: int = 0
+
+    @property
+    def computations(self) -> int:
+        """Computations that this process ended, whatever for, the failed ones too."""
+        return sum(self.computed.values()) + self.failed
+
+    @property
+    def ratio(self) -> float:
+        """The part of all answers that was there already, 0 to 1; what was waited for was not. 0 before any call."""
+        there = self.hits + self.found + sum(self.served.values())
+        return there / answers if (answers := there + self.waits + self.computations) else 0.0
+
+
+_Tally: TypeAlias = "defaultdict[Any, Any]"  # a field's name, or (name, why), to its count so far
+
+
+class Counters:
+    """An observer that counts: `counters.of("shop.report")`, `counters.total()`."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, _Tally] = {}
+        self._lock = threading.RLock()  # a signal's handler may count while its thread is counting
+        _counters.add(self)
+
+    def __call__(self, event: events.Event) -> None:
+        with self._lock:
+            tally = self._tallies.get(event.scope)
+            if tally is None:
+                tally = self._tallies[event.scope] = defaultdict(int)
+            _count(tally, event)
+
+    def of(self, scope: str) -> Stats:
+        """The counts of one scope; of one that nothing happened in, zeros."""
+        with self._lock:
+            return _stats([self._tallies.get(scope, defaultdict(int))])
+
+    def total(self) -> Stats:
+        """The counts of all scopes together."""
+        with self._lock:
+            return _stats(self._tallies.values())
+
+    def scopes(self) -> list[str]:
+        """Where anything happened."""
+        with self._lock:
+            return sorted(self._tallies)
+
+
+def _count(tally: _Tally, event: events.Event) -> None:
+    match event:
+        case events.Found():
+            tally["found"] += 1
+        case events.Waited():
+            tally["waits"] += 1
+            tally["waited_seconds"] += event.seconds
+        case events.Computed():
+            tally["computed", event.why] += 1
+            _spend(tally, event.cost)
+        case events.Served():
+            tally["served", event.why] += 1
+        case events.Failed():
+            tally["failed"] += 1
+            _spend(tally, event.cost)
+        case events.LeaseLost():
+            tally["lease_lost"] += 1
+        case events.Unkept():
+            tally["unkept"] += 1
+        case events.BadBytes():
+            tally["bad_bytes"] += 1
+        case events.Invalidated():
+            tally["invalidated"] += 1
+        case events.EngineDown():
+            tally["engine_downs"] += 1
+
+
+def _spend(tally: _Tally, cost: float) -> None:
+    tally["cost_total"] += cost
+    tally["cost_max"] = max(tally["cost_max"], cost)
+
+
+def _stats(tallies: Iterable[_Tally]) -> Stats:
+    plain: dict[str, Any] = {}
+    by_why: dict[str, dict[str, int]] = {}
+    for tally in tallies:
+        for name, count in tally.items():
+            if isinstance(name, tuple):
+                whys = by_why.setdefault(name[0], {})
+                whys[name[1]] = whys.get(name[1], 0) + count
+            elif name == "cost_max":
+                plain[name] = max(plain.get(name, 0.0), count)
+            else:
+                plain[name] = plain.get(name, 0) + count
+    return Stats(**plain, **by_why)
+
+
+_counters: WeakSet[Counters] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for counters in _counters:
+        counters._lock = threading.RLock()  # a thread that was counting is not there to unlock it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

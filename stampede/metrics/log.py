@@ -1,0 +1,72 @@
+"""Events as log lines: who computed what, and why. Never a value."""
+
+from __future__ import annotations
+
+import logging
+from logging import DEBUG, INFO, WARNING
+
+from stampede import events
+
+__all__ = ["log_events"]
+
+log = logging.getLogger("stampede")
+
+
+def log_events(event: events.Event, *, keys: bool = True) -> None:
+    """An observer that logs to the logger `stampede`: what needs an operator at WARNING, the daily work at DEBUG.
+
+    Lines hold keys, as operators need them, and messages of errors. Where those hold what logs must not,
+    `functools.partial(log_events, keys=False)` tells the function and the error's type only.
+    """
+    level = _level(event)
+    if log.isEnabledFor(level):
+        what = repr(event.key) if keys and event.key else event.scope or "(all)"
+        text, *arguments = _line(event, what, keys=keys)
+        names = {"stampede.event": type(event).__name__, "stampede.scope": event.scope}
+        log.log(level, text, *arguments, extra=names | ({"stampede.key": event.key} if keys else {}))
+
+
+def _level(event: events.Event) -> int:
+    match event:
+        case events.EngineUp():
+            return INFO
+        case events.Unkept(why=why):
+            return DEBUG if why.startswith("cache_if") else WARNING  # that one is as the user wants it
+        case events.Failed() | events.LeaseLost() | events.BadBytes() | events.EngineDown():
+            return WARNING
+        case _:
+            return DEBUG
+
+
+def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
+    match event:
+        case events.Found():
+            return "found %s", what
+        case events.Waited():
+            return "waited %.3f s for %s, which somebody else computed", event.seconds, what
+        case events.Served():
+            return "served %s as it was: %s", what, event.why
+        case events.Computed():
+            text = "computed %s in %.3f s: %s" if event.stored else "computed %s in %.3f s: %s; not stored"
+            return text, what, event.cost, event.why
+        case events.Failed():
+            return "computing %s failed after %.3f s (%s): %s", what, event.cost, event.why, _error(event.error, keys)
+        case events.LeaseLost():
+            return "the lease of %s ended before its computation did: the value went to its caller only", what
+        case events.Unkept():
+            return "%s is not kept: %s", what, event.why
+        case events.BadBytes():
+            return "what the engine holds for %s is not believed, and computed anew: %s", what, event.why
+        case events.Invalidated():
+            return "%s: %s", event.verb, what
+        case events.EngineDown():
+            return "%s is down, calls go on without it: %s", event.engine, _error(event.error, keys)
+        case events.EngineUp():
+            return "%s is back after %.1f s", event.engine, event.seconds
+        case _:
+            return "%s: %s", type(event).__name__, what
+
+
+def _error(error: BaseException, message: bool) -> str:
+    name = type(error).__qualname__
+    return f"{name}: {error}" if message and str(error) else name

@@ -1,0 +1,65 @@
+"""All observers as one, which can't break a call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from inspect import iscoroutinefunction
+
+from stampede.errors import OptionError
+from stampede.events import Event, Observer
+
+log = logging.getLogger("stampede")
+
+
+class _Inside(threading.local):
+    """Which observers this thread is in at the moment."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+
+
+class Observers:
+    """Tells each observer of each event, in the thread and at the moment it happens: a slow one hands over to a queue.
+
+    What an observer raises is logged, once for each observer, and goes no further. An observer whose own calls
+    cause events hears nothing of those.
+    """
+
+    __slots__ = ("_inside", "_observers", "_told")
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = tuple(observers)
+        self._told: set[int] = set()
+        self._inside = _Inside()
+        for observer in self._observers:
+            if not callable(observer):
+                raise OptionError(f"observers holds {observer!r}: give functions of an event")
+            if iscoroutinefunction(observer) or iscoroutinefunction(type(observer).__call__):
+                raise OptionError(f"observers holds {observer!r}: give a plain function, nobody would await this one")
+
+    def __iter__(self) -> Iterator[Observer]:
+        return iter(self._observers)
+
+    def __len__(self) -> int:
+        return len(self._observers)
+
+    def emit(self, event: Event) -> None:
+        """Tell everybody."""
+        inside = self._inside.numbers
+        for number, observer in enumerate(self._observers):
+            if number in inside:
+                continue
+            inside.add(number)
+            try:
+                observer(event)
+            except Exception:
+                self._complain(number, observer)
+            finally:
+                inside.discard(number)
+
+    def _complain(self, number: int, observer: Observer) -> None:
+        if number not in self._told:
+            self._told.add(number)
+            log.exception("observer %r raised: it is told on, and this is said once", observer)
