@@ -119,6 +119,18 @@ class Shifted(tzinfo):
         return None
 
 
+class Listed(Shifted):
+    """As pytz's zones: pickled by name, and holding what leads back to itself."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(1)
+        self.name = name
+        self.all = [self]
+
+    def __reduce__(self) -> tuple[type[Listed], tuple[str]]:
+        return (Listed, (self.name,))
+
+
 class Moment(datetime):
     pass
 
@@ -148,6 +160,12 @@ def zone(key: str | None) -> ZoneInfo:
 def tagged(text: str, tag: str) -> Tagged:
     made = Tagged(text)
     made.tag = tag
+    return made
+
+
+def moment(source: str) -> Moment:
+    made = Moment(2026, 7, 1, 12)
+    made.source = source  # type: ignore[attr-defined]
     return made
 
 
@@ -207,6 +225,7 @@ DIFFERENT: list[Any] = [
         NOON.replace(tzinfo=Shifted(2)),
     ],
     *[NOON.replace(tzinfo=BERLIN, fold=1), datetime(2026, 7, 1, 10, tzinfo=UTC), Moment(2026, 7, 1, 12)],
+    *[NOON.replace(tzinfo=Listed("a")), NOON.replace(tzinfo=Listed("b")), moment("a"), moment("b")],
     *[Nanoseconds.at(0, 1), Nanoseconds.at(0, 2), Moment(2026, 7, 1, 12, tzinfo=BERLIN)],
     *[
         time(12),

@@ -96,10 +96,11 @@ def _subclass(value: Any, base: type, left: int) -> str:
 
 def _reduced(value: Any, base: type, left: int) -> str:
     """By what it would be pickled as: pandas' datetimes have nanoseconds, of which the base class knows nothing."""
+    cls = type(value)
     reduced = value.__reduce_ex__(4)
-    if isinstance(reduced, str):
-        return f"{name_of(type(value))}({_str(reduced, left)})"
-    return f"{name_of(type(value))}({_write(tuple(reduced[1:]), left - 1)}{_beside(value, base, left)})"
+    text = _write(reduced if isinstance(reduced, str) else reduced[1:], left - 1)
+    forgetful = base in _MOMENTS and cls.__reduce_ex__ is base.__reduce_ex__ and cls.__reduce__ is base.__reduce__
+    return f"{name_of(cls)}({text}{_beside(value, base, left) if forgetful else ''})"
 
 
 def _beside(value: Any, base: type, left: int) -> str:
