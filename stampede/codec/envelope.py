@@ -24,6 +24,7 @@ from __future__ import annotations
 import hmac
 import zlib
 from collections.abc import Sequence
+from math import isnan
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
 
@@ -56,10 +57,14 @@ class Header(NamedTuple):
 
 def header_of(blob: bytes) -> Header:
     """The header of an entry's bytes, unverified; CodecError if there is none."""
+    return Header._make(_unpack(blob))
+
+
+def _unpack(blob: bytes) -> tuple[Any, ...]:
     if len(blob) < HEADER.size:
         raise CodecError(f"{len(blob)} bytes are too few for an entry")
-    header = Header._make(HEADER.unpack_from(blob))
-    if header.magic != MAGIC or header.version != VERSION:
+    header = HEADER.unpack_from(blob)
+    if header[0] != MAGIC or header[1] != VERSION:
         raise CodecError("no entry of ours, or of a version that is not known here")
     return header
 
@@ -124,29 +129,33 @@ class Codec:
         return head + seal + body
 
     def _decode(self, key: str, blob: bytes) -> Entry[Any]:
-        header = header_of(blob)
-        self._expect(header)
+        header = _unpack(blob)
+        self._expect(*header)
         start = HEADER.size + self._seal_size
         body = memoryview(blob)[start:]
         if self._max_bytes is not None and len(body) > self._max_bytes:
             raise CodecError(f"{len(body)} bytes are more than max_bytes, {self._max_bytes}")
         if not self._seals(key, blob[: HEADER.size], body, blob[HEADER.size : start]):
             raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
-        if header.flags & COMPRESSED:
+        flags = header[3]
+        if flags & COMPRESSED:
             body = self._inflate(body)
-        raised = bool(header.flags & RAISED)
+        raised = bool(flags & RAISED)
         value = self._body.load(body, raised)
-        return Entry(value, *header[4:10], raised)
+        _, _, _, _, id, cost, margin, ttl, fresh, keep, _ = header
+        return Entry(value, id, cost, margin, ttl, fresh, keep, raised)
 
-    def _expect(self, header: Header) -> None:
-        if header.codec != self._body.number:
+    def _expect(
+        self, magic: bytes, version: int, codec: int, flags: int, id: bytes,
+        cost: float, margin: float, ttl: float, fresh: float, keep: float, fingerprint: int,
+    ) -> None:  # fmt: skip
+        if codec != self._body.number:
             raise CodecError("the entry was written by another codec")
-        if header.flags & SIGNED != self._signed:
+        if flags & SIGNED != self._signed:
             raise CodecError("the entry is not signed" if self._signed else "the entry is signed, and no key is known")
-        if header.fingerprint != self._body.fingerprint:
+        if fingerprint != self._body.fingerprint:
             raise CodecError("the entry was written for another return type")
-        durations = sum(header[5:10])
-        if durations != durations:
+        if isnan(cost + margin + ttl + fresh + keep):
             raise CodecError("a duration is not a number")
 
     def _seals(self, key: str, head: bytes, body: memoryview, seal: bytes) -> bool:

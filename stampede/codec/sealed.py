@@ -23,6 +23,7 @@ from stampede.codec.values import STANDARD, Lower, Raise, Shape
 from stampede.errors import CodecError
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
+_scalar = SCALARS.issuperset  # of the types of some values
 
 # The memo's place 0 is the node maker's in every body, so that a sealed body needs no import and no Python name.
 _NAMES = b"cs\nN\n\x940"  # GLOBAL s.N, MEMOIZE, POP
@@ -68,7 +69,10 @@ class Sealed:
         value = unsealer.load()
         if source.read(1):
             raise CodecError("bytes behind the value")
-        return _Settling(self._rebuild).settle(value) if unsealer.named else value
+        if not unsealer.named:
+            return value
+        del unsealer  # and its memo, which holds two tuples for each node: a third of the work of settling
+        return _Settling(self._rebuild).settle(value)
 
 
 class _Sealer(pickle.Pickler):
@@ -107,12 +111,14 @@ class _Settling:
 
     def __init__(self, rebuild: Mapping[str, Raise]) -> None:
         self._rebuild = rebuild
+        self._made: dict[Node, Any] = {}
         self._done: dict[int, tuple[Any, Any]] = {}  # id → it (kept alive, so that ids stay its own) and its value
 
     def settle(self, value: Any) -> Any:
         kind = type(value)
-        if kind in SCALARS:
-            return value
+        if kind is Node:
+            made = self._made.get(value)
+            return self._make(value) if made is None else made
         known = self._done.get(id(value))
         if known is not None:
             return known[1]
@@ -125,31 +131,35 @@ class _Settling:
         settle = self.settle
         return [value if type(value) in SCALARS else settle(value) for value in values]
 
+    def _make(self, node: Node) -> Any:
+        tag, *args = node
+        if not _scalar(map(type, args)):
+            args = self.all_of(args)
+        made = self._made[node] = self._rebuild[tag](*args)
+        return made
+
     def _keep(self, value: Any, settled: Any) -> Any:
         # A list inside may have led back to this very value, and settled it first.
         return self._done.setdefault(id(value), (value, settled))[1]
 
-    def node(self, value: Node) -> Any:
-        args = value[1:]
-        if not SCALARS.issuperset(map(type, args)):
-            args = tuple(self.all_of(args))
-        return self._keep(value, self._rebuild[value[0]](*args))
+    def scalar(self, value: Any) -> Any:
+        return value
 
     def tuple(self, value: Any) -> Any:
-        return self._keep(value, value if SCALARS.issuperset(map(type, value)) else tuple(self.all_of(value)))
+        return self._keep(value, value if _scalar(map(type, value)) else tuple(self.all_of(value)))
 
     def frozenset(self, value: Any) -> Any:
         return self._keep(value, frozenset(self.all_of(value)))
 
     def list(self, value: Any) -> Any:
         self._keep(value, value)
-        if not SCALARS.issuperset(map(type, value)):
+        if not _scalar(map(type, value)):
             value[:] = self.all_of(value)
         return value
 
     def set(self, value: Any) -> Any:
         self._keep(value, value)
-        if not SCALARS.issuperset(map(type, value)):
+        if not _scalar(map(type, value)):
             members = self.all_of(value)
             value.clear()
             value.update(members)
@@ -157,12 +167,12 @@ class _Settling:
 
     def dict(self, value: Any) -> Any:
         self._keep(value, value)
-        if not SCALARS.issuperset(map(type, value)):
+        if not _scalar(map(type, value)):
             items = zip(self.all_of(value), self.all_of(value.values()), strict=True)
             pairs = [*items]
             value.clear()
             value.update(pairs)
-        elif not SCALARS.issuperset(map(type, value.values())):
+        elif not _scalar(map(type, value.values())):
             for key, item in value.items():
                 if type(item) not in SCALARS:
                     value[key] = self.settle(item)
@@ -170,7 +180,7 @@ class _Settling:
 
 
 _SETTLE: dict[type, Any] = {
-    Node: _Settling.node,
+    **dict.fromkeys(SCALARS, _Settling.scalar),
     tuple: _Settling.tuple,
     frozenset: _Settling.frozenset,
     list: _Settling.list,
