@@ -114,7 +114,7 @@ def _spend(tally: _Tally, cost: float) -> None:
 
 def _stats(tallies: Iterable[_Tally]) -> Stats:
     plain: dict[str, Any] = {}
-    by_why: dict[str, dict[str, int]] = {}
+    by_why: dict[str, Any] = {}
     for tally in tallies:
         for name, count in tally.items():
             if isinstance(name, tuple):

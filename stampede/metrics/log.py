@@ -52,7 +52,7 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
         case events.Failed():
             return "computing %s failed after %.3f s (%s): %s", what, event.cost, event.why, _error(event.error, keys)
         case events.LeaseLost():
-            return "the lease of %s ended before its computation did: the value went to its caller only", what
+            return "the lease of %s ended before its computation: the value is its caller's only", what
         case events.Unkept():
             return "%s is not kept: %s", what, event.why
         case events.BadBytes():

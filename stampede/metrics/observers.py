@@ -54,12 +54,12 @@ class Observers:
             inside.add(number)
             try:
                 observer(event)
-            except Exception:
-                self._complain(number, observer)
+            except Exception as error:
+                self._complain(number, error)
             finally:
                 inside.discard(number)
 
-    def _complain(self, number: int, observer: Observer) -> None:
+    def _complain(self, number: int, error: Exception) -> None:
         if number not in self._told:
             self._told.add(number)
-            log.exception("observer %r raised: it is told on, and this is said once", observer)
+            log.error("observer %r raised; this is said once", self._observers[number], exc_info=error)

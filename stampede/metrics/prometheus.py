@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 from stampede.errors import MissingExtra
@@ -11,9 +12,9 @@ from stampede.events import Event
 from stampede.metrics.families import FAMILIES, Family
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import CollectorRegistry
 
-    Made = dict[str, Counter | Gauge | Histogram]
+Feed: TypeAlias = Callable[[list[str], float], None]  # the labels' values, the amount
 
 __all__ = ["PrometheusObserver"]
 
@@ -31,41 +32,38 @@ class PrometheusObserver:
             raise MissingExtra(
                 "PrometheusObserver needs prometheus-client: pip install 'stampede-guard[prometheus]'"
             ) from exc
-        self._metrics = _metrics(REGISTRY if registry is None else registry, namespace)
+        self._feeds = _feeds(REGISTRY if registry is None else registry, namespace)
 
     def __call__(self, event: Event) -> None:
         for family in FAMILIES.get(type(event), ()):
-            metric = self._metrics[family.name].labels(*[getattr(event, label) for label in family.labels])
-            _feed(metric, family.amount(event))
-
-
-def _feed(metric: Counter | Gauge | Histogram, amount: float) -> None:
-    from prometheus_client import Counter, Histogram
-
-    if isinstance(metric, Counter):
-        metric.inc(amount)
-    elif isinstance(metric, Histogram):
-        metric.observe(amount)
-    else:
-        metric.set(amount)
+            self._feeds[family.name]([getattr(event, label) for label in family.labels], family.amount(event))
 
 
 # A registry refuses a second metric of a name, and `configure` may be called twice.
-_made: WeakKeyDictionary[CollectorRegistry, dict[str, Made]] = WeakKeyDictionary()
+_made: WeakKeyDictionary[CollectorRegistry, dict[str, dict[str, Feed]]] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
-def _metrics(registry: CollectorRegistry, namespace: str) -> Made:
+def _feeds(registry: CollectorRegistry, namespace: str) -> dict[str, Feed]:
     with _making:
         spaces = _made.setdefault(registry, {})
         if namespace not in spaces:
             families = {family.name: family for each in FAMILIES.values() for family in each}
-            spaces[namespace] = {name: _make(family, registry, namespace) for name, family in families.items()}
+            spaces[namespace] = {name: _feed(family, registry, namespace) for name, family in families.items()}
         return spaces[namespace]
 
 
-def _make(family: Family, registry: CollectorRegistry, namespace: str) -> Counter | Gauge | Histogram:
+def _feed(family: Family, registry: CollectorRegistry, namespace: str) -> Feed:
     from prometheus_client import Counter, Gauge, Histogram
 
-    kinds = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
-    return kinds[family.kind](family.name, family.help, family.labels, namespace=namespace, registry=registry)
+    name, text, labels = family.name, family.help, family.labels
+    match family.kind:
+        case "counter":
+            counter = Counter(name, text, labels, namespace=namespace, registry=registry)
+            return lambda values, amount: counter.labels(*values).inc(amount)
+        case "histogram":
+            histogram = Histogram(name, text, labels, namespace=namespace, registry=registry)
+            return lambda values, amount: histogram.labels(*values).observe(amount)
+        case _:
+            gauge = Gauge(name, text, labels, namespace=namespace, registry=registry)
+            return lambda values, amount: gauge.labels(*values).set(amount)

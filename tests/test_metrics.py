@@ -1,0 +1,367 @@
+"""Observers: what is counted, logged and exported, and that none of them can break a call."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from stampede import events
+from stampede.errors import EngineError, OptionError
+from stampede.metrics import Counters, Observers, OpenTelemetryObserver, PrometheusObserver, Stats, log_events
+from stampede.metrics.families import FAMILIES
+
+ERROR = ValueError("no such customer")
+DOWN = EngineError("refused")
+DAY: list[events.Event] = [
+    events.Found("f", "f(1)"),
+    events.Computed("f", "f(1)", "missing", 0.25, True),
+    events.Computed("f", "f(1)", "early", 0.5, False),
+    events.Computed("g", "g(1)", "missing", 2.0, True),
+    events.Failed("f", "f(2)", "missing", 0.25, ERROR),
+    events.Waited("f", "f(1)", 0.125),
+    events.Waited("f", "f(1)", 0.25),
+    events.Served("f", "f(1)", "computing"),
+    events.LeaseLost("f", "f(1)"),
+    events.Unkept("f", "f(1)", "12 MB is more than max_bytes"),
+    events.BadBytes("f", "f(1)", "truncated"),
+    events.Invalidated("f", "f(1)", "invalidate"),
+    events.EngineDown("", "", "disk:///x", DOWN),
+    events.EngineUp("", "", "disk:///x", 3.0),
+]
+KINDS = {kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)}
+
+
+def test_the_day_holds_every_kind_of_event() -> None:
+    """The tests below are about all events only as long as this holds."""
+    assert {type(event) for event in DAY} == KINDS - {events.Event}
+
+
+# -- counters ---------------------------------------------------------------------------------------------------
+
+
+def counted(day: list[events.Event] = DAY) -> Counters:
+    counters = Counters()
+    for event in day:
+        counters(event)
+    return counters
+
+
+def test_counts_by_scope() -> None:
+    """Each event must be counted once, where it belongs."""
+    assert counted().of("f") == Stats(
+        found=1,
+        waits=2,
+        waited_seconds=0.375,
+        served={"computing": 1},
+        computed={"missing": 1, "early": 1},
+        failed=1,
+        cost_total=1.0,
+        cost_max=0.5,
+        lease_lost=1,
+        unkept=1,
+        bad_bytes=1,
+        invalidated=1,
+    )
+    assert counted().of("g") == Stats(computed={"missing": 1}, cost_total=2.0, cost_max=2.0)
+    assert counted().of("nobody") == Stats()
+    assert counted().scopes() == ["", "f", "g"]
+
+
+def test_the_total_adds_up() -> None:
+    """Sums over scopes, but the largest of the largest costs; an engine's outage belongs to no scope and is in it."""
+    total = counted().total()
+    assert (total.computed, total.computations, total.failed) == ({"missing": 2, "early": 1}, 4, 1)
+    assert (total.cost_total, total.cost_max, total.engine_downs) == (3.0, 2.0, 1)
+
+
+def test_the_ratio() -> None:
+    """The number that everybody looks at first: 8 hits, 1 found, 1 served of 16 answers."""
+    assert Stats().ratio == 0.0
+    assert Stats(hits=8, found=1, served={"failed": 1}, waits=2, computed={"missing": 3}, failed=1).ratio == 10 / 16
+
+
+def test_every_event_but_the_good_news_is_counted() -> None:
+    """An event that is overlooked by the counters is seen nowhere."""
+    for event in DAY:
+        seen = counted([event]).total() != Stats()
+        assert seen == (not isinstance(event, events.EngineUp)), event
+
+
+def test_no_count_is_lost_between_threads() -> None:
+    """`+=` on a shared number loses updates."""
+    counters = Counters()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [
+            threading.Thread(target=lambda: [counters(events.Waited("f", "k", 1.0)) for _ in range(2000)])
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert counters.total() == Stats(waits=8000, waited_seconds=8000.0)
+
+
+def test_a_fork_while_somebody_counts() -> None:
+    """The child has no thread that could unlock: its first event would hang it for ever."""
+    program = """
+import os, signal, threading
+from stampede.events import Found
+from stampede.metrics import Counters
+counters, counting, done = Counters(), threading.Event(), threading.Event()
+def count():
+    with counters._lock:
+        counting.set()
+        done.wait()
+thread = threading.Thread(target=count)
+thread.start()
+counting.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)  # a hang ends with this signal's exit code
+    counters(Found("f", "k"))
+    os._exit(counters.total().found)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+thread.join()
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=30)
+    assert (run.stdout, run.stderr) == ("1\n", "")
+
+
+def test_stats_are_values() -> None:
+    """What somebody holds must not change under their hands when the next event comes."""
+    counters = counted()
+    before = counters.of("f")
+    copy = {field.name: getattr(before, field.name) for field in fields(before)}
+    counters(DAY[1])
+    assert before == Stats(**copy)
+    assert counters.of("f").computed["missing"] == 2
+    assert before.computed["missing"] == 1
+
+
+# -- the hub ----------------------------------------------------------------------------------------------------
+
+
+def test_a_raising_observer_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A metrics backend that is down would otherwise be an outage; and a log line per call another one."""
+
+    def broken(event: events.Event) -> None:
+        raise OSError("no metrics today")
+
+    seen: list[events.Event] = []
+    hub = Observers([broken, seen.append, broken])
+    hub.emit(DAY[0])
+    hub.emit(DAY[1])
+    assert seen == DAY[:2]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]  # one for each of the two
+    assert "no metrics today" in caplog.text
+    assert "broken" in caplog.text
+
+
+def test_ctrl_c_in_an_observer_is_no_error_of_its() -> None:
+    """KeyboardInterrupt belongs to the program, wherever it arrives."""
+
+    def interrupted(event: events.Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Observers([interrupted]).emit(DAY[0])
+
+
+def test_an_observer_that_causes_events() -> None:
+    """One that uses a cached function itself would call itself for ever; the others hear of both events."""
+    seen: list[events.Event] = []
+
+    def curious(event: events.Event) -> None:
+        hub.emit(DAY[1])
+
+    hub = Observers([curious, seen.append])
+    hub.emit(DAY[0])
+    hub.emit(DAY[0])
+    assert seen == [DAY[1], DAY[0], DAY[1], DAY[0]]
+
+
+def test_what_is_no_observer_is_refused() -> None:
+    """An `async def` would be called, and never run."""
+
+    async def later(event: events.Event) -> None: ...
+
+    class Later:
+        async def __call__(self, event: events.Event) -> None: ...
+
+    for wrong in (later, Later(), 5):
+        with pytest.raises(OptionError, match="observers holds"):
+            Observers([wrong])  # type: ignore[list-item]
+    assert list(Observers([log_events])) == [log_events]
+    assert len(Observers()) == 0
+
+
+# -- log lines --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.DEBUG, "stampede"):
+        yield caplog
+
+
+def test_log_lines(log: pytest.LogCaptureFixture) -> None:
+    """Operators grep for these: who, why, how long, at a level that wakes only when it should."""
+    for event in DAY:
+        log_events(event)
+    assert [(record.name, record.levelname, record.getMessage()) for record in log.records] == [
+        ("stampede", "DEBUG", "found 'f(1)'"),
+        ("stampede", "DEBUG", "computed 'f(1)' in 0.250 s: missing"),
+        ("stampede", "DEBUG", "computed 'f(1)' in 0.500 s: early; not stored"),
+        ("stampede", "DEBUG", "computed 'g(1)' in 2.000 s: missing"),
+        ("stampede", "WARNING", "computing 'f(2)' failed after 0.250 s (missing): ValueError: no such customer"),
+        ("stampede", "DEBUG", "waited 0.125 s for 'f(1)', which somebody else computed"),
+        ("stampede", "DEBUG", "waited 0.250 s for 'f(1)', which somebody else computed"),
+        ("stampede", "DEBUG", "served 'f(1)' as it was: computing"),
+        ("stampede", "WARNING", "the lease of 'f(1)' ended before its computation: the value is its caller's only"),
+        ("stampede", "WARNING", "'f(1)' is not kept: 12 MB is more than max_bytes"),
+        ("stampede", "WARNING", "what the engine holds for 'f(1)' is not believed, and computed anew: truncated"),
+        ("stampede", "DEBUG", "invalidate: 'f(1)'"),
+        ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),
+        ("stampede", "INFO", "disk:///x is back after 3.0 s"),
+    ]  # fmt: skip
+
+
+def test_a_refusing_cache_if_is_no_warning(log: pytest.LogCaptureFixture) -> None:
+    """It does what the user asked for, perhaps at every call."""
+    log_events(events.Unkept("f", "f(1)", "cache_if refused it"))
+    assert [record.levelname for record in log.records] == ["DEBUG"]
+
+
+def test_keys_can_be_left_out(log: pytest.LogCaptureFixture) -> None:
+    """Keys and messages may hold what a log must not, for example a person's name."""
+    for event in DAY:
+        partial(log_events, keys=False)(event)
+    assert len(log.records) == len(DAY)
+    everything = log.text + "".join(repr(vars(record)) for record in log.records)
+    assert "(1)" not in everything
+    assert "customer" not in everything
+    assert "computing f failed after 0.250 s (missing): ValueError" in log.text
+
+
+def test_a_key_cannot_forge_a_line(log: pytest.LogCaptureFixture) -> None:
+    """A key is partly what a stranger sent."""
+    log_events(events.Found("", "k\nWARNING all is lost"))
+    assert log.records[0].getMessage() == r"found 'k\nWARNING all is lost'"
+
+
+def test_records_hold_fields(log: pytest.LogCaptureFixture) -> None:
+    """For those who log JSON: nobody should have to parse the text."""
+    log_events(DAY[1])
+    found = {name: value for name, value in vars(log.records[0]).items() if name.startswith("stampede.")}
+    assert found == {"stampede.event": "Computed", "stampede.scope": "f", "stampede.key": "f(1)"}
+
+
+# -- Prometheus and OpenTelemetry, the real packages ------------------------------------------------------------
+
+
+def test_every_event_has_a_family() -> None:
+    """An event without one is on no dashboard."""
+    assert set(FAMILIES) == KINDS - {events.Event}
+
+
+def test_prometheus() -> None:
+    """The names are an interface: dashboards and alerts are written against them."""
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+    for event in DAY[:-1]:
+        observer(event)
+
+    def sample(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"stampede_{name}", labels)
+
+    assert sample("found_total", scope="f") == 1
+    assert sample("computed_total", scope="f", why="early") == 1
+    assert sample("failed_total", scope="f", why="missing") == 1
+    assert sample("computation_seconds_sum", scope="f") == 1.0
+    assert sample("computation_seconds_count", scope="f") == 3
+    assert sample("waited_seconds_sum", scope="f") == 0.375
+    assert sample("served_total", scope="f", why="computing") == 1
+    assert sample("leases_lost_total", scope="f") == 1
+    assert sample("unkept_total", scope="f") == 1
+    assert sample("bad_bytes_total", scope="f") == 1
+    assert sample("invalidated_total", scope="f", verb="invalidate") == 1
+    assert sample("engine_outages_total", engine="disk:///x") == 1
+    assert sample("engine_up", engine="disk:///x") == 0
+    observer(DAY[-1])
+    assert sample("engine_up", engine="disk:///x") == 1
+    assert b"f(1)" not in generate_latest(registry)  # a label with a value per key kills a Prometheus
+
+
+def test_prometheus_twice_in_one_registry() -> None:
+    """`configure` called twice must not end in "duplicated timeseries", nor with two halves of a count."""
+    registry = CollectorRegistry()
+    for observer in (PrometheusObserver(registry), PrometheusObserver(registry), PrometheusObserver(registry, "other")):
+        observer(DAY[0])
+    assert registry.get_sample_value("stampede_found_total", {"scope": "f"}) == 2
+    assert registry.get_sample_value("other_found_total", {"scope": "f"}) == 1
+
+
+def test_opentelemetry() -> None:
+    """The same for OpenTelemetry."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    observer = OpenTelemetryObserver(provider.get_meter("test"))
+    for event in DAY:
+        observer(event)
+    measured = points(reader)
+    provider.shutdown()
+    assert measured["found", "f"] == 1
+    assert measured["computed", "f", "early"] == 1
+    assert measured["failed", "f", "missing"] == 1
+    assert measured["computation_seconds", "f"] == 1.0
+    assert measured["waited_seconds", "f"] == 0.375
+    assert measured["engine_outages", "disk:///x"] == 1
+    assert measured["engine_up", "disk:///x"] == 1
+    assert {name for name, *_ in measured} == {family.name for each in FAMILIES.values() for family in each}
+    assert "f(1)" not in str(measured)
+
+
+def points(reader: InMemoryMetricReader) -> dict[tuple[str, ...], float]:
+    data: Any = reader.get_metrics_data()
+    return {
+        (metric.name.removeprefix("stampede."), *map(str, point.attributes.values())): getattr(
+            point, "sum", getattr(point, "value", None)
+        )
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        for point in metric.data.data_points
+    }
+
+
+@pytest.mark.parametrize(
+    "name, extra", [("PrometheusObserver", "prometheus"), ("OpenTelemetryObserver", "opentelemetry")]
+)
+def test_a_missing_extra_prints_its_pip_line(name: str, extra: str) -> None:
+    """Where the package is not installed, in a Python that has only its standard library, the remedy is said."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent)!r})\n"
+        "import stampede.metrics as metrics\n"
+        "from stampede.errors import MissingExtra\n"
+        f"try: metrics.{name}()\n"
+        "except MissingExtra as exc: print(exc)\n"
+    )
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=30)
+    assert f"pip install 'stampede-guard[{extra}]'" in run.stdout, run.stderr
