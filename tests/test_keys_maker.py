@@ -221,8 +221,11 @@ def test_an_error_of_the_users_own_key_method_is_not_dressed_up() -> None:
         def __stampede_key__(self) -> str:
             raise ValueError("not saved yet")
 
-    with pytest.raises(ValueError, match="not saved yet"):
-        make(report)(Broken())
+    def f(a: Any = Broken()) -> None: ...  # noqa: B008
+
+    for key in (make(report), make(f)):
+        with pytest.raises(ValueError, match="not saved yet"):
+            key(Broken())
 
 
 # -- ignore ---------------------------------------------------------------------------------------------------

@@ -122,6 +122,8 @@ def _stands_alone(parameter: Parameter) -> bool:
         canonical(parameter.default)
     except KeyingError:
         return True
+    except Exception:  # of a user's own `__stampede_key__`: it may be better by the time of a call
+        return False
     return False
 
 
