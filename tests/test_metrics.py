@@ -101,22 +101,25 @@ def test_every_event_but_the_good_news_is_counted() -> None:
 
 
 def test_no_count_is_lost_between_threads() -> None:
-    """`+=` on a shared number loses updates."""
-    counters = Counters()
+    """Two threads that both make the tally of a new scope: one of them counts into what is thrown away."""
+    counters, start = Counters(), threading.Barrier(4)
+
+    def count() -> None:
+        start.wait(10)
+        for number in range(10_000):
+            counters(events.Waited(f"f{number}", "k", 1.0))
+
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [
-            threading.Thread(target=lambda: [counters(events.Waited("f", "k", 1.0)) for _ in range(2000)])
-            for _ in range(4)
-        ]
+        threads = [threading.Thread(target=count) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert counters.total() == Stats(waits=8000, waited_seconds=8000.0)
+    assert counters.total() == Stats(waits=40_000, waited_seconds=40_000.0)
 
 
 def test_a_fork_while_somebody_counts() -> None:
