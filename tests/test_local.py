@@ -259,27 +259,36 @@ def test_finalizers_may_write_to_the_tier() -> None:
     keys(tier)
 
 
-@pytest.mark.parametrize("how", ["evicted", "replaced", "dropped", "cleared", "scope"])
+@pytest.mark.parametrize("how", ["evicted", "replaced", "dropped", "cleared", "scope", "homeless", "postponed"])
 def test_finalizers_run_outside_the_lock(how: str) -> None:
     """Without it a value whose `__del__` waits for a thread that uses the cache is a deadlock."""
-    tier, ended = Tier(1), []
+    tier, ended = Tier(2), []
 
     class Value:
         def __del__(self) -> None:
             thread = threading.Thread(target=tier.put, args=(resident("other"),), daemon=True)
             thread.start()
-            thread.join(5)
+            thread.join(2)
             ended.append(not thread.is_alive())
 
+    def two_refused_adoptions(dead: list[object]) -> None:
+        tier.adopt(resident("x", Value()), {}, 1)
+        tier.adopt(resident("x"), {}, 1)
+
+    tier.put(there := resident("b"))
     tier.put(resident("a", Value()))
+    hit(tier, "b")
     {
-        "evicted": lambda: tier.put(resident("b")),
+        "evicted": lambda: tier.put(resident("c")),
         "replaced": lambda: tier.put(resident("a")),
         "dropped": lambda: tier.drop("a"),
         "cleared": tier.clear,
         "scope": lambda: tier.drop_scope("f"),
+        "homeless": lambda: (tier.adopt(there, {1: resident("x", Value())}, 1), tier.drop("a")),
+        "postponed": lambda: (tier._write(two_refused_adoptions), tier.drop("a")),
     }[how]()
-    assert ended == [True]
+    assert ended == [True] * len(ended)
+    assert len(ended) == (2 if how in ("homeless", "postponed") else 1)
 
 
 def test_a_drop_inside_a_write_counts_at_once() -> None:
