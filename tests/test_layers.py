@@ -25,9 +25,9 @@ LAYERS = """
     testing
     contrib
     registry
+    cache
     cached
     hot
-    cache
     lock limiter batch
     core
     fill
