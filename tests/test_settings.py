@@ -19,6 +19,7 @@ from stampede.settings import (
     OriginSettings,
     Rate,
     Settings,
+    cache_settings,
     discover,
     duration,
     from_mapping,
@@ -181,8 +182,12 @@ def test_rates(text: str, rate: Rate) -> None:
 
 def test_code_may_give_what_a_file_cannot() -> None:
     """`configure` takes the same shape with Python's own values: classes, bytes, timedeltas."""
-    settings = default(trust=[Decimal], signing_key=b"k", ttl=timedelta(minutes=1))
+    settings = default(
+        trust=[Decimal], signing_key=b"k", ttl=timedelta(minutes=1), cache_if=bool, raises=(KeyError, OSError)
+    )
     assert (settings.trust, settings.signing_key, settings.policy.ttl) == ((Decimal,), (b"k",), 60.0)
+    assert (settings.policy.cache_if, settings.policy.raises) == (bool, (KeyError, OSError))
+    assert default(raises=KeyError, ttl=len).policy == DEFAULT.with_options(raises=KeyError, ttl=len)
 
 
 def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
@@ -191,6 +196,13 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
         load(written(tmp_path, b'\xef\xbb\xbf[caches.default]\nurl = "null://"\n'), {}).cache("default").url
         == "null://"
     )
+
+
+def test_one_cache_from_code() -> None:
+    """`Cache(...)` takes the same names and gets the same refusals, with its own place before them."""
+    assert cache_settings({"url": "null://", "ttl": 5}, "Cache():") == default(url="null://", ttl=5)
+    with pytest.raises(SettingsError, match=r"^Cache\(\): ttll: there is no such setting: did you mean 'ttl'"):
+        cache_settings({"ttll": 5}, "Cache():")
 
 
 # -- ${NAME} ----------------------------------------------------------------------------------------------------
@@ -243,8 +255,8 @@ def test_a_missing_variable_is_named() -> None:
         ({"lease": 0}, "lease is 0: it must be more than 0"),
         ({"jitter": 1}, "jitter is 1: give a fraction"),
         ({"background": "yes"}, "background is 'yes': give True or False"),
-        ({"cache_if": "bool"}, "cache_if: it is a function: give it to @cached or Cache"),
-        ({"raises": ["KeyError"]}, "raises: it holds classes: give it to @cached or Cache"),
+        ({"cache_if": "bool"}, "cache_if takes a function, which a file can't hold: give it to @cached"),
+        ({"raises": ["KeyError"]}, "raises takes classes, which a file can't hold: give it to @cached"),
         ({"url": 5}, "url is of type int: give a string"),
         ({"url": ""}, "url is '', without a scheme"),
         ({"url": "localhost:6379"}, "url is 'localhost:6379', without a scheme"),

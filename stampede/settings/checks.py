@@ -1,0 +1,219 @@
+"""Each setting's check: its name and what was written, to what is kept. OptionError names the setting and a remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from math import inf
+from typing import Any, Literal, TypeAlias
+
+from stampede.errors import OptionError
+from stampede.policy import DEFAULT, nearest, seconds
+from stampede.settings.model import LocalSettings, Rate, without_secrets
+
+__all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "duration"]
+
+COMPRESS_ABOVE = 4096
+"""Bytes above which `compress = true` compresses."""
+
+Check: TypeAlias = Callable[[str, Any], Any]
+
+
+def checked(table: Mapping[str, Any], checks: Mapping[str, Check], prefix: str = "") -> dict[str, Any]:
+    """What the table's settings are to be; the prefix goes before the names in errors."""
+    for name in table:
+        if name not in checks:
+            raise OptionError(f"{prefix}{name}: there is no such setting: {nearest(str(name), list(checks))}")
+    return {name: checks[name](f"{prefix}{name}", value) for name, value in table.items()}
+
+
+_NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*"
+_UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_DURATION = re.compile(r"\s*".join(f"(?:{_NUMBER}{unit}(?![a-z]))?" for unit in _UNITS))
+
+
+def duration(name: str, value: Any) -> Any:
+    """Seconds out of a text such as "500ms", "10m", "1h30m" or "90"; inf out of "forever"; all else as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text == "forever":
+        return inf
+    if re.fullmatch(_NUMBER, text):
+        return float(text)
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise OptionError(f"{name} is {value!r}: give seconds, or a text such as '500ms', '10m', '1h30m', 'forever'")
+    return sum(float(number) * unit for number, unit in zip(match.groups(), _UNITS.values(), strict=True) if number)
+
+
+def _wait(name: str, value: Any) -> Any:
+    wait = duration(name, value)
+    return None if wait == inf else wait  # a policy's word for "as long as a lease stands"
+
+
+def _number(name: str, value: Any) -> Any:
+    return float(value) if isinstance(value, str) and re.fullmatch(_NUMBER, value) else value
+
+
+def _flag(name: str, value: Any) -> Any:
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+def _option(convert: Check) -> Check:
+    def check(name: str, value: Any) -> Any:
+        converted = convert(name, value)
+        DEFAULT.with_options(**{name: converted})  # an error about this one is to name this one
+        return converted
+
+    return check
+
+
+def _in_code(what: str) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if isinstance(value, (str, int, float, list, Mapping)):  # as a file would have it
+            raise OptionError(f"{name} takes {what}, which a file can't hold: give it to @cached or Cache")
+        return value
+
+    return _option(check)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise OptionError(f"{name} is {_kind(value)}: give a string")
+    return value
+
+
+def _url(name: str, value: Any) -> str:
+    url = _text(name, value)
+    if any(ord(letter) < 32 for letter in url):
+        raise OptionError(f"{name} holds a line break or another control character")
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url):
+        shown = without_secrets(url)
+        raise OptionError(f"{name} is {shown!r}, without a scheme: give a URL such as 'disk:///var/cache/shop'")
+    return url
+
+
+def _optional_url(name: str, value: Any) -> str | None:
+    return None if value is None else _url(name, value)
+
+
+def _count(name: str, value: Any) -> int:
+    number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value) else value
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise OptionError(f"{name} is {value!r}: give a whole number, at least 1")
+    return number
+
+
+_SIZES = {"": 1, "B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _size(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,18})\s*([A-Za-z]*)", value)) and match[2] in _SIZES:
+        value = int(match[1]) * _SIZES[match[2]]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"{name} is {value!r}: give a number of bytes, or a text such as '64KiB' or '10MB'")
+    return value
+
+
+def _compress(name: str, value: Any) -> int | None:
+    flag = _flag(name, value)
+    return (COMPRESS_ABOVE if flag else None) if isinstance(flag, bool) else _size(name, value)
+
+
+def _one_of(*names: str) -> Check:
+    def check(name: str, value: Any) -> str:
+        if value not in names:
+            shown = repr(value) if isinstance(value, str) else _kind(value)
+            close = get_close_matches(str(value), names, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"give one of {', '.join(map(repr, names))}"
+            raise OptionError(f"{name} is {shown}: {hint}")
+        return str(value)
+
+    return check
+
+
+def _names(name: str, value: Any) -> tuple[str | type, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise OptionError(f"{name} is {_kind(value)}: give a list of dotted names such as 'shop.models.Price'")
+    for each in value:
+        dotted = isinstance(each, str) and all(part.isidentifier() for part in each.split(".")) and "." in each
+        if not (dotted or isinstance(each, type)):
+            raise OptionError(f"{name} holds {each!r}: give dotted names such as 'shop.models.Price'")
+    return tuple(value)
+
+
+def _keys(name: str, value: Any) -> tuple[bytes, ...]:
+    """The signing keys; no error may quote one."""
+    if value is None:
+        return ()
+    keys = value if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(key, (str, bytes)) for key in keys):
+        raise OptionError(f"{name} holds what is no string: give one, or a list of them, the signing one first")
+    if not all(keys):
+        raise OptionError(f"{name} holds an empty string: everybody could sign with it")
+    return tuple(key.encode() if isinstance(key, str) else key for key in keys)
+
+
+def _local(name: str, value: Any) -> LocalSettings | Literal[False] | None:
+    value = _flag(name, value)
+    if value is None or value is False or isinstance(value, LocalSettings):
+        return value
+    if value is True:
+        return LocalSettings()
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} is {value!r}: give true, false or {{ entries = 10_000, ttl = 1 }}")
+    return LocalSettings(**checked(value, _LOCAL, f"{name}."))
+
+
+def _local_ttl(name: str, value: Any) -> float | None:
+    return None if value is None else seconds(name, duration(name, value))
+
+
+def _rate(name: str, value: Any) -> Rate:
+    count, slash, per = value.partition("/") if isinstance(value, str) else ("", "", "")
+    try:
+        within = duration(name, f"1{per}" if per.strip() in _UNITS else per)
+        rate = Rate(_count(name, count.strip()), seconds(name, within))
+    except OptionError:
+        rate = None
+    if rate is None or not slash or not 0 < rate.per < inf:
+        raise OptionError(f"{name} is {value!r}: give a number of computations per time, such as '100/1s'")
+    return rate
+
+
+def _kind(value: Any) -> str:
+    return f"of type {type(value).__name__}"
+
+
+POLICY: dict[str, Check] = {
+    "ttl": _option(duration),
+    "stale": _option(duration),
+    "early": _option(_number),
+    "background": _option(_flag),
+    "lease": _option(duration),
+    "max_hold": _option(duration),
+    "wait": _option(_wait),
+    "retry_after": _option(duration),
+    "jitter": _option(_number),
+    "cache_if": _in_code("a function"),
+    "raises": _in_code("classes"),
+}
+CACHE: dict[str, Check] = {
+    "url": _url,
+    "locks": _optional_url,
+    "local": _local,
+    "namespace": _text,
+    "codec": _one_of("sealed", "msgpack", "json", "pickle"),
+    "trust": _names,
+    "signing_key": _keys,
+    "compress": _compress,
+    "max_bytes": _size,
+    "on_engine_error": _one_of("local", "raise"),
+    **POLICY,
+}
+_LOCAL: dict[str, Check] = {"entries": _count, "ttl": _local_ttl}
+ORIGIN: dict[str, Check] = {"concurrency": _count, "rate": _rate, "when_full": _one_of("wait", "stale", "raise")}

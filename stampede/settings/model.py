@@ -1,0 +1,94 @@
+"""What settings are, once they are read and checked: frozen dataclasses, whose reprs hold no secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stampede.errors import SettingsError
+from stampede.policy import DEFAULT, Policy, nearest
+
+__all__ = ["CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings", "without_secrets"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """A local tier: how many entries, and for how many seconds one is believed without news (None: the engine's)."""
+
+    entries: int = 10_000
+    ttl: float | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CacheSettings:
+    """One cache, as its table describes it. None is always "as the engine or codec would have it"."""
+
+    url: str = "memory://"
+    locks: str | None = None
+    local: LocalSettings | Literal[False] | None = None
+    namespace: str = ""
+    codec: str = "sealed"
+    trust: tuple[str | type, ...] = ()  # dotted names from a file, classes also from code
+    signing_key: tuple[bytes, ...] = ()  # the first signs, each is believed
+    compress: int | None = None  # bytes above which a body is compressed
+    max_bytes: int | None = None
+    on_engine_error: Literal["local", "raise"] = "local"
+    policy: Policy = DEFAULT
+
+    def __repr__(self) -> str:
+        locks = self.locks and without_secrets(self.locks)
+        return (
+            f"CacheSettings(url={without_secrets(self.url)!r}, locks={locks!r}, local={self.local!r}, "
+            f"namespace={self.namespace!r}, codec={self.codec!r}, trust={self.trust!r}, "
+            f"signing_key=<{len(self.signing_key)} of them>, compress={self.compress!r}, "
+            f"max_bytes={self.max_bytes!r}, on_engine_error={self.on_engine_error!r}, policy={self.policy!r})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many computations within so many seconds."""
+
+    count: int
+    per: float
+
+
+@dataclass(frozen=True, slots=True)
+class OriginSettings:
+    """Reserved: the caps of one origin over the whole fleet."""
+
+    concurrency: int | None = None
+    rate: Rate | None = None
+    when_full: Literal["wait", "stale", "raise"] = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All caches and origins by name, and where they were read."""
+
+    caches: Mapping[str, CacheSettings] = field(default_factory=dict)
+    origins: Mapping[str, OriginSettings] = field(default_factory=dict)
+    source: str = "nothing"
+
+    def cache(self, name: str) -> CacheSettings:
+        """The settings of one cache; `default` is there even if nobody wrote it."""
+        if name in self.caches:
+            return self.caches[name]
+        if name == "default":
+            return CacheSettings()
+        raise SettingsError(f"{self.source}: there is no [caches.{name}]: {nearest(name, ['default', *self.caches])}")
+
+
+_SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:passw|secret|token|key|credential)[^=&;]*=)[^&;]*")
+
+
+def without_secrets(url: str) -> str:
+    """The URL for human eyes: user and password, and parameters that sound like secrets, are `***`."""
+    head, scheme, rest = url.partition("://") if "://" in url else ("", "", url)
+    rest = _SECRET.sub(r"\1***", rest)
+    # A path has no user; elsewhere all up to the last "@" goes, since passwords are not always quoted as they should.
+    if "@" in rest and not rest.startswith("/"):
+        rest = "***@" + rest.rpartition("@")[2]
+    return head + scheme + rest

@@ -1,0 +1,133 @@
+"""Where settings come from: a TOML file, or a mapping of the same shape. Reading the file is all that is done."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stampede.errors import OptionError, SettingsError
+from stampede.policy import DEFAULT, nearest
+from stampede.settings.checks import CACHE, ORIGIN, POLICY, Check, checked
+from stampede.settings.model import CacheSettings, OriginSettings, Settings
+
+__all__ = ["cache_settings", "discover", "from_mapping", "load"]
+
+VARIABLE = "STAMPEDE_SETTINGS"
+FILE = "stampede.toml"
+
+
+def discover(environ: Mapping[str, str], cwd: str | os.PathLike[str]) -> Settings | None:
+    """What `$STAMPEDE_SETTINGS` names, else `stampede.toml` in `cwd`, else None."""
+    if named := environ.get(VARIABLE):
+        try:
+            return load(Path(cwd, named), environ)
+        except SettingsError as exc:
+            raise SettingsError(f"${VARIABLE}: {exc}") from exc.__cause__
+    try:
+        return load(Path(cwd, FILE), environ)
+    except SettingsError as exc:
+        if isinstance(exc.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of one file; SettingsError names what is wrong and where."""
+    return from_mapping(_toml(Path(path)), str(path), environ)
+
+
+def from_mapping(
+    mapping: Mapping[str, Any], source: str = "configure()", environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """The same from a mapping of the same shape: `{"caches": {"default": {"url": ...}}}`."""
+    for name in mapping:
+        if name not in ("caches", "origins"):
+            raise SettingsError(f"{source}: {name}: there is no such table: {_home_of(str(name))}")
+    return Settings(
+        caches={name: cache_settings(table, at) for name, at, table in _tables(mapping, "caches", source, environ)},
+        origins={
+            name: OriginSettings(**_checked(at, table, ORIGIN))
+            for name, at, table in _tables(mapping, "origins", source, environ)
+        },
+        source=source,
+    )
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # editors of some systems write a BOM
+    except FileNotFoundError as exc:
+        raise SettingsError(f"{path}: there is no such file") from exc
+    except IsADirectoryError as exc:
+        raise SettingsError(f"{path}: it is a directory: name the file in it") from exc
+    except OSError as exc:
+        raise SettingsError(f"{path}: it can't be read: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise SettingsError(f"{path}: it isn't UTF-8 (byte {exc.start} is {exc.object[exc.start]:#04x})") from exc
+    except (ValueError, RecursionError) as exc:
+        raise SettingsError(f"{path}: it isn't TOML: {exc}") from exc
+
+
+def _tables(
+    mapping: Mapping[str, Any], kind: str, source: str, environ: Mapping[str, str]
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Each table of one kind: its name, its place for error texts, and its content with `${NAME}` filled in."""
+    tables = mapping.get(kind, {})
+    if not isinstance(tables, Mapping):
+        raise SettingsError(f"{source}: {kind}: it is a table of tables: write [{kind}.default]")
+    found = []
+    for name, table in tables.items():
+        at = f"{source}: [{kind}.{name}]"
+        if not isinstance(table, Mapping):
+            raise SettingsError(f"{source}: [{kind}] {name}: {_home_of(str(name))}")
+        found.append((name, at, {key: _filled_in(value, f"{at} {key}", environ) for key, value in table.items()}))
+    return found
+
+
+def _home_of(name: str) -> str:
+    if name in CACHE:
+        return "it is a setting of one cache: write it under [caches.default]"
+    return nearest(name, ["caches", "origins"])
+
+
+_PLACEHOLDER = re.compile(r"(\$?)\$\{([^}]*)\}")
+
+
+def _filled_in(value: Any, at: str, environ: Mapping[str, str]) -> Any:
+    """The value with each `${NAME}` in its strings replaced; `$${` is a plain `${`."""
+    if isinstance(value, str):
+
+        def variable(match: re.Match[str]) -> str:
+            escaped, name = match.groups()
+            if escaped:
+                return match[0][1:]
+            if name not in environ:
+                raise SettingsError(f"{at}: the environment has no {name!r} for ${{{name}}}; a plain ${{ is $${{")
+            return environ[name]
+
+        return _PLACEHOLDER.sub(variable, value)
+    if isinstance(value, Mapping):
+        return {key: _filled_in(inner, at, environ) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled_in(inner, at, environ) for inner in value]
+    return value
+
+
+def cache_settings(table: Mapping[str, Any], at: str) -> CacheSettings:
+    """One cache's settings; `at` goes before each error. From code, functions and classes are welcome too."""
+    values = _checked(at, table, CACHE)
+    policy = DEFAULT.with_options(**{name: values.pop(name) for name in POLICY if name in values})
+    if values.get("codec") == "pickle" and not values.get("signing_key"):
+        raise SettingsError(f"{at} codec is 'pickle', which runs what it reads: it needs a signing_key")
+    return CacheSettings(**values, policy=policy)
+
+
+def _checked(at: str, table: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+    try:
+        return checked(table, checks)
+    except OptionError as exc:
+        raise SettingsError(f"{at} {exc}") from exc
