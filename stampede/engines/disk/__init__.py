@@ -1,0 +1,217 @@
+"""The disk engine: values and leases in one directory of a local disk, shared by all processes of the machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from random import uniform
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+from weakref import WeakSet, finalize
+
+from stampede.colour import BLOCKING, SUSPENDING, Colour, in_thread
+from stampede.engines.disk.database import Database, Locked
+from stampede.engines.disk.rows import Rows, key_number, lock_number
+from stampede.engines.url import number, options_of, safe_url, whole
+from stampede.engines.wake import LOOK
+from stampede.entry import Entry, Verdict
+from stampede.errors import OptionError
+from stampede.ports import Ask, Busy, Found, Granted, Reply, Versioned
+
+__all__ = ["DiskEngine", "from_url"]
+
+T = TypeVar("T")
+
+SAFETY = 1.0
+"""Seconds between two looks of a waiter that nobody woke."""
+
+_LEAST = 1 << 20
+
+
+class Run(Protocol):
+    def __call__(self, function: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
+
+
+class DiskEngine:
+    """Keeps at most about `max_bytes` in a directory, whatever processes of this machine (and this user) open it.
+
+    What isn't asked for goes first. `timeout` is how long a writer waits for its turn, before EngineError. The
+    directory is made if need be, and again when somebody removes it; a damaged file is moved aside. It must be on
+    a local disk: SQLite's log needs memory that all its processes share.
+    """
+
+    scheme = "disk"
+    shared = True
+    fenced = True
+    pushes = True
+    coherent = True
+
+    def __init__(self, directory: str | os.PathLike[str], *, max_bytes: int = 1 << 30, timeout: float = 2.0) -> None:
+        if max_bytes < _LEAST:
+            raise OptionError(f"max_bytes is {max_bytes!r}: it must be at least {_LEAST} (1 MiB)")
+        if not 0 < timeout < 3600:
+            raise OptionError(f"timeout is {timeout!r}: give seconds, more than 0")
+        self.directory = Path(directory).expanduser().absolute()
+        rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
+        self.claims = self.store = _Keys(rows, BLOCKING, _here)
+        self.aclaims = self.astore = _Keys(rows, SUSPENDING, in_thread)
+        self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
+        self.close = finalize(self, _close, rows, os.getpid())
+        _engines.add(self)
+
+    def ping(self) -> float:
+        start = time.perf_counter()
+        self._rows.ping()
+        return time.perf_counter() - start
+
+
+def from_url(url: str, **options: Any) -> DiskEngine:
+    """`disk:///var/cache/app?max_bytes=1000000000&timeout=2`; `disk://~/app` is in the home, `disk://app` here."""
+    given = options_of(url, options, {"max_bytes": whole, "timeout": number})
+    return DiskEngine(directory_of(url), **given)
+
+
+def directory_of(url: str) -> Path:
+    """The directory that a URL names: absolute after three slashes, else in the home or the working directory."""
+    parts = urlsplit(url)
+    path = unquote(parts.netloc + parts.path)
+    if path.startswith("/~"):
+        path = path[1:]
+    if path in ("", "/") or "\0" in path:
+        raise OptionError(f"{safe_url(url)!r} names no directory: write {parts.scheme}:///var/cache/app, for example")
+    return Path(path).expanduser()
+
+
+# -- the ports ----------------------------------------------------------------------------------------------------
+#
+# A read takes microseconds, so it is done where it is asked for, also on an event loop. Whatever may wait for
+# another writer runs in a thread beside the loop.
+
+
+class _Port:
+    def __init__(self, rows: Rows, colour: Colour, run: Run) -> None:
+        self._rows = rows
+        self._colour = colour
+        self._run = run
+
+    async def _read(self, read: Callable[..., T], *args: Any) -> T:
+        try:
+            return read(*args)
+        except Locked:
+            return await self._run(self._rows.database.patiently, lambda: read(*args))
+
+    async def _wait(self, number: int, busy: Busy, timeout: float) -> None:
+        """Until the bell, or the lease's end. The bell hangs before the lease is looked at: nothing falls between."""
+        post = self._rows.post
+        bell, told = post.listen(number)
+        try:
+            lease = await self._read(self._rows.standing, number, busy.token)
+            if lease is not None:
+                if not self._rows.life.is_mine(lease.holder):
+                    post.watch(lease.holder, bell)
+                longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
+                await self._colour.park(bell, min(timeout, lease.ends, longest))
+        finally:
+            post.forget(number, bell)
+
+
+class _Keys(_Port, Versioned):
+    """Claims and Store."""
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        try:
+            reply = self._rows.look(key, token, ask)
+        except Locked:
+            reply = None
+        return reply if reply is not None else await self._run(self._rows.claim, key, token, ask)
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        return await self._run(self._rows.fill, key, token, entry)
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        await self._run(self._rows.abandon, key, token, verdict, rest)
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        await self._wait(key_number(key)[0], busy, timeout)
+        return None
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return await self._run(self._rows.renew, key_number(key)[0], token, lease)
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        return await self._read(self._rows.get, keys)
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        await self._run(self._rows.set, key, entry)
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        return await self._run(self._rows.replace, key, seen, entry)
+
+    async def expire(self, key: str) -> bool:
+        return await self._run(self._rows.expire, key)
+
+    async def invalidate(self, key: str) -> bool:
+        return await self._run(self._rows.invalidate, key)
+
+    async def generation(self, scope: str) -> str:
+        return await self._read(self._rows.generation, scope)
+
+    async def bump(self, scope: str) -> None:
+        await self._run(self._rows.bump, scope)
+
+
+class _Names(_Port):
+    """Locks."""
+
+    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+        try:
+            busy = self._rows.held(name, token)
+        except Locked:
+            busy = None
+        return busy if busy is not None else await self._run(self._rows.acquire, name, token, lease)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self._run(self._rows.renew, lock_number(name)[0], token, lease)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await self._run(self._rows.release, name, token)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        await self._wait(lock_number(name)[0], busy, timeout)
+
+
+async def _here(function: Callable[..., T], /, *args: Any) -> T:
+    return function(*args)
+
+
+# -- ends and forks -------------------------------------------------------------------------------------------------
+
+
+def _close(rows: Rows, pid: int) -> None:
+    if os.getpid() == pid:
+        rows.close()
+
+
+_engines: WeakSet[DiskEngine] = WeakSet()
+
+
+def _before_fork() -> None:
+    for engine in list(_engines):
+        engine._rows.database.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for engine in list(_engines):
+        engine._rows.database.after_fork()
+
+
+def _after_fork_in_child() -> None:
+    for engine in list(_engines):
+        engine._rows.start_again()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

@@ -1,0 +1,52 @@
+"""The clock of a directory: one that all processes of the machine share, and that no one can set.
+
+It starts anew with each boot; the time of day is used once, to carry what is stored over a reboot. Where the kernel
+doesn't tell one boot from the next (not Linux), the clock is the time of day, and setting it makes entries older or
+younger.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+__all__ = ["boot", "carry_over", "clock", "note"]
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+boot = _boot()
+
+clock: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if boot and hasattr(time, "CLOCK_BOOTTIME") else time.time
+)
+
+
+def note(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> None:
+    """Write down what both clocks show."""
+    connection.execute("INSERT OR REPLACE INTO clock VALUES (0, ?, ?, ?)", (boot, now, wall))
+
+
+def carry_over(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> bool:
+    """After a reboot: move every end to this boot's clock and drop the leases. Inside a transaction."""
+    then = connection.execute("SELECT boot, now, wall FROM clock").fetchone()
+    if then is not None and then[0] == boot:
+        return False
+    passed = wall - then[2] if then is not None else -1.0
+    connection.execute("DELETE FROM leases")
+    connection.execute("DELETE FROM verdicts")
+    if passed < 0:  # a day of time that lies before the last one noted: nobody knows how old anything is
+        connection.execute("DELETE FROM entries")
+    else:
+        shift = now - (then[1] + passed)
+        connection.execute("UPDATE entries SET fresh = fresh + ?1, keep = keep + ?1, gone = gone + ?1", (shift,))
+    note(connection, boot, now, wall)
+    return True

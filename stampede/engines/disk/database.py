@@ -1,0 +1,534 @@
+"""One directory's SQLite file: opened, shared out to threads, written by one at a time, replaced when it is damaged.
+
+The file has a random name, which the stamps hold: whoever replaces it replaces the stamps, and every process sees
+by their inode that what it has open is no longer what the directory means.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stampede.engines.disk import boot
+from stampede.engines.disk.stamps import MARK, Stamps, Unreadable
+from stampede.engines.flock import try_lock
+from stampede.errors import EngineError
+
+__all__ = ["Database", "Locked", "Opened", "Write"]
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+SCHEMA = Path(__file__).with_name("schema.sql")
+FORMAT = 1
+"""In the file names: another layout is another file, so that two releases can share a directory."""
+
+LOOK = 0.1
+"""Seconds between two looks of a reader whether the directory is still the same. Writers look each time."""
+
+NOTE = 60.0
+"""Seconds between two notes of what both clocks show."""
+
+_IDLE = 16
+_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+
+class Locked(Exception):
+    """Readers can't read at this very moment (a recovery, a last one closing). Ask again."""
+
+
+class Opened:
+    """What the directory means at present: its stamps, and connections to its database."""
+
+    def __init__(self, stamps: Stamps, file: Path) -> None:
+        self.stamps = stamps
+        self.file = file
+        self.idle: list[sqlite3.Connection] = []
+        self.looked = boot.clock()
+
+    @property
+    def current(self) -> bool:
+        return self.stamps.current and self.file.exists()
+
+
+class Write:
+    """One transaction under way: its connection, and the slots that it has marked."""
+
+    def __init__(self, connection: sqlite3.Connection, opened: Opened) -> None:
+        self.execute = connection.execute
+        self.opened = opened
+        self._slots: set[int] = set()
+        self._everything = False
+
+    def change(self, number: int) -> None:
+        """Tell the readers of this key that what they read from now on may not last."""
+        slot = self.opened.stamps.slot(number)
+        self._slots.add(slot)
+        self.opened.stamps.mark(slot)
+
+    def change_everything(self) -> None:
+        self._everything = True
+        self.opened.stamps.mark_all()
+
+    def settle(self) -> None:
+        """After the commit, or the rollback: stamps that no reader has seen."""
+        if self._everything:
+            self.opened.stamps.stamp_all()
+        for slot in self._slots:
+            self.opened.stamps.stamp(slot)
+
+
+class Database:
+    """Reads and transactions of one directory, for the threads of one process."""
+
+    def __init__(self, directory: Path, timeout: float) -> None:
+        self.directory = directory
+        self._timeout = timeout
+        self._opened: Opened | None = None
+        self._left: list[Any] = []
+        self._noted = 0.0
+        self._closed = False
+        self._begin()
+        self.opened()
+
+    def _begin(self) -> None:
+        self._opening = threading.Lock()
+        self._writing = threading.Lock()
+        self._pool = threading.Lock()
+        self._out = 0
+        self._halted = False
+
+    # -- what is open ---------------------------------------------------------------------------------------------
+
+    def opened(self, now: float | None = None) -> Opened:
+        """What the directory means; with `now`, as of at most a moment ago."""
+        opened = self._opened
+        if opened is not None:
+            if now is not None and abs(now - opened.looked) < LOOK:
+                return opened
+            if opened.current:
+                opened.looked = boot.clock()
+                return opened
+        return self._open_anew()
+
+    def _open_anew(self) -> Opened:
+        with self._opening:
+            old = self._opened
+            if old is not None and old.current:
+                return old
+            if self._closed:
+                raise EngineError(f"the engine of {self.directory} is closed")
+            if old is not None:
+                self._forget(old)
+            try:
+                self._opened = self._attach()
+            except (OSError, sqlite3.Error) as error:
+                raise EngineError(
+                    f"can't use {self.directory}: {error}: give a directory that can be made and written, "
+                    "on a local disk with room"
+                ) from error
+            return self._opened
+
+    def _forget(self, old: Opened) -> None:
+        """Void every ticket that any process has for what the directory meant, and close it."""
+        self._opened = None
+        old.stamps.mark_all()
+        with self._pool:
+            idle, old.idle = old.idle, []
+        for connection in idle:
+            connection.close()
+
+    def _attach(self) -> Opened:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root = self.directory / f"stamps-{FORMAT}"
+        for _ in range(100):
+            try:
+                stamps = Stamps(root)
+            except FileNotFoundError:
+                self._found(os.link)
+                continue
+            except Unreadable:
+                self._replace_unreadable(root)
+                continue
+            opened = Opened(stamps, self._file(stamps.incarnation))
+            if opened.file.exists():
+                self._arrive(opened)
+                return opened
+            if stamps.current:
+                self._replace(stamps)
+        raise OSError("its files change faster than they can be opened")
+
+    def _file(self, incarnation: str) -> Path:
+        return self.directory / f"cache-{FORMAT}-{incarnation}.sqlite"
+
+    def _found(self, put: Callable[[Path, Path], object]) -> None:
+        """A new database and its stamps, in the place of those that are there if `put` replaces, else if none are."""
+        incarnation = os.urandom(8).hex()
+        file, unborn = self._file(incarnation), self.directory / f"stamps-{FORMAT}-{incarnation}"
+        try:
+            _create(file)
+            Stamps.make(unborn, incarnation)
+            put(unborn, self.directory / f"stamps-{FORMAT}")
+        except FileExistsError:
+            file.unlink(missing_ok=True)  # another process was first
+        except BaseException:
+            for path in _files(file):
+                path.unlink(missing_ok=True)
+            raise
+        finally:
+            unborn.unlink(missing_ok=True)
+
+    def _replace(self, stamps: Stamps) -> None:
+        """In the gate: found anew, unless another process has done so."""
+        if self._enter(stamps, time.monotonic() + self._timeout):
+            try:
+                if stamps.current:
+                    self._found(os.replace)
+                    stamps.mark_all()
+            finally:
+                stamps.leave()
+
+    def _replace_unreadable(self, root: Path) -> None:
+        """Stamps that are none have no mapping, and still an inode to lock."""
+        fd = os.open(root, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if try_lock(fd) and os.path.samestat(os.fstat(fd), os.stat(root)):
+                self._found(os.replace)
+        finally:
+            os.close(fd)
+
+    def _arrive(self, opened: Opened) -> None:
+        """After a reboot, before anything is read: move the ends to this boot's clock."""
+        connection = self._connect(opened)
+        try:
+            connection.execute(f"PRAGMA busy_timeout = {int(self._timeout * 1000)}")
+            then = connection.execute("SELECT boot FROM clock").fetchone()
+            if then is None or then[0] != boot.boot:
+                connection.execute("BEGIN IMMEDIATE")
+                boot.carry_over(connection, boot.boot, boot.clock(), time.time())
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if not _damaged(error):
+                raise
+        finally:
+            connection.close()
+
+    # -- connections ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _connection(self, opened: Opened) -> Iterator[sqlite3.Connection]:
+        """A connection that no other thread has. One that met trouble isn't used again."""
+        with self._pool:
+            self._out += 1
+            connection = opened.idle.pop() if opened.idle else None
+        try:
+            if connection is None:
+                connection = self._connect(opened)
+            yield connection
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            with self._pool:
+                self._out -= 1
+            raise
+        self._give_back(opened, connection)
+
+    def _give_back(self, opened: Opened, connection: sqlite3.Connection) -> None:
+        with self._pool:
+            self._out -= 1
+            if opened is self._opened and len(opened.idle) < _IDLE:
+                opened.idle.append(connection)
+                return
+        connection.close()
+
+    def _connect(self, opened: Opened) -> sqlite3.Connection:
+        there = f"{opened.file.as_uri()}?mode=rw"  # never made by opening it
+        connection = sqlite3.connect(there, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA synchronous = NORMAL")  # a power cut loses the last writes, and damages nothing
+            connection.execute("PRAGMA journal_size_limit = 16777216")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def row(self, opened: Opened, sql: str, args: Row) -> Row | None:
+        """One row, of one statement. `Locked`: not at this moment."""
+        with self._pool:
+            self._out += 1
+            connection = opened.idle.pop() if opened.idle else None
+        try:
+            if connection is None:
+                connection = self._connect(opened)
+            found: list[Row] = connection.execute(sql, args).fetchall()
+        except BaseException as error:
+            with self._pool:
+                self._out -= 1
+            if connection is not None:
+                connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise self._trouble(error, opened) from error
+            raise
+        with self._pool:
+            self._out -= 1
+            if opened is self._opened and len(opened.idle) < _IDLE:
+                opened.idle.append(connection)
+                connection = None
+        if connection is not None:
+            connection.close()
+        return found[0] if found else None
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[Opened, sqlite3.Connection]]:
+        """Several statements that see one state. `Locked`: not at this moment."""
+        opened = self.opened(boot.clock())
+        try:
+            with self._connection(opened) as connection:
+                connection.execute("BEGIN")
+                yield opened, connection
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._trouble(error, opened) from error
+
+    def patiently(self, read: Callable[[], T]) -> T:
+        """What `read` gives, asked again while others keep readers out."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return read()
+            except Locked:
+                if time.monotonic() > deadline:
+                    raise EngineError(f"{self.directory} could not be read for {self._timeout:g} s") from None
+            time.sleep(0.001)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Iterator[Write]:
+        """One transaction, with no other writer in any process. It holds if the block ends well, else nothing does."""
+        deadline = time.monotonic() + self._timeout
+        if not self._writing.acquire(timeout=self._timeout):
+            raise EngineError(f"another thread has been writing to {self.directory} for {self._timeout:g} s")
+        opened: Opened | None = None
+        trouble: sqlite3.Error | None = None
+        try:
+            opened = self._gate(deadline)
+            try:
+                with self._connection(opened) as connection:
+                    self._begin_write(connection, deadline)
+                    write = Write(connection, opened)
+                    try:
+                        yield write
+                        self._note(connection)
+                        connection.execute("COMMIT")
+                    finally:
+                        if connection.in_transaction:
+                            _roll_back(connection)
+                        write.settle()
+            finally:
+                opened.stamps.leave()
+        except sqlite3.Error as error:
+            trouble = error
+        finally:
+            self._writing.release()
+        if trouble is not None and opened is not None:
+            raise self._told(trouble, opened) from trouble
+
+    def _gate(self, deadline: float) -> Opened:
+        """The gate of what the directory means at this moment, locked."""
+        while True:
+            opened = self.opened()
+            if not self._enter(opened.stamps, deadline):
+                raise EngineError(
+                    f"process {opened.stamps.writer} has been writing to {self.directory} for {self._timeout:g} s"
+                )
+            if opened.current:
+                return opened
+            opened.stamps.leave()
+
+    def _enter(self, stamps: Stamps, deadline: float) -> bool:
+        pause = 0.0001
+        while not stamps.enter():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.002)
+        return True
+
+    def _begin_write(self, connection: sqlite3.Connection, deadline: float) -> None:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not _busy(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.001)
+
+    def _note(self, connection: sqlite3.Connection) -> None:
+        now = boot.clock()
+        if abs(now - self._noted) > NOTE:
+            self._noted = now
+            boot.note(connection, boot.boot, now, time.time())
+
+    def mend(self, opened: Opened, slot: int) -> None:
+        """Put a stamp where a writer that was killed left its mark. Nothing, if a writer is at work."""
+        if not self._writing.acquire(blocking=False):
+            return
+        try:
+            if opened.stamps.enter():
+                try:
+                    if opened.stamps.words[slot] == MARK and opened.current:
+                        with self._connection(opened) as connection:
+                            connection.execute("BEGIN IMMEDIATE")  # settles what the dead one left in the log
+                            connection.execute("COMMIT")
+                        opened.stamps.stamp(slot)
+                finally:
+                    opened.stamps.leave()
+        except sqlite3.Error:
+            pass  # the mark stays: nothing is kept locally
+        finally:
+            self._writing.release()
+
+    # -- trouble ------------------------------------------------------------------------------------------------
+
+    def _trouble(self, error: sqlite3.Error, opened: Opened) -> Exception:
+        return Locked() if _busy(error) else self._told(error, opened)
+
+    def _told(self, error: sqlite3.Error, opened: Opened) -> EngineError:
+        """What a caller can do about it. A damaged file is out of the way by then."""
+        if _damaged(error):
+            return EngineError(f"{opened.file} is damaged ({error}): {self._heal(opened)}")
+        if _busy(error):
+            return EngineError(f"another program has locked {opened.file} for {self._timeout:g} s")
+        if not opened.current:
+            return EngineError(f"{opened.file} was removed ({error}): the next call makes a new one")
+        name = getattr(error, "sqlite_errorname", "")
+        if name == "SQLITE_FULL":
+            return EngineError(f"there is no room for {opened.file} ({error}): make some, or lower max_bytes")
+        return EngineError(f"{opened.file}: {error} ({name}): see that the file and its directory can be written")
+
+    def _heal(self, opened: Opened) -> str:
+        """Move the damaged file aside and begin a new one: by one process, if several find the damage at once."""
+        if not self._writing.acquire(timeout=self._timeout):
+            return "it is still in use"
+        try:
+            if not self._enter(opened.stamps, time.monotonic() + self._timeout):
+                return f"process {opened.stamps.writer} is writing to it, so it can't be replaced yet"
+            try:
+                if not opened.stamps.current:
+                    return "a new one has been begun"
+                self._found(os.replace)
+                aside = opened.file.with_suffix(f".damaged-{int(time.time())}")
+                for path in _files(opened.file):
+                    _move(path, aside if path == opened.file else None)
+                self._keep_two_damaged()
+                opened.stamps.mark_all()
+                return f"it was moved to {aside.name}, and a new one begun"
+            except (OSError, sqlite3.Error) as failure:
+                return f"it can't be replaced ({failure}): remove {self.directory}"
+            finally:
+                opened.stamps.leave()
+        finally:
+            self._writing.release()
+
+    def _keep_two_damaged(self) -> None:
+        for path in sorted(self.directory.glob("*.damaged-*"), key=lambda path: path.stat().st_mtime)[:-2]:
+            path.unlink(missing_ok=True)
+
+    # -- ends and forks -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        with self._opening:
+            self._closed = True
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            with self._pool:
+                idle, opened.idle = opened.idle, []
+            for connection in idle:
+                connection.close()
+
+    def before_fork(self) -> None:
+        """Close every connection. SQLite's record of who locks what is copied by a fork, and wrong in the child.
+
+        A child that inherits it believes that it holds the parent's locks, and the parent may then remove the log
+        under its hands. Whoever is in the middle of a statement is given a second to end it.
+        """
+        deadline = time.monotonic() + 1
+        while True:
+            self._halted = self._pool.acquire(timeout=1)  # and no statement begins before the fork is done
+            if not self._halted or not self._out or time.monotonic() > deadline:
+                break
+            self._pool.release()
+            time.sleep(0.0005)
+        opened = self._opened
+        if opened is not None:
+            while opened.idle:
+                opened.idle.pop().close()
+
+    def after_fork(self) -> None:
+        if self._halted:
+            self._halted = False
+            self._pool.release()
+
+    def start_again(self) -> None:
+        """In a forked child. What a thread of the parent was using is left as it is: closing it would write."""
+        opened = self._opened
+        self._begin()
+        if opened is not None:
+            self._left.append(opened.idle)
+            opened.idle = []
+            opened.looked = 0.0
+            opened.stamps.start_again()
+
+
+def _create(file: Path) -> None:
+    connection = sqlite3.connect(file, isolation_level=None)
+    try:
+        os.chmod(file, 0o600)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN")
+        for statement in SCHEMA.read_text().split(";\n"):
+            connection.execute(statement)
+        connection.execute("INSERT INTO generations VALUES ('', ?)", (os.urandom(4).hex(),))
+        connection.execute("INSERT INTO fences VALUES (0, ?)", (int(time.time() * 1000),))
+        boot.note(connection, boot.boot, boot.clock(), time.time())
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+
+
+def _files(file: Path) -> list[Path]:
+    return [file, file.with_name(file.name + "-wal"), file.with_name(file.name + "-shm")]
+
+
+def _move(path: Path, aside: Path | None) -> None:
+    try:
+        path.unlink() if aside is None else path.rename(aside)
+    except FileNotFoundError:
+        pass
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        pass  # the error that brought us here tells more
+
+
+def _busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _damaged(error: sqlite3.Error) -> bool:
+    name = getattr(error, "sqlite_errorname", "")
+    return name.startswith(_DAMAGE) or (name == "SQLITE_ERROR" and "no such table" in str(error))

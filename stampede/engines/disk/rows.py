@@ -1,0 +1,439 @@
+"""The verbs as statements: what each port's question reads and changes, each decided in one transaction."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from math import inf
+from typing import Any, NamedTuple
+
+from stampede.engines.disk.boot import clock
+from stampede.engines.disk.database import Database, Opened, Write
+from stampede.engines.disk.stamps import GENERATIONS, MARK
+from stampede.engines.flock import Life, dead, sweep
+from stampede.engines.wake import Post
+from stampede.entry import GRACE, Entry, Verdict
+from stampede.errors import TooLarge
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Ticket
+
+__all__ = ["Rows", "key_number", "lock_number"]
+
+VERDICT = 5.0
+"""Seconds for which a verdict is told to those who waited for its lease."""
+
+SWEEP = 60.0
+"""Seconds between two looks for what dead processes left."""
+
+_MESSAGE = 4000
+_LONGEST = 900_000_000  # SQLite's own limit is a little above
+
+_ENTRY = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"
+_LEASE = "SELECT token, ends, holder, fence FROM leases WHERE number = ?"
+_VERDICTS = "SELECT token, kind, type_name, message, ends, rests FROM verdicts WHERE number = ?"
+
+_Name = tuple[int, bytes]
+
+
+@lru_cache(8192)
+def key_number(key: str) -> _Name:
+    """The 64-bit number that a key goes by, and its bytes: rows are found by the one and believed by the other."""
+    raw = key.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "little", signed=True), raw
+
+
+def lock_number(name: str) -> _Name:
+    """The same for locks, which share the table of leases."""
+    raw = name.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(raw, digest_size=8, person=b"lock").digest(), "little", signed=True), raw
+
+
+class Lease(NamedTuple):
+    token: bytes
+    ends: float
+    holder: str
+    fence: int
+
+
+class State(NamedTuple):
+    """All that is known of one key at one moment."""
+
+    entry: tuple[Any, ...] | None
+    lease: Lease | None
+    verdicts: list[tuple[Any, ...]]
+
+
+class Rows:
+    """One directory's entries, leases and locks, for one process."""
+
+    def __init__(self, database: Database, max_bytes: int) -> None:
+        self.database = database
+        self._max_bytes = max_bytes
+        self._alive = database.directory / "alive"
+        self.life = Life(self._alive)
+        self.post = Post(database.directory)
+        self._swept = 0.0
+        self._known: tuple[Opened | None, int, dict[str, str]] = (None, MARK, {})
+
+    # -- claims -------------------------------------------------------------------------------------------------
+
+    def look(self, key: str, token: bytes, ask: Ask) -> Reply | None:
+        """A claim's answer as far as reading goes; None: it takes a transaction to say more."""
+        number, raw = key_number(key)
+        now = clock()
+        database = self.database
+        opened = database.opened(now)
+        slot = 8 + (number & 0xFFFF)
+        stamp = opened.stamps.words[slot]  # sampled before the read: what changes later, changes the stamp
+        row = database.row(opened, _ENTRY, (number,))
+        if row is not None and row[0] == raw and _good(row, ask, now):
+            return self._found(opened, number, row, now, stamp)
+        with database.reading() as (_, connection):
+            state = _state(connection, number, raw)
+        reply = self._decide(state, token, ask, clock())
+        return None if isinstance(reply, (Granted, Found)) else reply
+
+    def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        """The answer, decided in a transaction; a lease that is granted stands when it is given."""
+        number, raw = key_number(key)
+        holder = self.life.name
+        with self.database.writing() as write:
+            now = clock()
+            state = _state(write, number, raw)
+            reply = self._decide(state, token, ask, now)
+            if isinstance(reply, Granted):
+                _put_lease(write, number, raw, Lease(token, now + ask.lease, holder, 0))
+        if isinstance(reply, Granted) and state.lease is not None and state.lease.token != token:
+            self.post.ring(number)
+        return reply
+
+    def _found(self, opened: Opened, number: int, row: tuple[Any, ...], now: float, stamp: int) -> Found:
+        stamps = opened.stamps
+        stamps.touch(number)
+        slot = stamps.slot(number)
+        if stamp == MARK:
+            self.database.mend(opened, slot)
+            return Found(_entry(row, now))
+        return Found(_entry(row, now), Ticket(stamps.words, slot, stamp))
+
+    def _decide(self, state: State, token: bytes, ask: Ask, now: float) -> Reply:
+        """The four answers, in the order of the port."""
+        row = state.entry
+        if row is not None and _good(row, ask, now):
+            return Found(_entry(row, now))
+        entry = _entry(row, now) if row is not None and row[3] > now else None
+        if ask.force:
+            return Granted(entry)
+        failed = _failed(state.verdicts, ask.awaited, entry, now)
+        if failed is not None:
+            return failed
+        lease = state.lease
+        if lease is not None and lease.token != token and self._stands(lease, now):
+            return Busy(lease.token, lease.ends - now, entry)
+        return Granted(entry)
+
+    def _stands(self, lease: Lease, now: float) -> bool:
+        """A lease stands until its end, or its holder's."""
+        return lease.ends > now and (self.life.is_mine(lease.holder) or not dead(self._alive, lease.holder))
+
+    def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        """Store, if the lease stands. One that has ended is lost, also where nobody has taken it."""
+        number, raw = key_number(key)
+        self._check_size(key, entry)
+        with self.database.writing() as write:
+            now = clock()
+            lease = _lease(write, number)
+            stands = lease is not None and lease.token == token and lease.ends > now
+            if stands:
+                self._put(write, number, raw, entry, now)
+        if stands:
+            self.post.ring(number)
+        return stands
+
+    def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> None:
+        number, _ = key_number(key)
+        with self.database.writing() as write:
+            now = clock()
+            lease = _lease(write, number)
+            mine = lease is not None and lease.token == token
+            if mine:
+                write.execute("DELETE FROM leases WHERE number = ?", (number,))
+            if mine and lease is not None and lease.ends > now and (verdict is not None or rest > 0):
+                _put_verdict(write, number, token, verdict, rest, now)
+        if mine:
+            self.post.ring(number)
+
+    def renew(self, number: int, token: bytes, seconds: float) -> bool:
+        with self.database.writing() as write:
+            now = clock()
+            renewed = write.execute(
+                "UPDATE leases SET ends = ? WHERE number = ? AND token = ? AND ends > ?",
+                (now + seconds, number, token, now),
+            ).rowcount
+        return renewed > 0
+
+    def standing(self, number: int, token: bytes) -> Lease | None:
+        """The lease of this token, if nothing has happened to it; its `ends` as seconds left."""
+        now = clock()
+        row = self.database.row(self.database.opened(now), _LEASE, (number,))
+        lease = Lease(*row) if row is not None else None
+        if lease is None or lease.token != token or not self._stands(lease, now):
+            return None
+        return lease._replace(ends=lease.ends - now)
+
+    # -- the store ----------------------------------------------------------------------------------------------
+
+    def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        now = clock()
+        names = [key_number(key) for key in keys]
+        rows: dict[int, tuple[Any, ...]] = {}
+        with self.database.reading() as (opened, connection):
+            for start in range(0, len(names), 500):
+                some = [number for number, _ in names[start : start + 500]]
+                marks = ",".join("?" * len(some))
+                sql = f"SELECT number, key, id, fresh, keep, value FROM entries WHERE number IN ({marks})"
+                rows.update((number, row) for number, *row in connection.execute(sql, some))
+        found: list[Entry[Any] | None] = []
+        for number, raw in names:
+            row = rows.get(number)
+            kept = row is not None and row[0] == raw and row[3] > now
+            found.append(_entry(row, now) if row is not None and kept else None)
+            if kept:
+                opened.stamps.touch(number)
+        return found
+
+    def set(self, key: str, entry: Entry[Any]) -> None:
+        number, raw = key_number(key)
+        self._check_size(key, entry)
+        with self.database.writing() as write:
+            self._put(write, number, raw, entry, clock())
+        self.post.ring(number)
+
+    def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        number, raw = key_number(key)
+        self._check_size(key, entry)
+        with self.database.writing() as write:
+            now = clock()
+            row = _row(write, number, raw)
+            same = (row[1] if row is not None and row[3] > now else None) == seen
+            if same:
+                self._put(write, number, raw, entry, now)
+        if same:
+            self.post.ring(number)
+        return same
+
+    def expire(self, key: str) -> bool:
+        number, raw = key_number(key)
+        with self.database.writing() as write:
+            now = clock()
+            row = _row(write, number, raw)
+            fresh = row is not None and row[2] > now
+            if fresh:
+                write.change(number)
+                sql = "UPDATE entries SET fresh = ?, gone = max(keep, ?) WHERE number = ?"
+                write.execute(sql, (now, now + GRACE, number))
+        if fresh:
+            self.post.ring(number)
+        return fresh
+
+    def invalidate(self, key: str) -> bool:
+        number, raw = key_number(key)
+        with self.database.writing() as write:
+            now = clock()
+            row = _row(write, number, raw)
+            write.change(number)  # also where there is no row: an evicted one may live on in a local tier
+            write.execute("DELETE FROM entries WHERE number = ? AND key = ?", (number, raw))
+            _forget(write, number)
+        self.post.ring(number)
+        return row is not None and row[3] > now
+
+    def generation(self, scope: str) -> str:
+        """Known to the process while no one bumps; asked anew after."""
+        known, stamp, generations = self._known
+        opened = self.database.opened(clock())
+        now = opened.stamps.words[GENERATIONS]
+        if known is not opened or now != stamp or now == MARK:
+            generations = {}
+            self._known = opened, now, generations
+        if scope not in generations:
+            with self.database.reading() as (_, connection):
+                sql = "SELECT generation FROM generations WHERE scope IN ('', ?) ORDER BY scope"
+                found = [row[0] for row in connection.execute(sql, (scope,))]
+            if now == MARK:
+                self.database.mend(opened, GENERATIONS)
+                return ".".join(found)
+            if len(generations) > 10_000:
+                generations.clear()
+            generations[scope] = ".".join(found)
+        return generations[scope]
+
+    def bump(self, scope: str) -> None:
+        with self.database.writing() as write:
+            write.change_everything()
+            write.execute("INSERT OR REPLACE INTO generations VALUES (?, ?)", (scope, os.urandom(4).hex()))
+
+    # -- locks --------------------------------------------------------------------------------------------------
+
+    def acquire(self, name: str, token: bytes, seconds: float) -> Granted | Busy:
+        number, raw = lock_number(name)
+        holder = self.life.name
+        with self.database.writing() as write:
+            now = clock()
+            lease = _lease(write, number)
+            if lease is not None and self._stands(lease, now):
+                if lease.token != token:
+                    return Busy(lease.token, lease.ends - now)
+                fence = lease.fence
+            else:
+                fence = write.execute("UPDATE fences SET last = last + 1 RETURNING last").fetchall()[0][0]
+            _put_lease(write, number, raw, Lease(token, now + seconds, holder, fence))
+        return Granted(fence=fence)
+
+    def held(self, name: str, token: bytes) -> Busy | None:
+        """Who has the lock, as far as reading goes."""
+        now = clock()
+        row = self.database.row(self.database.opened(now), _LEASE, (lock_number(name)[0],))
+        lease = Lease(*row) if row is not None else None
+        if lease is None or lease.token == token or not self._stands(lease, now):
+            return None
+        return Busy(lease.token, lease.ends - now)
+
+    def release(self, name: str, token: bytes) -> bool:
+        number, _ = lock_number(name)
+        with self.database.writing() as write:
+            lease = _lease(write, number)
+            mine = lease is not None and lease.token == token
+            stood = lease is not None and mine and lease.ends > clock()
+            if mine:
+                write.execute("DELETE FROM leases WHERE number = ?", (number,))
+        if mine:
+            self.post.ring(number)
+        return stood
+
+    # -- what is kept, and what must go -------------------------------------------------------------------------------
+
+    def _check_size(self, key: str, entry: Entry[Any]) -> None:
+        limit = min(self._max_bytes, _LONGEST)
+        if len(entry.value) > limit:
+            raise TooLarge(f"{key!r} has {len(entry.value)} bytes: {self.database.directory} keeps {limit}")
+
+    def _put(self, write: Write, number: int, raw: bytes, entry: Entry[Any], now: float) -> None:
+        write.change(number)
+        fresh, keep = now + entry.fresh, now + max(entry.keep, entry.fresh)
+        write.execute(
+            "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (number, raw, entry.id, fresh, keep, max(keep, fresh + GRACE), entry.value),
+        )
+        _forget(write, number)
+        self._make_room(write, number, now)
+
+    def _make_room(self, write: Write, number: int, now: float) -> None:
+        """Remove what has gone, then what nobody asked for since the hand last came by: a little at each store."""
+        write.execute("DELETE FROM entries WHERE number IN (SELECT number FROM entries WHERE gone < ? LIMIT 8)", (now,))
+        if now - self._swept > SWEEP:
+            self._swept = now
+            write.execute("DELETE FROM leases WHERE ends < ?", (now,))
+            write.execute("DELETE FROM verdicts WHERE max(ends, rests) < ?", (now,))
+            sweep(self._alive)
+        for _ in range(16):
+            if _bytes_used(write) <= self._max_bytes:
+                return
+            self._evict(write, number)
+
+    def _evict(self, write: Write, spared: int) -> None:
+        """One step of the hand: entries in the order of their numbers, a second chance to those in use."""
+        stamps = write.opened.stamps
+        sql = "SELECT number FROM entries WHERE number > ? ORDER BY number LIMIT 64"
+        numbers = [row[0] for row in write.execute(sql, (stamps.hand,))]
+        stamps.hand = numbers[-1] if len(numbers) == 64 else -(1 << 63)
+        unused = []
+        for number in numbers:
+            at = number & 0xFFFF
+            if stamps.used[at]:
+                stamps.used[at] = 0
+            elif number != spared:
+                unused.append((number,))
+        for each in unused:
+            write.execute("DELETE FROM entries WHERE number = ?", each)
+
+    # -- ends and forks -----------------------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        with self.database.writing() as write:
+            write.execute("SELECT boot FROM clock").fetchall()
+
+    def close(self) -> None:
+        self.database.close()
+        self.post.close()
+        self.life.close()
+
+    def start_again(self) -> None:
+        self.database.start_again()
+        self.post.start_again()
+        self.life.start_again()
+
+
+def _good(row: tuple[Any, ...], ask: Ask, now: float) -> bool:
+    """Whether this caller need look no further."""
+    fresh, keep = row[2], row[3]
+    in_time = fresh > now or (now - fresh < ask.since and now < max(keep, fresh + GRACE))
+    return in_time and not ask.force and row[1] != ask.seen
+
+
+def _entry(row: tuple[Any, ...], now: float) -> Entry[Any]:
+    return Entry(row[4], row[1], fresh=row[2] - now, keep=row[3] - now)
+
+
+def _row(write: Write, number: int, raw: bytes) -> tuple[Any, ...] | None:
+    rows = write.execute(_ENTRY, (number,)).fetchall()
+    return rows[0] if rows and rows[0][0] == raw else None
+
+
+def _lease(write: Any, number: int) -> Lease | None:
+    rows = write.execute(_LEASE, (number,)).fetchall()
+    return Lease(*rows[0]) if rows else None
+
+
+def _state(connection: Any, number: int, raw: bytes) -> State:
+    verdicts = connection.execute(_VERDICTS, (number,)).fetchall()
+    return State(_row(connection, number, raw), _lease(connection, number), verdicts)
+
+
+def _failed(
+    verdicts: list[tuple[Any, ...]], awaited: bytes | None, entry: Entry[Any] | None, now: float
+) -> Failed | None:
+    """The awaited lease's verdict while it is told, else that of the longest rest."""
+    rest = max((rests for *_, rests in verdicts), default=-inf)
+    for token, kind, type_name, message, ends, rests in verdicts:
+        if (token == awaited and ends > now) or (rests == rest > now):
+            return Failed(Verdict(kind, type_name, message), entry, max(rest - now, 0.0))
+    return None
+
+
+def _put_lease(write: Write, number: int, raw: bytes, lease: Lease) -> None:
+    write.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", (number, raw, *lease))
+
+
+def _put_verdict(write: Write, number: int, token: bytes, verdict: Verdict | None, rest: float, now: float) -> None:
+    ends = now + VERDICT if verdict is not None else now
+    verdict = verdict or Verdict("failed")
+    message = verdict.message[:_MESSAGE].encode("utf-8", "backslashreplace").decode()
+    write.execute("DELETE FROM verdicts WHERE number = ? AND max(ends, rests) < ?", (number, now))
+    write.execute(
+        "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (number, token, verdict.kind, verdict.type_name, message, ends, now + rest),
+    )
+
+
+def _forget(write: Write, number: int) -> None:
+    """Lease, verdicts and rest of a key."""
+    write.execute("DELETE FROM leases WHERE number = ?", (number,))
+    write.execute("DELETE FROM verdicts WHERE number = ?", (number,))
+
+
+def _bytes_used(write: Write) -> int:
+    """Pages in use, of the 4 KiB that SQLite makes: what is freed is used again, so the file grows no further."""
+    pages: int = write.execute("PRAGMA page_count").fetchall()[0][0]
+    free: int = write.execute("PRAGMA freelist_count").fetchall()[0][0]
+    return (pages - free) * 4096

@@ -1,0 +1,39 @@
+-- Times are seconds of the directory's clock (boot.py). `number` is the 64-bit hash of a key or a name.
+
+CREATE TABLE clock (one INTEGER PRIMARY KEY, boot TEXT, now REAL, wall REAL);
+
+CREATE TABLE entries (
+    number INTEGER PRIMARY KEY,
+    key    BLOB NOT NULL,
+    id     BLOB NOT NULL,
+    fresh  REAL NOT NULL,
+    keep   REAL NOT NULL,
+    gone   REAL NOT NULL,  -- when the row may go: keep, or fresh and a grace for those who waited
+    value  BLOB NOT NULL
+);
+CREATE INDEX entries_gone ON entries (gone);
+
+-- The right to compute a key, or a lock. The row decides; the holder's file only tells that the holder is dead.
+CREATE TABLE leases (
+    number INTEGER PRIMARY KEY,
+    name   BLOB NOT NULL,
+    token  BLOB NOT NULL,
+    ends   REAL NOT NULL,
+    holder TEXT NOT NULL,
+    fence  INTEGER NOT NULL
+);
+
+-- What an abandoned lease left for those who waited for it, and until when its key rests.
+CREATE TABLE verdicts (
+    number    INTEGER NOT NULL,
+    token     BLOB NOT NULL,
+    kind      TEXT NOT NULL,
+    type_name TEXT NOT NULL,
+    message   TEXT NOT NULL,
+    ends      REAL NOT NULL,
+    rests     REAL NOT NULL,
+    PRIMARY KEY (number, token)
+) WITHOUT ROWID;
+
+CREATE TABLE generations (scope TEXT PRIMARY KEY, generation TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE fences (one INTEGER PRIMARY KEY, last INTEGER NOT NULL);

@@ -1,0 +1,150 @@
+"""The stamps: a table in shared memory that tells every process at once that a key's entry has changed.
+
+A slot per key hash. A writer marks the slot inside its transaction and puts a unique stamp there after the commit;
+a reader samples the slot before it reads, and keeps nothing that was read under a mark. The order matters: a stamp
+put before the commit, or sampled after the read, can name an old value for ever.
+
+Aligned words of 8 bytes are read and written whole by memoryview on every machine that Python 3.11 runs on with 64
+bits; the system calls of a transaction stand between the mark, the commit and the stamp, for machines that reorder.
+
+The file is also the directory's identity (which database file is in use) and the gate of its writers (flock). It is
+made whole, under another name, before it can be seen: a hole in it would be a SIGBUS on a full disk.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from stampede.engines.flock import closed, try_lock, unlock
+
+__all__ = ["MARK", "Stamps", "Unreadable", "unique"]
+
+SLOTS = 1 << 16
+MARK = 1
+"""Instead of a stamp: a change is under way, or its writer died."""
+
+_MAGIC = int.from_bytes(b"stampede", "little")
+_WORDS = 8 + SLOTS
+_SIZE = 8 * _WORDS + SLOTS
+
+# The words in front of the slots.
+_WHAT, _INCARNATION, GENERATIONS, _WRITER, _HAND = range(5)
+
+
+class Unreadable(Exception):
+    """The file is no table of stamps."""
+
+
+def unique() -> int:
+    """A stamp that no slot ever had."""
+    return int.from_bytes(os.urandom(8), "little") | 2
+
+
+class Stamps:
+    """One mapping of one file of stamps. It outlives the file's removal: tickets point into it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        status = os.fstat(self._fd)
+        if status.st_size != _SIZE:
+            raise Unreadable(f"{path} has {status.st_size} bytes")
+        view = memoryview(mmap.mmap(self._fd, _SIZE))
+        self.words = view[: 8 * _WORDS].cast("Q")
+        self.used = view[8 * _WORDS :]  # a byte per slot: asked for since the hand of eviction came by
+        if self.words[_WHAT] != _MAGIC:
+            raise Unreadable(f"{path} doesn't begin as it should")
+        self._identity = status.st_dev, status.st_ino
+        self.incarnation = f"{self.words[_INCARNATION]:016x}"
+
+    @staticmethod
+    def make(path: Path, incarnation: str) -> None:
+        """A whole new file, every block of it allocated."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, 0, _SIZE)
+            else:
+                os.write(fd, bytes(_SIZE))
+            os.pwrite(fd, _MAGIC.to_bytes(8, "little") + int(incarnation, 16).to_bytes(8, "little"), 0)
+        finally:
+            os.close(fd)
+
+    @property
+    def current(self) -> bool:
+        """Whether the directory still has this very file. (Its number can't be used again while we have it open.)"""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
+
+    # -- slots --------------------------------------------------------------------------------------------------
+
+    def slot(self, number: int) -> int:
+        return 8 + (number & (SLOTS - 1))
+
+    def mark(self, slot: int) -> None:
+        self.words[slot] = MARK
+
+    def stamp(self, slot: int) -> None:
+        self.words[slot] = unique()
+
+    def mark_all(self) -> None:
+        self._all(MARK)
+
+    def stamp_all(self) -> None:
+        self._all(unique())
+
+    def _all(self, word: int) -> None:
+        self.words[8:] = memoryview(word.to_bytes(8, "little") * SLOTS).cast("Q")
+        self.words[GENERATIONS] = word
+
+    def touch(self, number: int) -> None:
+        """Remember that this key is in use."""
+        at = number & (SLOTS - 1)
+        if not self.used[at]:
+            self.used[at] = 1
+
+    # -- the hand of eviction, which goes round the entries by their numbers ----------------------------------------
+
+    @property
+    def hand(self) -> int:
+        return self.words[_HAND] - (1 << 63)
+
+    @hand.setter
+    def hand(self, number: int) -> None:
+        self.words[_HAND] = number + (1 << 63)
+
+    # -- the gate -----------------------------------------------------------------------------------------------
+
+    @property
+    def writer(self) -> int:
+        """The process that went through the gate last."""
+        return self.words[_WRITER]
+
+    def enter(self) -> bool:
+        """Be the only writer of all processes, if nobody else is. The threads of one process take turns before it."""
+        if not try_lock(self._fd):
+            return False
+        self.words[_WRITER] = os.getpid()
+        return True
+
+    def leave(self) -> None:
+        unlock(self._fd)
+
+    def __del__(self) -> None:
+        closed(getattr(self, "_fd", -1))  # not sooner: another thread may be in the gate
+
+    def start_again(self) -> None:
+        """In a forked child: an open file of its own, as the gate would let both through by the parent's.
+
+        The inherited one is closed without unlocking. If the path has another file by now, `current` tells.
+        """
+        closed(self._fd)
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1

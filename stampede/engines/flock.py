@@ -1,0 +1,136 @@
+"""Signs of life: a file per process that the kernel unlocks when the process ends, however it ends.
+
+The lock says nothing of leases: a frozen process keeps it, and those are rows with an end. It only tells that a
+holder is dead, so that nobody waits for the end of a dead holder's lease.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+__all__ = ["Life", "closed", "dead", "pid_here", "try_lock", "unlock"]
+
+_UNBORN = "new-"
+
+
+def try_lock(fd: int) -> bool:
+    """Take the whole file for this open file alone, if nobody has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(fd: int) -> None:
+    """Give it back. Never in a forked child: the open file is the parent's too, and so is the lock."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def closed(fd: int) -> None:
+    """Close what may be closed already."""
+    try:
+        os.close(fd)
+    except OSError:
+        pass
+
+
+class Life:
+    """This process's name among those that share a folder, and the file that is locked while it lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._name = ""
+        self._fd = -1
+
+    @property
+    def name(self) -> str:
+        """The name, under a lock that stands. A new one after a fork, or when somebody has removed the file."""
+        with self._lock:
+            if self._fd < 0 or not os.fstat(self._fd).st_nlink:
+                self._begin()
+            return self._name
+
+    def _begin(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._name, self._fd = f"{os.getpid()}-{_pid_namespace()}-{os.urandom(6).hex()}", -1
+        self._folder.mkdir(parents=True, exist_ok=True)
+        unborn = self._folder / (_UNBORN + self._name)
+        fd = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.rename(unborn, self._folder / self._name)  # locked before it can be seen: never taken for a dead one
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+
+    def is_mine(self, name: str) -> bool:
+        return name == self._name
+
+    def close(self) -> None:
+        """End here: what this name holds is anybody's."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                (self._folder / self._name).unlink(missing_ok=True)
+                os.close(fd)
+
+    def start_again(self) -> None:
+        """In a forked child: close without unlocking, since the life is the parent's."""
+        self._lock = threading.Lock()
+        fd, self._fd, self._name = self._fd, -1, ""
+        if fd >= 0:
+            os.close(fd)
+
+
+def dead(folder: Path, name: str) -> bool:
+    """Whether the process of this name has ended. Its file goes with the first who notices."""
+    path = folder / name
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # out of files, no right to look: nobody knows, so the lease's end decides
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        path.unlink(missing_ok=True)
+        return True
+    finally:
+        os.close(fd)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the files of the dead, and those of births that a death cut short."""
+    try:
+        for each in os.scandir(folder):
+            if not each.name.startswith(_UNBORN) or time.time() - each.stat().st_mtime > 60:
+                dead(folder, each.name)
+    except OSError:
+        pass  # what can't be swept now will be another time
+
+
+def pid_here(name: str) -> int | None:
+    """The process's number, if it has one that means the same process here."""
+    pid, _, rest = name.partition("-")
+    namespace = rest.partition("-")[0]
+    return int(pid) if pid.isdecimal() and namespace == str(_pid_namespace()) else None
+
+
+@cache
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0

@@ -1,0 +1,249 @@
+"""Waking waiters in other processes that share a directory.
+
+A process that waits has a named pipe in the folder `wake`; who changes something writes the number of what changed
+into each. A pipe holds thousands of such messages, a full one tells its reader that some were lost, and nobody
+reads a pipe whose process is dead: the next writer removes it. The same thread watches the processes that are
+waited for, by file descriptors of theirs where the kernel has such (Linux), else by looking every 25 ms.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from stampede.colour import Bell
+from stampede.engines.flock import closed, dead, pid_here
+
+__all__ = ["LOOK", "Post"]
+
+LOOK = 0.025
+"""Seconds between two looks where the kernel tells nothing by itself."""
+
+LINGER = 5.0
+"""Seconds that the pipe stays after the last waiter: the next herd finds it there."""
+
+_WORD = 8
+_NOTHING = bytes(_WORD)
+_FULL = 1 << 16
+
+
+class Post:
+    """Rings bells by number, here and in every other process of the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._wake = directory / "wake"
+        self._alive = directory / "alive"
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._bells: defaultdict[int, set[Bell]] = defaultdict(set)
+        self._watched: defaultdict[str, set[Bell]] = defaultdict(set)
+        self._handles: dict[str, int] = {}  # what becomes readable when a watched process ends
+        self._pipe: tuple[Path, int, int] | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def listen(self, number: int) -> tuple[Bell, bool]:
+        """A bell for what changes from now on. False: there is no pipe here, so look again every now and then."""
+        bell = Bell()
+        with self._lock:
+            self._bells[number].add(bell)
+            return bell, self._open()
+
+    def watch(self, holder: str, bell: Bell) -> None:
+        """Have the bell rung also at the death of that process."""
+        with self._lock:
+            self._watched[holder].add(bell)
+            if holder not in self._handles:
+                handle = _handle(holder)
+                if handle is not None:
+                    self._handles[holder] = handle
+                self._poke()
+
+    def forget(self, number: int, bell: Bell) -> None:
+        with self._lock:
+            for table, name in [(self._bells, number), *((self._watched, holder) for holder in list(self._watched))]:
+                bells = table.get(name)  # type: ignore[attr-defined]
+                if bells is not None:
+                    bells.discard(bell)
+                    if not bells:
+                        del table[name]  # type: ignore[attr-defined]
+
+    # -- waking -------------------------------------------------------------------------------------------------
+
+    def ring(self, number: int) -> None:
+        """Wake whoever waits for this number, in all processes."""
+        self._ring_here(number)
+        mine = self._pipe
+        try:
+            names = os.listdir(self._wake)
+        except OSError:
+            return  # no folder, nobody waits
+        for name in names:
+            if mine is None or name != mine[0].name:
+                _send(self._wake / name, number)
+
+    def _ring_here(self, number: int) -> None:
+        if self._bells:
+            with self._lock:
+                bells = self._bells.pop(number, ())
+            for bell in bells:
+                bell.ring()
+
+    def _ring_all(self) -> None:
+        with self._lock:
+            numbers = list(self._bells)
+        for number in numbers:
+            self._ring_here(number)
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _open(self) -> bool:
+        """Have a pipe, and a thread that reads it."""
+        if self._pipe is not None and self._pipe[0].exists():
+            return True
+        self._close_pipe()  # somebody removed the directory: the thread ends with its pipe
+        path = self._wake / f"{os.getpid()}-{os.urandom(6).hex()}"
+        try:
+            self._wake.mkdir(parents=True, exist_ok=True)
+            os.mkfifo(path, 0o600)
+            reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # our own: no end-of-file without others
+        except OSError:
+            return False
+        self._pipe = path, reader, writer
+        self._thread = threading.Thread(target=self._serve, args=(self._pipe,), name="stampede-wake", daemon=True)
+        self._thread.start()
+        return True
+
+    def _serve(self, pipe: tuple[Path, int, int]) -> None:
+        idle = time.monotonic()
+        while self._pipe is pipe:
+            with self._lock:
+                handles = dict(self._handles)
+                blind = [holder for holder in self._watched if holder not in handles]
+                if self._bells or self._watched:
+                    idle = time.monotonic()
+                elif time.monotonic() - idle > LINGER and self._pipe is pipe:
+                    self._close_pipe()
+                    return
+            ready = _ready([pipe[1], *handles.values()], LOOK if blind else LINGER)
+            with self._lock:
+                if self._pipe is not pipe:
+                    return
+                news = _read(pipe[1]) if pipe[1] in ready else b""
+            for at in range(0, len(news), _WORD):
+                self._ring_here(int.from_bytes(news[at : at + _WORD], "little", signed=True))
+            if len(news) >= _FULL:
+                self._ring_all()
+            for holder in [*blind, *handles]:
+                if (handles[holder] in ready) if holder in handles else dead(self._alive, holder):
+                    self._ended(holder)
+            self._let_go()
+
+    def _ended(self, holder: str) -> None:
+        with self._lock:
+            bells = self._watched.pop(holder, ())
+        for bell in bells:
+            bell.ring()
+
+    def _let_go(self) -> None:
+        """Close the handles of processes that nobody waits for."""
+        with self._lock:
+            for holder in [each for each in self._handles if each not in self._watched]:
+                closed(self._handles.pop(holder))
+
+    def _poke(self) -> None:
+        if self._pipe is not None:
+            _write(self._pipe[2], _NOTHING)
+
+    def _close_pipe(self) -> None:
+        if self._pipe is not None:
+            path, reader, writer = self._pipe
+            self._pipe = None
+            path.unlink(missing_ok=True)
+            _write(writer, _NOTHING)
+            closed(reader)
+            closed(writer)
+        while self._handles:
+            closed(self._handles.popitem()[1])
+
+    def close(self) -> None:
+        with self._lock:
+            self._close_pipe()
+        self._ring_all()
+
+    def start_again(self) -> None:
+        """In a forked child: pipe, thread and waiters are the parent's."""
+        if self._pipe is not None:
+            closed(self._pipe[1])
+            closed(self._pipe[2])
+        for handle in self._handles.values():
+            closed(handle)
+        self._begin()
+
+
+def _send(path: Path, number: int) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nobody reads it. One that is being made is not old enough to be removed
+            _remove_old(path)
+        return
+    try:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            _write(fd, number.to_bytes(_WORD, "little", signed=True))
+    finally:
+        os.close(fd)
+
+
+def _remove_old(path: Path) -> None:
+    try:
+        if time.time() - path.stat().st_mtime > 1:
+            path.unlink()
+    except OSError:
+        pass
+
+
+def _write(fd: int, word: bytes) -> None:
+    try:
+        os.write(fd, word)
+    except OSError:
+        pass  # full: its reader will ring everything; or gone
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, _FULL)
+    except OSError:
+        return b""
+
+
+def _ready(fds: list[int], timeout: float) -> set[int]:
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(timeout * 1000)}
+
+
+def _handle(holder: str) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where there is none, or it has ended already."""
+    pid = pid_here(holder)
+    if pid is None or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if handle in _ready([handle], 0):  # ended, and yet its lock stands: some child has it. Look now and then
+        os.close(handle)
+        return None
+    return handle
