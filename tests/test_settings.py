@@ -130,7 +130,8 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     "text, meant",
     [
         ("500ms", 0.5), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("1w 2d", 777_600), ("90", 90),
-        ("1m500ms", 60.5), (".5s", 0.5), (" 2 s ", 2), ("0s", 0), ("forever", inf), (7, 7), (timedelta(minutes=1), timedelta(minutes=1)),
+        ("1m500ms", 60.5), (".5s", 0.5), (" 2 s ", 2), ("0s", 0), ("forever", inf), (7, 7),
+        (timedelta(minutes=1), timedelta(minutes=1)),
     ],
 )  # fmt: skip
 def test_durations(text: Any, meant: Any) -> None:
@@ -187,6 +188,7 @@ def test_code_may_give_what_a_file_cannot() -> None:
     )
     assert (settings.trust, settings.signing_key, settings.policy.ttl) == ((Decimal,), (b"k",), 60.0)
     assert (settings.policy.cache_if, settings.policy.raises) == (bool, (KeyError, OSError))
+    assert "raises holds [<class 'KeyError'>]: give an exception class, or a tuple" in refusal(raises=[KeyError])
     assert default(raises=KeyError, ttl=len).policy == DEFAULT.with_options(raises=KeyError, ttl=len)
 
 

@@ -72,7 +72,8 @@ def _option(convert: Check) -> Check:
 
 def _in_code(what: str) -> Check:
     def check(name: str, value: Any) -> Any:
-        if isinstance(value, (str, int, float, list, Mapping)):  # as a file would have it
+        first = value[0] if isinstance(value, list) and value else value
+        if isinstance(first, (str, int, float, Mapping)):  # as a file would have it
             raise OptionError(f"{name} takes {what}, which a file can't hold: give it to @cached or Cache")
         return value
 
