@@ -9,6 +9,7 @@ from hashlib import blake2b
 from math import inf
 from typing import Any, NamedTuple
 
+from stampede import early
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Opened, Write
 from stampede.engines.disk.stamps import GENERATIONS, MARK
@@ -29,7 +30,8 @@ SWEEP = 60.0
 _MESSAGE = 4000
 _LONGEST = 900_000_000  # SQLite's own limit is a little above
 
-_ENTRY = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"
+_COLUMNS = "key, id, fresh, keep, cost, margin, ttl, raised, value"
+_ENTRY = f"SELECT {_COLUMNS} FROM entries WHERE number = ?"
 _LEASE = "SELECT token, ends, holder, fence FROM leases WHERE number = ?"
 _VERDICTS = "SELECT token, kind, type_name, message, ends, rests FROM verdicts WHERE number = ?"
 
@@ -192,7 +194,7 @@ class Rows:
             for start in range(0, len(names), 500):
                 some = [number for number, _ in names[start : start + 500]]
                 marks = ",".join("?" * len(some))
-                sql = f"SELECT number, key, id, fresh, keep, value FROM entries WHERE number IN ({marks})"
+                sql = f"SELECT number, {_COLUMNS} FROM entries WHERE number IN ({marks})"
                 rows.update((number, row) for number, *row in connection.execute(sql, some))
         found: list[Entry[Any] | None] = []
         for number, raw in names:
@@ -322,8 +324,9 @@ class Rows:
         write.change(number)
         fresh, keep = now + entry.fresh, now + max(entry.keep, entry.fresh)
         write.execute(
-            "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (number, raw, entry.id, fresh, keep, max(keep, fresh + GRACE), entry.value),
+            "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (number, raw, entry.id, fresh, keep, max(keep, fresh + GRACE))
+            + (entry.cost, entry.margin, entry.ttl, entry.raised, entry.value),
         )
         _forget(write, number)
         self._make_room(write, number, now)
@@ -378,11 +381,13 @@ def _good(row: tuple[Any, ...], ask: Ask, now: float) -> bool:
     """Whether this caller need look no further."""
     fresh, keep = row[2], row[3]
     in_time = fresh > now or (now - fresh < ask.since and now < max(keep, fresh + GRACE))
-    return in_time and not ask.force and row[1] != ask.seen
+    good = in_time and not ask.force and row[1] != ask.seen
+    return good and (ask.draw is None or not early.due(_entry(row, now), ask.draw))
 
 
 def _entry(row: tuple[Any, ...], now: float) -> Entry[Any]:
-    return Entry(row[4], row[1], fresh=row[2] - now, keep=row[3] - now)
+    _, id, fresh, keep, cost, margin, ttl, raised, value = row
+    return Entry(value, id, cost, margin, ttl, fresh - now, keep - now, bool(raised))
 
 
 def _row(write: Write, number: int, raw: bytes) -> tuple[Any, ...] | None:

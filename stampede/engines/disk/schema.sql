@@ -9,6 +9,10 @@ CREATE TABLE entries (
     fresh  REAL NOT NULL,
     keep   REAL NOT NULL,
     gone   REAL NOT NULL,  -- when the row may go: keep, or fresh and a grace for those who waited
+    cost   REAL NOT NULL,
+    margin REAL NOT NULL,
+    ttl    REAL NOT NULL,
+    raised INTEGER NOT NULL,
     value  BLOB NOT NULL
 );
 CREATE INDEX entries_gone ON entries (gone);
