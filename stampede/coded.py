@@ -29,7 +29,7 @@ class _Coded:
         return entry.holding(self._codec.encode(key, entry))
 
     def _open(self, key: str, sealed: Entry[Any] | None) -> Entry[Any] | None:
-        """The entry in the bytes, with the time left that the engine tells; None for bytes that are not to be believed."""
+        """The entry in the bytes, with the time left that the engine tells; None if they are not to be believed."""
         if sealed is None:
             return None
         try:

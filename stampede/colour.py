@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -25,12 +25,13 @@ __all__ = [
     "in_thread",
     "run_blocking",
     "running_loop",
+    "together",
 ]
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
 
-running_loop: Callable[[], Loop | None] = asyncio._get_running_loop  # noqa: SLF001  public get_running_loop raises
+running_loop: Callable[[], Loop | None] = asyncio._get_running_loop
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -210,7 +211,20 @@ _held: set[asyncio.Task[Any]] = set()
 BLOCKING: Colour = _Blocking()
 SUSPENDING: Colour = _Suspending()
 
-# -- blocking engines, seen from an event loop -------------------------------------------------------------------
+
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """The results, in order; when one fails, so does the whole, and the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+# -- blocking engines, seen from an event loop --------------------------------------------------------------------
 
 _threads: ThreadPoolExecutor | None = None
 _lock = threading.Lock()

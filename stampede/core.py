@@ -24,7 +24,7 @@ from stampede.policy import Policy
 from stampede.ports import Claims, Engine, Store, Ticket
 from stampede.workers import Workers
 
-__all__ = ["Core", "Scope", "revived"]
+__all__ = ["Core", "Scope", "landed"]
 
 _clock = time.monotonic
 _refreshers = Workers(4, "stampede-refresh")
@@ -107,7 +107,7 @@ class Scope:
     def _bad(self, key: str, error: Exception) -> None:
         self.core.tell(events.BadBytes(self.name, self.label(key), str(error)))
 
-    # -- keys -------------------------------------------------------------------------------------------------------
+    # -- keys -----------------------------------------------------------------------------------------------------
 
     def label(self, physical: str) -> str:
         return physical.removeprefix(self.prefix)
@@ -129,7 +129,7 @@ class Scope:
         self.prefix = f"{generation}|"
         return self.prefix
 
-    # -- the way of a call --------------------------------------------------------------------------------------------
+    # -- the way of a call ----------------------------------------------------------------------------------------
 
     def hit(self, key: str) -> Resident | None:
         """The local tier's answer, if it needs no thought."""
@@ -154,8 +154,8 @@ class Scope:
     ) -> Landing:
         """What the local tier could not answer. `home` is told of the resident, if there is one now."""
         policy = policy or self.policy
-        physical = await self.learn(colour) + key
-        call = self._call(colour, physical, key, origin, policy, force=force)
+        call = await self.call(colour, key, origin, policy, force=force)
+        physical = call.key
         sample = self.core.sample(physical)
         place = None
         if policy.background and not force:
@@ -174,9 +174,11 @@ class Scope:
             home(resident)
         return landing
 
-    def _call(
-        self, colour: Colour, physical: str, key: str, origin: Callable[[], Any], policy: Policy, *, force: bool
+    async def call(
+        self, colour: Colour, key: str, origin: Callable[[], Any], policy: Policy, *, force: bool = False
     ) -> Call:
+        """One caller's question to the algorithm."""
+        physical = await self.learn(colour) + key
         return Call(
             key=physical,
             label=key,
@@ -228,10 +230,10 @@ class Scope:
     def _drop(self, call: Call) -> None:
         run_blocking(quietly(self.claims.abandon(call.key, call.token)))
 
-    # -- the local tier -------------------------------------------------------------------------------------------------
+    # -- the local tier -------------------------------------------------------------------------------------------
 
     def keep(self, key: str, landing: Landing, sample: Ticket | None, policy: Policy) -> Resident | None:
-        """Keep what a call ended with as a resident, as long as it is known to be true; its next early moment is drawn."""
+        """Keep what a call ended with as a resident, as long as it is known to be true, and draw its early moment."""
         tier, entry = self.core.tier, landing.entry
         if tier is None or entry is None or entry.raised:
             return None
@@ -262,7 +264,7 @@ class Scope:
         fresh = landing.at + (entry.fresh if core.tier_ttl is None else min(entry.fresh, core.tier_ttl))
         return Resident(key, self.name, entry, 0.0, fresh, landing.at + entry.keep, ticket)
 
-    # -- the store's verbs ------------------------------------------------------------------------------------------------
+    # -- the store's verbs ----------------------------------------------------------------------------------------
 
     async def get(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is fresh of each key."""
@@ -358,7 +360,21 @@ def _holds(resident: Resident) -> bool:
     return resident.stamp is None or (resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp)
 
 
-def revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> BaseException:
+def landed(landing: Landing, policy: Policy) -> Any:
+    """The value of a landing, or its error raised."""
+    entry = landing.entry
+    if landing.error is not None:
+        try:
+            raise landing.error
+        finally:
+            del landing  # or the error would refer to itself through this frame
+    assert entry is not None
+    if entry.raised:
+        raise _revived(entry, policy.raises)
+    return entry.value
+
+
+def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> BaseException:
     """The exception that an entry of `raises` stands for: of a declared class, or one below it."""
     name, arguments = entry.value
     known = list(raises)

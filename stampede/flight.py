@@ -39,7 +39,19 @@ class Landing:
 class Flight:
     """All callers of one key in this process."""
 
-    __slots__ = ("bell", "callers", "cancel", "detached", "ended", "key", "landing", "loops", "offered", "owner", "thread")  # fmt: skip
+    __slots__ = (
+        "bell",
+        "callers",
+        "cancel",
+        "detached",
+        "ended",
+        "key",
+        "landing",
+        "loops",
+        "offered",
+        "owner",
+        "thread",
+    )
 
     def __init__(self, owner: Flights, key: str) -> None:
         self.owner = owner

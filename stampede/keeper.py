@@ -33,7 +33,21 @@ class Renewable(Protocol):
 class Hold:
     """One lease in the keeper's hands, as a context: renewal ends with the block, or after `max_hold`."""
 
-    __slots__ = ("_keeper", "_until", "alive", "drop", "ended", "foreign", "key", "lease", "lost", "on_lost", "port", "token")  # fmt: skip
+    __slots__ = (
+        "_keeper",
+        "_sure",
+        "_until",
+        "alive",
+        "drop",
+        "ended",
+        "foreign",
+        "key",
+        "lease",
+        "lost",
+        "on_lost",
+        "port",
+        "token",
+    )
 
     def __init__(
         self,
@@ -48,7 +62,8 @@ class Hold:
         on_lost: Callable[[], object] | None = None,
     ) -> None:
         self._keeper = keeper
-        self._until = time.monotonic() + max_hold
+        self._sure = time.monotonic()  # the lease stood then
+        self._until = self._sure + max_hold
         self.port, self.key, self.token, self.lease = port, key, token, lease
         self.drop = drop  # gives the lease back, blocking: when its holder is gone, or at exit
         self.alive = alive  # False: the holder can never end (its loop was closed)
@@ -82,9 +97,11 @@ class Hold:
             return False
         try:
             if run_blocking(self.port.renew(self.key, self.token, self.lease)):
+                self._sure = now
                 return True
         except EngineError:
-            return True  # unknown is not lost: the next round may reach it
+            if now - self._sure < self.lease:
+                return True  # unknown is not lost: the next round may reach it
         if not self.ended:
             self.lose()
         return False

@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# -- a claim: one question, four answers ----------------------------------------------------------------------
+# -- a claim: one question, four answers --------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -196,6 +196,7 @@ class Engine(Protocol):
     shared: bool  # other processes see it: values are bytes, and a local tier is a choice
     fenced: bool  # it refuses a late fill (promises 4 and 5)
     pushes: bool  # waiters are woken, not polling
+    coherent: bool  # what it finds comes with a ticket: a local tier in front of it stays true
 
     @property
     def claims(self) -> Claims | None: ...

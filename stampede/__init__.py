@@ -1,0 +1,44 @@
+"""One computation, however big the herd: a read-through cache that stops stampedes."""
+
+from stampede.cache import Cache
+from stampede.entry import Entry
+from stampede.errors import (
+    CodecError,
+    ComputationFailed,
+    EngineError,
+    KeyingError,
+    LockLost,
+    LockTimeout,
+    MissingExtra,
+    OptionError,
+    RecursiveComputation,
+    SettingsError,
+    StampedeError,
+    TooLarge,
+    WaitTimeout,
+)
+from stampede.registry import Lock, cache_without_dogpiling, cached, configure, get_cache, try_lock
+
+__all__ = [
+    "Cache",
+    "CodecError",
+    "ComputationFailed",
+    "EngineError",
+    "Entry",
+    "KeyingError",
+    "Lock",
+    "LockLost",
+    "LockTimeout",
+    "MissingExtra",
+    "OptionError",
+    "RecursiveComputation",
+    "SettingsError",
+    "StampedeError",
+    "TooLarge",
+    "WaitTimeout",
+    "cache_without_dogpiling",
+    "cached",
+    "configure",
+    "get_cache",
+    "try_lock",
+]

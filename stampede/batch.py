@@ -1,0 +1,143 @@
+"""Many keys at once: a flight and a lease for each, one call of the function for what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from stampede.colour import Colour, run_blocking
+from stampede.core import Scope
+from stampede.entry import Entry
+from stampede.errors import WaitTimeout
+from stampede.fill import Call, claim, land, quietly
+from stampede.flight import Flight, Landing
+from stampede.policy import Policy
+from stampede.ports import Granted
+
+__all__ = ["fetch_many"]
+
+Loader = Callable[[list[str]], Any]
+
+
+@dataclass(slots=True)
+class _Grant:
+    """One key that is ours to compute."""
+
+    key: str
+    call: Call
+    flight: Flight
+    kept: Entry[Any] | None
+
+
+async def fetch_many(
+    scope: Scope, colour: Colour, keys: Iterable[str], loader: Loader, policy: Policy
+) -> dict[str, Landing]:
+    """What is there, what others compute, and what `loader` gives for the rest; keys that it leaves out are left out.
+
+    Nothing is waited for while a lease is held: two batches in opposite order can't block each other.
+    """
+    landings: dict[str, Landing] = {}
+    granted: list[_Grant] = []
+    others: list[str] = []
+    try:
+        for key in keys:
+            answer = await _ask(scope, colour, key, policy)
+            if isinstance(answer, Landing):
+                landings[key] = answer
+            elif isinstance(answer, _Grant):
+                granted.append(answer)
+            else:
+                others.append(key)
+    except BaseException:
+        for grant in granted:
+            await _let_go(grant)
+        raise
+    if granted:
+        landings |= await _compute(colour, granted, loader)
+    for key in others:
+        landing = await scope.fetch(colour, key, _origin(colour, key, loader), policy)
+        if not isinstance(landing.error, _LeftOut):
+            landings[key] = landing
+    return landings
+
+
+async def _ask(scope: Scope, colour: Colour, key: str, policy: Policy) -> _Grant | Landing | None:
+    """A value, a lease, or None: somebody else computes it."""
+    call = await scope.call(colour, key, lambda: None, policy.with_options(wait=0))
+    flight, leading = call.flights.join(call.key, call.loop)
+    if not leading:
+        flight.leave()
+        return None
+    answer: Landing | Granted | None = None
+    try:
+        answer = await claim(call)
+    except WaitTimeout:
+        return None
+    finally:
+        if not isinstance(answer, Granted):
+            call.flights.end(flight, answer)
+    return answer if isinstance(answer, Landing) else _Grant(key, call, flight, answer.entry)
+
+
+async def _compute(colour: Colour, granted: list[_Grant], loader: Loader) -> dict[str, Landing]:
+    """One call of the loader under all the leases; then each key lands by itself."""
+    landings: dict[str, Landing] = {}
+    values: Mapping[str, Any] = {}
+    error: BaseException | None = None
+    began = granted[0].call.clock()
+    with ExitStack() as stack:
+        holds = [stack.enter_context(grant.call.hold(grant.call, grant.call.policy.hold_of(0.0))) for grant in granted]
+        for grant in granted:
+            stack.enter_context(grant.flight.inside())
+        try:
+            values = await _load(colour, [grant.key for grant in granted], loader)
+        except GeneratorExit:
+            for grant in granted:
+                grant.call.drop(grant.call)
+                grant.call.flights.end(grant.flight, None)
+            raise
+        except BaseException as failure:
+            error = failure
+        cost = granted[0].call.clock() - began
+        for grant, hold in zip(granted, holds, strict=True):
+            if error is None and grant.key not in values:
+                await _let_go(grant)
+                continue
+            value = values.get(grant.key)
+            landings[grant.key] = await land(grant.call, grant.flight, grant.kept, hold, value, error, cost)
+    return landings
+
+
+async def _load(colour: Colour, keys: list[str], loader: Loader) -> Mapping[str, Any]:
+    values = await colour.call(lambda: loader(keys))
+    if not isinstance(values, Mapping):
+        raise TypeError(f"the function of many keys returned {type(values).__name__}: it must map keys to values")
+    return values
+
+
+def _origin(colour: Colour, key: str, loader: Loader) -> Callable[[], Any]:
+    one = partial(_one, colour, key, loader)
+    return one if colour.suspending else lambda: run_blocking(one())
+
+
+async def _one(colour: Colour, key: str, loader: Loader) -> Any:
+    values = await _load(colour, [key], loader)
+    if key not in values:
+        raise _LeftOut
+    return values[key]
+
+
+class _LeftOut(Exception):
+    """The loader has no value for the key that it was asked for."""
+
+
+async def _let_go(grant: _Grant) -> None:
+    """Give a lease back without a word: who waited for it tries by itself."""
+    call = grant.call
+    try:
+        await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
+    finally:
+        call.flights.end(grant.flight, None)

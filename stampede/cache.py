@@ -1,0 +1,304 @@
+"""The cache: an engine behind a local tier, with plain verbs and an `a`-twin of each that does I/O."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from stampede import events
+from stampede.batch import fetch_many
+from stampede.cached import decorate
+from stampede.codec import make_codec
+from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
+from stampede.core import Core, Scope, landed
+from stampede.engines import open_engine, safe_url
+from stampede.engines.memory import MemoryEngine
+from stampede.engines.paired import Paired
+from stampede.entry import Entry
+from stampede.errors import KeyingError, OptionError
+from stampede.flight import Landing
+from stampede.local import Tier
+from stampede.lock import Lock
+from stampede.metrics import Counters, Observers, Stats, log_events
+from stampede.outage import Outage
+from stampede.policy import Policy
+from stampede.ports import Engine
+from stampede.settings import CacheSettings, cache_settings
+
+__all__ = ["Cache"]
+
+T = TypeVar("T")
+_MISSING: Any = object()
+
+
+class Cache:
+    """Values by key, computed once however many ask: `cache.get_or_compute("k", fn, ttl=60)`.
+
+    `url` names the engine; `engine` hands over one that exists already. The other arguments are those of a settings
+    file's `[caches.NAME]` table.
+    """
+
+    def __init__(
+        self,
+        url: str = "memory://",
+        *,
+        engine: Engine | None = None,
+        locks: str | Engine | None = None,
+        observers: Iterable[events.Observer] = (),
+        **options: Any,
+    ) -> None:
+        table = {"url": url, **options}
+        if isinstance(locks, str):
+            table["locks"] = locks
+        settings = cache_settings(table, "Cache():")
+        self._set_up(settings, engine, None if isinstance(locks, str) else locks, tuple(observers))
+
+    @classmethod
+    def of(cls, settings: CacheSettings, observers: Iterable[events.Observer] = ()) -> Cache:
+        """The cache that a settings file describes."""
+        cache = cls.__new__(cls)
+        cache._set_up(settings, None, None, tuple(observers))
+        return cache
+
+    def _set_up(
+        self,
+        settings: CacheSettings,
+        engine: Engine | None,
+        locks: Engine | None,
+        observers: tuple[events.Observer, ...],
+    ) -> None:
+        self.settings = settings
+        self.policy = settings.policy
+        self.namespace = settings.namespace
+        self.counters = Counters()
+        self.observers = Observers([self.counters, log_events, *observers])
+        self.engine = engine or open_engine(settings.url)
+        if settings.locks is not None:
+            locks = open_engine(settings.locks)
+        if locks is not None:
+            self.engine = Paired(self.engine, locks)
+        self.name = self.engine.scheme if engine is not None else safe_url(settings.url)
+        self._core = Core(self.engine, *self._tier(settings), self._outage(settings), self.observers.emit)
+        self._trust = tuple(_imported(name) for name in settings.trust)
+        self._lock = threading.Lock()
+        self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
+        self._root = self.scope(self.namespace, self.policy)
+        self._root_prefix = f"{self.namespace}:" if self.namespace else ""
+
+    def _tier(self, settings: CacheSettings) -> tuple[Tier | None, float | None]:
+        """The local tier, and for how long it believes an entry without news."""
+        if not self.engine.shared:
+            return getattr(self.engine, "tier", None), None
+        if not settings.local:
+            return None, None
+        believed = settings.local.ttl
+        return Tier(settings.local.entries), (believed or (None if self.engine.coherent else 1.0))
+
+    def _outage(self, settings: CacheSettings) -> Outage | None:
+        if not self.engine.shared:
+            return None
+        strict = settings.on_engine_error == "raise"
+        return Outage(self.name, MemoryEngine(), self.observers.emit, strict=strict)
+
+    def scope(self, name: str, policy: Policy, returns: Any = None, **codec: Any) -> Scope:
+        """One function's part of this cache; its values are encoded for its return annotation."""
+        settings = self.settings
+        coder = None
+        if self.engine.shared:
+            coder = make_codec(
+                codec.get("codec", settings.codec),
+                returns=returns,
+                trust=(*self._trust, *codec.get("trust", ())),
+                signing_key=codec.get("signing_key", settings.signing_key or None),
+                compress=codec.get("compress", settings.compress),
+                max_bytes=codec.get("max_bytes", settings.max_bytes),
+            )
+        return Scope(self._core, self.namespace, name, policy, coder)
+
+    # -- one key --------------------------------------------------------------------------------------------------
+
+    def get_or_compute(self, key: str, function: Callable[[], T], **options: Any) -> T:
+        """The key's value; `function` computes it if it is missing, in one caller of all that ask."""
+        resident = self._root.hit(self._key(key))
+        if resident is not None:
+            value: T = resident.value
+            return value
+        return self._land(run_blocking(self._fetch(BLOCKING, key, function, options)), options)
+
+    async def aget_or_compute(self, key: str, function: Callable[[], Awaitable[T] | T], **options: Any) -> T:
+        """The same for async callers; `function` may be a plain one."""
+        resident = self._root.hit(self._key(key))
+        if resident is not None:
+            value: T = resident.value
+            return value
+        return self._land(await self._fetch(SUSPENDING, key, function, options), options)
+
+    async def _fetch(self, colour: Colour, key: str, function: Callable[[], Any], options: dict[str, Any]) -> Landing:
+        if not callable(function):
+            raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
+        return await self._root.fetch(colour, self._key(key), function, self.policy.with_options(**options))
+
+    def _land(self, landing: Landing, options: Mapping[str, Any]) -> Any:
+        return landed(landing, self.policy.with_options(**options))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value if it is fresh, else `default`. Nobody computes."""
+        resident = self._root.hit(self._key(key))
+        if resident is not None:
+            return resident.value
+        return run_blocking(self._get(BLOCKING, [key], default))[key]
+
+    async def aget(self, key: str, default: Any = None) -> Any:
+        resident = self._root.hit(self._key(key))
+        return resident.value if resident is not None else (await self._get(SUSPENDING, [key], default))[key]
+
+    def set(self, key: str, value: Any, **options: Any) -> None:
+        """Store this value; a computation under way will not replace it."""
+        run_blocking(self._root.put(BLOCKING, self._key(key), value, self.policy.with_options(**options)))
+
+    async def aset(self, key: str, value: Any, **options: Any) -> None:
+        await self._root.put(SUSPENDING, self._key(key), value, self.policy.with_options(**options))
+
+    def peek(self, key: str) -> Entry[Any] | None:
+        """The entry that is kept, fresh or stale."""
+        return run_blocking(self._root.peek(BLOCKING, self._key(key)))
+
+    async def apeek(self, key: str) -> Entry[Any] | None:
+        return await self._root.peek(SUSPENDING, self._key(key))
+
+    def expire(self, key: str) -> bool:
+        """Stale from now on, and served while one caller computes. True: it was fresh."""
+        return run_blocking(self._root.expire(BLOCKING, self._key(key)))
+
+    async def aexpire(self, key: str) -> bool:
+        return await self._root.expire(SUSPENDING, self._key(key))
+
+    def invalidate(self, key: str) -> bool:
+        """Gone, also what is being computed. True: there was a value. An engine that can't be asked raises."""
+        return run_blocking(self._root.invalidate(BLOCKING, self._key(key)))
+
+    async def ainvalidate(self, key: str) -> bool:
+        return await self._root.invalidate(SUSPENDING, self._key(key))
+
+    # -- many keys ------------------------------------------------------------------------------------------------
+
+    def get_or_compute_many(
+        self, keys: Iterable[str], function: Callable[[list[str]], Mapping[str, T]], **options: Any
+    ) -> dict[str, T]:
+        """The values by key. `function` gets the missing keys and returns a mapping; what it leaves out is left out."""
+        return run_blocking(self._many(BLOCKING, keys, function, options))
+
+    async def aget_or_compute_many(
+        self,
+        keys: Iterable[str],
+        function: Callable[[list[str]], Awaitable[Mapping[str, T]] | Mapping[str, T]],
+        **options: Any,
+    ) -> dict[str, T]:
+        return await self._many(SUSPENDING, keys, function, options)
+
+    async def _many(
+        self, colour: Colour, keys: Iterable[str], function: Callable[[list[str]], Any], options: dict[str, Any]
+    ) -> dict[str, Any]:
+        policy = self.policy.with_options(**options)
+        wanted = {self._key(key): key for key in keys}
+        found = {key: resident.value for key in wanted if (resident := self._root.hit(key)) is not None}
+        missing = [key for key in wanted if key not in found]
+
+        def load(inner: list[str]) -> Any:
+            return function([wanted[key] for key in inner])
+
+        landings = await fetch_many(self._root, colour, missing, load, policy)
+        found |= {key: landed(landing, policy) for key, landing in landings.items()}
+        return {outer: found[key] for key, outer in wanted.items() if key in found}
+
+    def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
+        """What is fresh, by key; the others are left out."""
+        return _present(run_blocking(self._get(BLOCKING, list(keys), _MISSING)))
+
+    async def aget_many(self, keys: Iterable[str]) -> dict[str, Any]:
+        return _present(await self._get(SUSPENDING, list(keys), _MISSING))
+
+    def set_many(self, values: Mapping[str, Any], **options: Any) -> None:
+        for key, value in values.items():
+            self.set(key, value, **options)
+
+    async def aset_many(self, values: Mapping[str, Any], **options: Any) -> None:
+        for key, value in values.items():
+            await self.aset(key, value, **options)
+
+    async def _get(self, colour: Colour, keys: Sequence[str], default: Any) -> dict[str, Any]:
+        entries = await self._root.get(colour, [self._key(key) for key in keys])
+        return {
+            key: default if entry is None or entry.raised else entry.value
+            for key, entry in zip(keys, entries, strict=True)
+        }
+
+    # -- all of it ------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Everything of this namespace is gone, in every process."""
+        run_blocking(self._root.clear(BLOCKING))
+
+    async def aclear(self) -> None:
+        await self._root.clear(SUSPENDING)
+
+    def stats(self) -> Stats:
+        """Counts since the cache was made, of this process."""
+        return replace(self.counters.total(), hits=self._core.tier.hits if self._core.tier is not None else 0)
+
+    def stats_of(self, scope: str) -> Stats:
+        """The same for one function."""
+        hits = self._core.tier.hits_of(scope) if self._core.tier is not None else 0
+        return replace(self.counters.of(scope), hits=hits)
+
+    def close(self) -> None:
+        """Let go of the engine's connections and threads. The cache can't be used afterwards."""
+        if self._core.tier is not None:
+            self._core.tier.clear()
+        self.engine.close()
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Cache {self.name}>"
+
+    # -- other faces ----------------------------------------------------------------------------------------------
+
+    def cached(self, function: Any = None, /, **options: Any) -> Any:
+        """`stampede.cached`, in this cache."""
+        return decorate(function, lambda: self, options)
+
+    def lock(self, name: str, **options: Any) -> Lock:
+        """`stampede.Lock` of this name, on this cache's engine."""
+        return Lock(name, self.engine, **options)
+
+    def _key(self, key: str) -> str:
+        if not isinstance(key, str):
+            raise KeyingError(f"the key {key!r} is of type {type(key).__name__}: give a str")
+        return self._root_prefix + key
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not _MISSING}
+
+
+def _imported(name: str | type) -> type:
+    """A class by its dotted name."""
+    if isinstance(name, type):
+        return name
+    module, _, path = name.replace(":", ".").rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), path)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise OptionError(f"trust names {name!r}, which can't be imported: {exc}") from exc
+    if not isinstance(found, type):
+        raise OptionError(f"trust names {name!r}, which is no class")
+    return found

@@ -1,0 +1,454 @@
+"""The decorator: one function's keys, its place in a cache, and its verbs.
+
+Hits are answered by generated code (`hot.py`). All else, a miss, an argument of another type, an entry whose moment
+has come, takes the slow way through the function's `Scope`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol
+
+from stampede.codec import returns_of
+from stampede.colour import BLOCKING, SUSPENDING, run_blocking, together
+from stampede.core import Scope, landed
+from stampede.errors import OptionError
+from stampede.hot import Hot
+from stampede.keys import Parameters, key_maker, name_of
+from stampede.local import Resident
+from stampede.policy import DEFAULT, Policy, nearest
+
+__all__ = ["Cached", "Home", "decorate", "disabled", "unbind_all"]
+
+_log = logging.getLogger("stampede")
+
+KEYING = ("key", "version", "namespace", "ignore")
+CODING = ("codec", "trust", "signing_key", "compress", "max_bytes")
+
+
+class Home(Protocol):
+    """The cache in which a function keeps its values."""
+
+    namespace: str
+    policy: Policy
+
+    def scope(self, name: str, policy: Policy, returns: Any = None, **codec: Any) -> Scope: ...
+    def stats_of(self, scope: str) -> Any: ...
+
+
+def decorate(function: Any, find: Callable[[], Home], options: Mapping[str, Any]) -> Any:
+    """`@cached` with or without arguments. `find` is asked for the cache at the first call."""
+    if function is None:
+        Cached.check(options)  # a wrong option is an error of this line, not of the next
+        return lambda function: decorate(function, find, options)
+    if isinstance(function, staticmethod):
+        return staticmethod(Cached(function.__func__, find, options).plain())
+    if isinstance(function, classmethod):
+        return Method(Cached(function.__func__, find, options, bound=True), by_class=True)
+    cached = Cached(function, find, options, bound=_in_class_body(function))
+    return Method(cached) if cached.bound else cached.plain()
+
+
+def _in_class_body(function: Any) -> bool:
+    home = getattr(function, "__qualname__", "").rpartition(".")[0]
+    return bool(home) and not home.endswith("<locals>")
+
+
+class Cached:
+    """One decorated function."""
+
+    def __init__(
+        self, function: Callable[..., Any], find: Callable[[], Home], options: Mapping[str, Any], *, bound: bool = False
+    ) -> None:
+        if not callable(function) or not hasattr(function, "__qualname__"):
+            raise OptionError(
+                f"@cached stands on {function!r}: it goes on a def (its options are named: @cached(ttl=60))"
+            )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise OptionError(f"{function.__qualname__} is a generator function: what it yields can be had only once")
+        self.check(options)
+        key = options.get("key")
+        self.function = function
+        self.options = dict(options)
+        self.bound = bound
+        self.suspending = inspect.iscoroutinefunction(function)
+        self.colour = SUSPENDING if self.suspending else BLOCKING
+        self.parameters = Parameters(function, options.get("ignore", ()))
+        # A key function may look at more than the arguments: a tenant in a context, the day of the week.
+        pure = key is None or isinstance(key, str)
+        self.hot = Hot(function, self.parameters, suspending=self.suspending, bound=bound, pure=pure)
+        self._find = find
+        self._lock = threading.Lock()
+        self._home: Home | None = None
+        self._scope: Scope | None = None
+        self._make_key: Callable[..., str] | None = None
+        if isinstance(key, str):
+            self._key_maker("")  # a field that the signature can't fill is an error of this line
+        _all.add(self)
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Refuse at decoration what can be known to be wrong then."""
+        known = [*KEYING, *CODING, *Policy.__dataclass_fields__]
+        for name in options:
+            if name not in known:
+                raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
+        DEFAULT.with_options(**_among(options, Policy.__dataclass_fields__))
+        for name in ("version", "namespace"):
+            value = options.get(name, "")
+            if not isinstance(value, (str, int)):
+                raise OptionError(f"{name} is {value!r}: give a string or a number")
+
+        key = options.get("key")
+        if key is not None and not isinstance(key, str) and not callable(key):
+            raise OptionError(f"key is {key!r}: give a function of the arguments, or a format string")
+
+    def _key_maker(self, prefix: str) -> Callable[..., str]:
+        ignore, key = self.options.get("ignore", ()), self.options.get("key")
+        return key_maker(self.function, prefix=prefix, ignore=ignore, key=key, bound=self.bound)
+
+    # -- binding: the cache is found at the first call, and again after `configure` -------------------------------
+
+    @property
+    def home(self) -> Home:
+        self.scope  # noqa: B018  binds
+        assert self._home is not None
+        return self._home
+
+    @property
+    def scope(self) -> Scope:
+        scope = self._scope
+        return scope if scope is not None else self._bind()
+
+    def _bind(self) -> Scope:
+        home = self._find()
+        with self._lock:
+            if self._scope is None or self._home is not home:
+                namespace, version = self.options.get("namespace", home.namespace), self.options.get("version")
+                name = name_of(self.function)
+                name = f"{namespace}:{name}" if namespace else name
+                name = name if version is None else f"{name}@{version}"
+                _note_name(name, self)
+                policy = home.policy.with_options(**_among(self.options, Policy.__dataclass_fields__))
+                coding = _among(self.options, CODING)
+                self._make_key = self._key_maker(f"{name}:")
+                self._scope = home.scope(name, policy, returns_of(self.function), **coding)
+                self._home = home
+            return self._scope
+
+    def unbind(self) -> None:
+        """Forget the cache: the next call finds it again."""
+        with self._lock:
+            self._home = self._scope = None
+            self.hot.fast.clear()
+
+    def key(self, *args: Any, **kwargs: Any) -> str:
+        """The key of these arguments."""
+        make = self._make_key
+        if make is None or self._scope is None:
+            self._bind()  # the namespace is part of the key
+            make = self._make_key
+        assert make is not None
+        return make(*args, **kwargs)
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def slow(self, *args: Any, **kwargs: Any) -> Any:
+        """A call that the generated hit could not answer; blocking."""
+        if _switch.off:
+            return self.function(*args, **kwargs)
+        scope = self.scope
+        key = self.key(*args, **kwargs)
+        resident = scope.hit(key)
+        if resident is not None:
+            self._take_home(scope, resident, args, kwargs)
+            return resident.value
+        return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
+
+    async def slow_async(self, *args: Any, **kwargs: Any) -> Any:
+        """The same, suspending."""
+        if _switch.off:
+            return await self.function(*args, **kwargs)
+        scope = self.scope
+        key = self.key(*args, **kwargs)
+        resident = scope.hit(key)
+        if resident is not None:
+            self._take_home(scope, resident, args, kwargs)
+            return resident.value
+        return landed(await self._fetch(scope, key, args, kwargs), scope.policy)
+
+    def _fetch(
+        self, scope: Scope, key: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, force: bool = False
+    ) -> Any:
+        return scope.fetch(
+            self.colour,
+            key,
+            functools.partial(self.function, *args, **kwargs),
+            force=force,
+            home=lambda resident: self._take_home(scope, resident, args, kwargs),
+        )
+
+    def _take_home(self, scope: Scope, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
+        tier = scope.core.tier
+        fast = None if resident.homes or tier is None else self.hot.key(args, kwargs)
+        if fast is not None and tier is not None:
+            tier.adopt(resident, self.hot.fast, fast)
+            if self._scope is not scope:
+                self.hot.fast.pop(fast, None)  # unbound meanwhile
+
+    # -- the other verbs ------------------------------------------------------------------------------------------
+
+    def _run(self, work: Any) -> Any:
+        return work if self.suspending else run_blocking(work)
+
+    def peek(self, *args: Any, **kwargs: Any) -> Any:
+        """The entry that is kept for these arguments, fresh or stale; nobody computes."""
+        return self._run(self.scope.peek(self.colour, self.key(*args, **kwargs)))
+
+    def refresh(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute and store now, whatever is there and whoever is computing."""
+        return self._run(self._refresh(args, kwargs))
+
+    async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        scope = self.scope
+        return landed(await self._fetch(scope, self.key(*args, **kwargs), args, kwargs, force=True), scope.policy)
+
+    def set(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Store this value for these arguments."""
+        return self._run(self.scope.put(self.colour, self.key(*args, **kwargs), value))
+
+    def expire(self, *args: Any, **kwargs: Any) -> Any:
+        """Stale from now on, and served while one caller computes."""
+        return self._run(self.scope.expire(self.colour, self.key(*args, **kwargs)))
+
+    def invalidate(self, *args: Any, **kwargs: Any) -> Any:
+        """Gone, also what is being computed. `via=on_commit` hands it to a hook that calls it later, blocking."""
+        via = kwargs.pop("via", None) if "via" not in self.parameters.names else None
+        key = self.key(*args, **kwargs)
+        if via is None:
+            return self._run(self.scope.invalidate(self.colour, key))
+        via(lambda: run_blocking(self.scope.invalidate(BLOCKING, key)))
+        return self._run(_nothing())
+
+    def invalidate_all(self) -> Any:
+        """Every value of this function is gone, in every process."""
+        return self._run(self.scope.bump(self.colour))
+
+    def many(self, calls: Iterable[Iterable[Any]]) -> Any:
+        """The values of many calls, each a tuple of arguments, in their order."""
+        each = [tuple(call) for call in calls]
+        if self.suspending:
+            return together([self.slow_async(*args) for args in each])
+        return [self.slow(*args) for args in each]
+
+    def stats(self) -> Any:
+        """Counts of this function in this process."""
+        return self.home.stats_of(self.scope.name)
+
+    # -- the faces: a plain function, or a descriptor -------------------------------------------------------------
+
+    @property
+    def slowly(self) -> Callable[..., Any]:
+        return self.slow_async if self.suspending else self.slow
+
+    def plain(self) -> Any:
+        """A function like the decorated one, with the verbs as its attributes."""
+        wrapper: Any = self.hot.call(self.slowly)
+        functools.update_wrapper(wrapper, self.function)
+        for verb in VERBS:
+            setattr(wrapper, verb, getattr(self, verb))
+        wrapper.cache = _LateCache(self)
+        return wrapper
+
+
+VERBS = ("key", "peek", "refresh", "set", "expire", "invalidate", "invalidate_all", "many", "stats")
+
+
+class Method:
+    """What stands in the class body: it binds the call and the verbs to the object, or to the class."""
+
+    def __init__(self, cached: Cached, *, by_class: bool = False) -> None:
+        functools.update_wrapper(self, cached.function)  # type: ignore[arg-type]
+        self.cached = cached
+        self._by_class = by_class
+        self._direct = by_class
+        self._bound: Any = type(
+            "Bound",
+            (Bound,),
+            {
+                "__slots__": (),
+                "__call__": cached.hot.call(cached.slowly),
+                "cached": cached,
+                "__doc__": cached.function.__doc__,
+            },
+        )
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._direct = True
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        if self._by_class:
+            return self._bound(owner)
+        return self if obj is None else self._bound(obj)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`C.method(obj, 1)`, and what a decorator around this one calls."""
+        return self._unbound().slowly(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in VERBS or name == "cache":
+            return getattr(self._unbound(), name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def _unbound(self) -> Cached:
+        """Inside a staticmethod nobody told us our name, and there is no self to key."""
+        cached = self.cached
+        if not self._direct and cached.bound and cached.parameters.names[:1] not in (["self"], ["cls"]):
+            cached.bound = False
+            cached.unbind()
+        return cached
+
+
+class Bound:
+    """`obj.method`: the call with its hit generated into it, and the verbs, for one object."""
+
+    __slots__ = ("__self__",)
+    cached: ClassVar[Cached]
+
+    def __init__(self, obj: Any) -> None:
+        self.__self__ = obj
+
+    def key(self, *args: Any, **kwargs: Any) -> str:
+        return self.cached.key(self.__self__, *args, **kwargs)
+
+    def peek(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.peek(self.__self__, *args, **kwargs)
+
+    def refresh(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.refresh(self.__self__, *args, **kwargs)
+
+    def set(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.set(value, self.__self__, *args, **kwargs)
+
+    def expire(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.expire(self.__self__, *args, **kwargs)
+
+    def invalidate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.invalidate(self.__self__, *args, **kwargs)
+
+    def many(self, calls: Iterable[Iterable[Any]]) -> Any:
+        return self.cached.many((self.__self__, *call) for call in calls)
+
+    def invalidate_all(self) -> Any:
+        """Every value of this method is gone, of every object, in every process."""
+        return self.cached.invalidate_all()
+
+    def stats(self) -> Any:
+        return self.cached.stats()
+
+    @property
+    def cache(self) -> Any:
+        return self.cached.home
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.cached.function.__get__(self.__self__)
+
+    @property
+    def __func__(self) -> Any:
+        return self.cached.function
+
+    @property
+    def __name__(self) -> str:
+        return self.cached.function.__name__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.__wrapped__)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.__self__ is self.__self__
+
+    def __hash__(self) -> int:
+        return hash((type(self), id(self.__self__)))
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.__self__, self.__name__)
+
+    def __repr__(self) -> str:
+        return f"<cached {self.cached.function.__qualname__} of {self.__self__!r}>"
+
+
+class _LateCache:
+    """`function.cache`: the cache in which the function is bound now, which may not be known before the first call."""
+
+    def __init__(self, cached: Cached) -> None:
+        self.__dict__["_cached"] = cached
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cached.home, name)
+
+    @property
+    def __class__(self) -> Any:
+        return type(self._cached.home)
+
+    def __repr__(self) -> str:
+        return repr(self._cached.home)
+
+
+# -- all decorated functions --------------------------------------------------------------------------------------
+
+_all: weakref.WeakSet[Cached] = weakref.WeakSet()
+_names: weakref.WeakValueDictionary[str, Cached] = weakref.WeakValueDictionary()
+
+
+class _Switch:
+    off = False
+
+
+_switch = _Switch()
+
+
+def unbind_all() -> None:
+    """Every function finds its cache again at its next call."""
+    for cached in list(_all):
+        cached.unbind()
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Calls go straight to the functions."""
+    before = _switch.off
+    _set_switch(True)
+    try:
+        yield
+    finally:
+        _set_switch(before)
+
+
+def _set_switch(off: bool) -> None:
+    _switch.off = off
+    unbind_all()  # or hits would go on
+
+
+def _note_name(name: str, cached: Cached) -> None:
+    """Say once if two functions that both live share their keys: closures of one factory, mostly."""
+    other = _names.setdefault(name, cached)
+    if other is not cached and other.function is not cached.function and other.function.__closure__:
+        _log.warning("two functions are called %s and share their values: give each a version= or namespace=", name)
+        _names[name] = cached
+
+
+def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}
+
+
+async def _nothing() -> None:
+    return None

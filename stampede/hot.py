@@ -1,0 +1,143 @@
+"""The generated hit: a look into the function's own table, a glance at the clock, and nothing called besides.
+
+A key of that table is exact only for arguments of a few classes (`FAST_TYPES`): what goes in is decided when a value
+is adopted, so that hits need not ask. Names of the generated code can't clash with those of parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from keyword import iskeyword
+from typing import Any
+
+from stampede.keys import FAST_TYPES, Parameters
+from stampede.local import Resident
+
+__all__ = ["Hot"]
+
+_CALL = """\
+{colour}def {name}({declaration}):
+    {bind}
+    return {wait}slow_({passing})
+"""
+
+_HIT = """\
+{colour}def {name}({declaration}):
+    {bind}
+    try:
+        {own}
+        e_ = fast_[{key}]
+        if e_.end > now_() and (e_.stamp is None or e_.stamps[e_.slot] == e_.stamp):
+            e_.hits += 1
+            return e_.value
+    except (KeyError_, TypeError_, AttributeError_):
+        pass
+    return {wait}slow_({passing})
+"""
+
+_KEY = """\
+def {name}({whole}):
+    {own}
+    return {key}
+"""
+
+
+class Hot:
+    """One function's table of hits, and the generated code that looks into it."""
+
+    def __init__(
+        self, function: Callable[..., Any], parameters: Parameters, *, suspending: bool, bound: bool, pure: bool
+    ) -> None:
+        """`bound`: the first parameter is self or cls. `pure`: equal arguments always have equal keys."""
+        self.fast: dict[Any, Resident] = {}
+        self._function = function
+        self._whole = parameters
+        self._suspending = suspending
+        self._first, self._rest = _split(function, parameters) if bound else (None, parameters)
+        self._of_method = bound
+        self._looks = pure and parameters.plain
+        self._key_of = self._compiled(_KEY, lambda: None) if self._looks else None
+
+    def call(self, slow: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, or the `__call__` of what binds the first parameter as `__self__`."""
+        if self._of_method and self._first is None:
+            return lambda bound, *args, **kwargs: slow(bound.__self__, *args, **kwargs)
+        return self._compiled(_HIT if self._looks else _CALL, slow)
+
+    def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        """Where a hit will look for these arguments; None if it could take others for them."""
+        if self._key_of is None:
+            return None
+        try:
+            key: tuple[Any, ...] = self._key_of(*args, **kwargs)
+        except (TypeError, AttributeError):
+            return None  # an object without __stampede_key__
+        pairs = key[1:] if self._of_method else key
+        return key if all(kind in FAST_TYPES for kind in pairs[::2]) else None
+
+    def _compiled(self, template: str, slow: Callable[..., Any]) -> Callable[..., Any]:
+        first, rest, new = self._first, self._rest, self._whole.fresh_name
+        declaration, passing, pairs = rest.declaration(), rest.passing(), rest.pairs(new("type_"))
+        bind = own = "pass"
+        if first is not None:
+            declaration, passing = f"{new('bound_')}, {declaration}", f"{first}, {passing}"
+            bind = f"{first} = {new('bound_')}.__self__"
+            pairs = f"({new('type_')}({first}), {pairs[1:]}"
+            if first not in self._whole.ignored:
+                own = f"{new('own_')} = {first}.__stampede_key__()"
+                pairs = pairs.replace(", ", f", {new('type_')}({new('own_')}), {new('own_')}, ", 1)
+        for name in ("slow_", "e_", "fast_", "now_", "KeyError_", "TypeError_", "AttributeError_"):
+            template = template.replace(name, new(name))
+        name = self._function.__name__
+        source = template.format(
+            colour="async " if self._suspending and template[0] == "{" else "",
+            wait="await " if self._suspending else "",
+            name=name if name.isidentifier() and not iskeyword(name) else "cached",
+            declaration=declaration,
+            whole=self._whole.declaration(),
+            passing=passing,
+            bind=bind,
+            own=own,
+            key=pairs,
+        )
+        names = {
+            new("slow_"): slow,
+            new("fast_"): self.fast,
+            new("now_"): time.monotonic,
+            new("type_"): type,
+            new("KeyError_"): KeyError,
+            new("TypeError_"): TypeError,
+            new("AttributeError_"): AttributeError,
+            **self._whole.defaults,
+            **rest.defaults,
+        }
+        made: dict[str, Any] = {}
+        exec(_factory(source, names), {}, made)
+        function: Callable[..., Any] = made["factory"](*names.values())
+        return function
+
+
+def _factory(source: str, names: dict[str, Any]) -> Any:
+    """The function inside another one, so that its means are closed over: faster than globals, and hidden."""
+    lines = [f"def factory({', '.join(names)}):", *(f"    {line}" for line in source.splitlines())]
+    name = source.partition("def ")[2].partition("(")[0]
+    return compile("\n".join([*lines, f"    return {name}"]), f"<stampede: {name}>", "exec")
+
+
+def _split(function: Callable[..., Any], parameters: Parameters) -> tuple[str | None, Parameters]:
+    """The first parameter's name, and the others. None if the first is `*args`."""
+    if not parameters.all or parameters.all[0].kind in (
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    ):
+        return None, parameters
+    first = parameters.all[0].name
+    signature = inspect.signature(function)
+
+    def rest() -> None: ...
+
+    rest.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    rest.__qualname__ = function.__qualname__
+    return first, Parameters(rest, parameters.ignored - {first})

@@ -1,0 +1,188 @@
+"""From settings to caches: `configure`, caches by name, and the public faces that find theirs at first use."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stampede import lock as locks
+from stampede.cache import Cache
+from stampede.cached import decorate, unbind_all
+from stampede.engines import open_engine
+from stampede.errors import OptionError, SettingsError
+from stampede.ports import Engine
+from stampede.settings import Settings, cache_settings, discover, from_mapping, load
+
+__all__ = ["Lock", "cache_without_dogpiling", "cached", "configure", "get_cache", "isolated", "try_lock"]
+
+_log = logging.getLogger("stampede")
+
+T = TypeVar("T")
+
+
+class Registry:
+    """The settings in force, and the caches and engines opened for them."""
+
+    def __init__(self, settings: Settings | None = None, *, discovers: bool = True) -> None:
+        self._lock = threading.RLock()
+        self._settings = settings
+        self._discovers = discovers
+        self._caches: dict[str, Cache] = {}
+        self._engines: dict[str, Engine] = {}
+
+    @property
+    def settings(self) -> Settings:
+        with self._lock:
+            if self._settings is None:
+                self._settings = (discover(os.environ, Path.cwd()) if self._discovers else None) or self._nothing()
+            return self._settings
+
+    def _nothing(self) -> Settings:
+        if self._discovers:
+            _log.info("no settings: values are kept in this process's memory (stampede.configure, or a stampede.toml)")
+        return Settings()
+
+    def cache(self, name: str) -> Cache:
+        """The cache of this name, opened at the first time."""
+        cache = self._caches.get(name)
+        if cache is None:
+            with self._lock:
+                cache = self._caches.get(name)
+                if cache is None:
+                    cache = self._caches[name] = Cache.of(self.settings.cache(name))
+        return cache
+
+    def engine(self, url: str) -> Engine:
+        """The engine of this URL: one for the process, and so one pool of connections."""
+        with self._lock:
+            if url not in self._engines:
+                self._engines[url] = open_engine(url)
+            return self._engines[url]
+
+    def close(self) -> None:
+        with self._lock:
+            opened: list[Any] = [*self._caches.values(), *self._engines.values()]
+            self._caches, self._engines = {}, {}
+        for each in opened:
+            each.close()
+
+
+_registry = Registry()
+
+
+def configure(settings: Any = None, /, **tables: Any) -> None:
+    """Use these settings from now on: a TOML file's path, a mapping of its shape, or the default cache's own.
+
+    `configure("shop.toml")`, `configure(caches={"default": {"url": ...}})`, `configure(url="disk:///var/cache/shop")`.
+    Functions that are decorated already bind again at their next call.
+    """
+    _replace(Registry(_settings_of(settings, tables)))
+
+
+def _settings_of(settings: Any, tables: Mapping[str, Any]) -> Settings:
+    if settings is not None and tables:
+        raise SettingsError("configure() takes a file, a mapping or keywords: one of them")
+    if isinstance(settings, (str, os.PathLike)):
+        return load(settings)
+    if isinstance(settings, Settings):
+        return settings
+    if isinstance(settings, Mapping):
+        return from_mapping(settings)
+    if settings is not None:
+        raise SettingsError(f"configure() was given {settings!r}: give a file's path, a mapping or keywords")
+    if tables.keys() <= {"caches", "origins"}:
+        return from_mapping(tables)
+    return Settings({"default": cache_settings(tables, "configure():")}, source="configure()")
+
+
+def _replace(registry: Registry, *, close: bool = True) -> Registry:
+    global _registry
+    before, _registry = _registry, registry
+    unbind_all()
+    if close:
+        before.close()
+    return before
+
+
+@contextmanager
+def isolated(**settings: Any) -> Iterator[None]:
+    """Caches of its own for a block: empty, in memory unless `settings` (as of `configure`) say otherwise."""
+    inner = Registry(_settings_of(None, settings) if settings else None, discovers=False)
+    before = _replace(inner, close=False)
+    try:
+        yield
+    finally:
+        _replace(before)
+
+
+def get_cache(name: str = "default") -> Cache:
+    """The cache of this name in the settings."""
+    return _registry.cache(name)
+
+
+def _finder(cache: Any) -> Callable[[], Cache]:
+    """How a function finds its cache: by name, given, or from a callable."""
+    if isinstance(cache, Cache):
+        return lambda: cache
+    if isinstance(cache, str):
+        return lambda: _registry.cache(cache)
+    if callable(cache):
+        return lambda: _found(cache())
+    raise OptionError(f"cache is {cache!r}: give a name of the settings, a Cache, or a function that returns one")
+
+
+def _found(cache: Any) -> Cache:
+    if not isinstance(cache, Cache):
+        raise OptionError(f"the function given as cache= returned {cache!r}: it must return a Cache")
+    return cache
+
+
+def cached(function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:
+    """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method."""
+    return decorate(function, _finder(cache), options)
+
+
+def cache_without_dogpiling(key: str, function: Callable[[], T], ttl: Any = None, **options: Any) -> T:
+    """The key's value, computed by `function` if it is missing. An async function gives an awaitable."""
+    cache = get_cache()
+    if ttl is not None:
+        options["ttl"] = ttl
+    if inspect.iscoroutinefunction(function):
+        return cache.aget_or_compute(key, function, **options)  # type: ignore[return-value]
+    return cache.get_or_compute(key, function, **options)
+
+
+# -- locks --------------------------------------------------------------------------------------------------------
+
+
+def _engine_of(on: Any) -> Engine:
+    """What `on=` means: a URL, a cache's name, a Cache, an engine; nothing is files on this machine."""
+    if on is None:
+        return _registry.engine("file://")
+    if isinstance(on, Cache):
+        return on.engine
+    if isinstance(on, str):
+        return _registry.engine(on) if "://" in on else _registry.cache(on).engine
+    if isinstance(on, Engine):
+        return on
+    raise OptionError(f"on is {on!r}: give a URL, the name of a cache, or a Cache")
+
+
+class Lock(locks.Lock):
+    __doc__ = locks.Lock.__doc__
+
+    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Any) -> None:
+        super().__init__(name, _engine_of(on), **options)
+
+
+class try_lock(locks.TryLock):
+    __doc__ = locks.TryLock.__doc__
+
+    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Any) -> None:
+        super().__init__(name, _engine_of(on), **options)
