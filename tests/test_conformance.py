@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cachetools import LRUCache
 
 from stampede.engines.memory import MemoryEngine
+from stampede.engines.paired import Paired
 from stampede.ports import Engine
 from stampede.testing.clock import FakeClock
 from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+
+
+class _Plain:
+    """A Store that is not Versioned."""
+
+    def __init__(self, store: Any) -> None:
+        self.get, self.set, self.expire, self.invalidate = store.get, store.set, store.expire, store.invalidate
+        self.generation, self.bump = store.generation, store.bump
+
+
+class Unversioned(MemoryEngine):
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock=clock)
+        self.store: Any = _Plain(self.store)
+        self.astore: Any = _Plain(self.astore)
+
+
+class Blocking(MemoryEngine):
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock=clock)
+        self.astore: Any = None
+        self.alocks: Any = None
 
 
 class _All(ClaimsSuite, StoreSuite, LocksSuite):
@@ -47,3 +72,46 @@ class TestMemoryInCachetools(TestMemoryByFakeClock):
 
 class TestMemoryInCachetoolsAsync(TestMemoryInCachetools):
     suspending = True
+
+
+class TestPaired(TestMemoryByFakeClock):
+    def make_engine(self) -> Engine:
+        self.clock = FakeClock()
+        store, locks = MemoryEngine(clock=self.clock), MemoryEngine(clock=self.clock)
+        self.parts = store, locks
+        return Paired(store, locks, clock=self.clock)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        """Another process's pair over the same store and locks."""
+        assert self.clock is not None
+        return Paired(*self.parts, clock=self.clock)
+
+
+class TestPairedAsync(TestPaired):
+    suspending = True
+
+
+class TestPairedOfUnversioned(TestPaired):
+    """A store that can't replace in one step: the pair declares that it is not fenced."""
+
+    def make_engine(self) -> Engine:
+        self.clock = FakeClock()
+        store, locks = Unversioned(self.clock), MemoryEngine(clock=self.clock)
+        self.parts = store, locks
+        return Paired(store, locks, clock=self.clock)
+
+
+class TestPairedOfUnversionedAsync(TestPairedOfUnversioned):
+    suspending = True
+
+
+class TestPairedOfBlocking(TestPaired):
+    """Engines without a suspending side run in threads."""
+
+    suspending = True
+
+    def make_engine(self) -> Engine:
+        self.clock = FakeClock()
+        store, locks = Blocking(clock=self.clock), Blocking(clock=self.clock)
+        self.parts = store, locks
+        return Paired(store, locks, clock=self.clock)

@@ -1,0 +1,377 @@
+"""Claims out of any store and any lock: get, acquire, get again, compute, put, release.
+
+What makes that safe is the version, which is the id of the entry kept: a put replaces only what its claim has seen
+under the lock. Whoever must refuse a computation under way changes the version: `set` does, and `invalidate`
+leaves a tombstone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from stampede import early
+from stampede.colour import in_thread, run_blocking
+from stampede.entry import GRACE, Entry, Verdict, new_id
+from stampede.errors import EngineError, OptionError
+from stampede.ports import Ask, Busy, Engine, Failed, Found, Granted, Locks, Reply, Store, Versioned
+
+__all__ = ["Paired"]
+
+T = TypeVar("T")
+
+VERDICT = 5.0
+"""Seconds for which a verdict is told to those who waited for its lease."""
+
+MOMENT = 10.0
+"""Seconds for which a lock is held for a verb's own sake, and no computation's."""
+
+BUSY, PAST = "computing\x00", "\x00past\x00"  # before a key: its lock's name, and where its failures are told
+
+
+class Paired:
+    """One engine's values under another engine's locks.
+
+    `max_hold` is the longest that any computation is let to take: a fill that comes later is refused, and for so long
+    an invalidation is remembered. A store that is not `Versioned` can't refuse every late fill, and neither can the
+    pair (`fenced` is False): promises 4 and 5 do not hold then.
+    """
+
+    def __init__(
+        self, store: Engine, locks: Engine, *, max_hold: float = 3600.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if store.store is None:
+            raise OptionError(f"{store.scheme}:// keeps no values: it can't be the store of a pair")
+        if locks.locks is None:
+            raise OptionError(f"{locks.scheme}:// has no locks: it can't be the lock of a pair")
+        self.scheme = f"{store.scheme}+{locks.scheme}"
+        self.shared = store.shared
+        self.fenced = isinstance(store.store, Versioned)
+        self.pushes = locks.pushes
+        self.locks = locks.locks
+        self.alocks = locks.alocks or _LocksBeside(locks.locks)
+        self._holds = _Holds(max_hold, clock)
+        self.claims = self.store = _Verbs(_versioned(store.store), self.locks, self._holds)
+        astore = _versioned(store.astore) if store.astore is not None else _StoreBeside(store.store)
+        self.aclaims = self.astore = _Verbs(astore, self.alocks, self._holds)
+        self._engines = store, locks
+
+    def ping(self) -> float:
+        return sum(engine.ping() for engine in self._engines)
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.close()
+
+
+# -- what is remembered between a claim and its fill --------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A computation of ours: the version that its claim saw, and when."""
+
+    seen: bytes | None
+    began: float
+    failed_before: bool
+
+
+class _Holds:
+    """The computations of this process by token, for both colours. Those nobody ended are dropped when too old."""
+
+    def __init__(self, max_hold: float, clock: Callable[[], float]) -> None:
+        self.max_hold = max_hold
+        self._clock = clock
+        self._holds: dict[bytes, _Hold] = {}
+        self._roof = 64
+        _all_holds.add(self)
+
+    def add(self, token: bytes, seen: bytes | None, failed_before: bool) -> None:
+        if len(self._holds) >= self._roof:
+            for old, hold in self._holds.copy().items():
+                if self._late(hold):
+                    self._holds.pop(old, None)
+            self._roof = max(64, 2 * len(self._holds))
+        self._holds[token] = _Hold(seen, self._clock(), failed_before)
+
+    def __contains__(self, token: bytes) -> bool:
+        hold = self._holds.get(token)
+        return hold is not None and not self._late(hold)
+
+    def pop(self, token: bytes) -> _Hold | None:
+        hold = self._holds.pop(token, None)
+        return None if hold is None or self._late(hold) else hold
+
+    def clear(self) -> None:
+        self._holds.clear()
+
+    def _late(self, hold: _Hold) -> bool:
+        return self._clock() - hold.began >= self.max_hold
+
+
+# -- the verbs ----------------------------------------------------------------------------------------------------
+
+
+class _Verbs:
+    """Claims and Store over a versioned store and a lock of one colour."""
+
+    def __init__(self, store: Versioned, locks: Locks, holds: _Holds) -> None:
+        self._store = store
+        self._locks = locks
+        self._holds = holds
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        there, past = await self._look(key, past=ask.awaited is not None)
+        answer = _answer(there, past, ask)
+        if answer is not None:
+            return answer
+        reply, stolen = await self._acquire(key, token, ask)
+        if isinstance(reply, Busy):
+            return Busy(reply.token, reply.lease, _kept(there))
+        try:
+            # Again: between our look and our lock somebody may have filled, or failed.
+            there, past = await self._look(key, past=True)
+            if stolen:
+                there = await self._changed(key, there)
+        except EngineError:
+            await self._give_up(key, token)
+            raise
+        answer = _answer(there, past, ask)
+        if answer is not None:
+            await self._locks.release(BUSY + key, token)
+            return answer
+        self._holds.add(token, _version(there), past is not None)
+        return Granted(_kept(there), reply.fence)
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        hold = self._holds.pop(token)
+        if not await self._locks.renew(BUSY + key, token, MOMENT):
+            return False
+        stored = hold is not None and await self._store.replace(key, hold.seen, _with_grace(entry))
+        if stored and hold is not None and hold.failed_before:
+            await self._store.invalidate(PAST + key)
+        await self._locks.release(BUSY + key, token)
+        return stored
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        self._holds.pop(token)
+        if (verdict is not None or rest > 0) and await self._locks.renew(BUSY + key, token, MOMENT):
+            await self._store.set(PAST + key, _past(token, verdict, rest))
+        await self._locks.release(BUSY + key, token)
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        await self._locks.wait(BUSY + key, busy, timeout)
+        return None
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return token in self._holds and await self._locks.renew(BUSY + key, token, lease)
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        return [_kept(there) for there in await self._store.get(keys)]
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        _, past = await self._look(key, past=True)
+        await self._overrule(key, _with_grace(entry), past)
+
+    async def expire(self, key: str) -> bool:
+        return await self._store.expire(key)
+
+    async def invalidate(self, key: str) -> bool:
+        there, past = await self._look(key, past=True)
+        await self._overrule(key, _tombstone(self._holds.max_hold), past)
+        return _kept(there) is not None
+
+    async def generation(self, scope: str) -> str:
+        return await self._store.generation(scope)
+
+    async def bump(self, scope: str) -> None:
+        await self._store.bump(scope)
+
+    # -- their steps
+
+    async def _look(self, key: str, *, past: bool) -> tuple[Entry[Any] | None, Entry[Any] | None]:
+        """What the store has of a key, tombstones and grace included, and of its failures."""
+        there, *more = await self._store.get([key, PAST + key] if past else [key])
+        return there, more[0] if more else None
+
+    async def _acquire(self, key: str, token: bytes, ask: Ask) -> tuple[Granted | Busy, bool]:
+        """The lock, and whether it was taken from somebody who computes."""
+        reply = await self._locks.acquire(BUSY + key, token, ask.lease)
+        stolen = False
+        for _ in range(3 if ask.force else 0):  # others may force their way at the same time
+            if isinstance(reply, Granted):
+                break
+            stolen |= await self._locks.release(BUSY + key, reply.token)
+            reply = await self._locks.acquire(BUSY + key, token, ask.lease)
+        return reply, stolen
+
+    async def _changed(self, key: str, there: Entry[Any] | None) -> Entry[Any] | None:
+        """Change the version alone, so that the computation from which the lock was taken can't be stored."""
+        for _ in range(3):
+            other = _tombstone(self._holds.max_hold) if there is None else replace(there, id=new_id())
+            if await self._store.replace(key, _version(there), other):
+                return other
+            (there,) = await self._store.get([key])
+        return there
+
+    async def _overrule(self, key: str, entry: Entry[Any], past: Entry[Any] | None) -> None:
+        """Store whatever is there, then end the computation under way: its put would be refused in any case."""
+        await self._store.set(key, entry)
+        if past is not None:
+            await self._store.invalidate(PAST + key)
+        token = new_id()
+        reply = await self._locks.acquire(BUSY + key, token, MOMENT)
+        await self._locks.release(BUSY + key, token if isinstance(reply, Granted) else reply.token)
+
+    async def _give_up(self, key: str, token: bytes) -> None:
+        try:
+            await self._locks.release(BUSY + key, token)
+        except EngineError:
+            pass  # it ends by itself
+
+
+def _answer(there: Entry[Any] | None, past: Entry[Any] | None, ask: Ask) -> Found | Failed | None:
+    """What needs no lock: a value that is good for the caller, or the news of a failure."""
+    if ask.force:
+        return None
+    good = there is not None and not _is_tombstone(there) and there.id != ask.seen and there.fresh > -ask.since
+    if there is not None and good and (ask.draw is None or not early.due(there, ask.draw)):
+        return Found(_without_grace(there))
+    told = None if past is None else _told(past)
+    if past is not None and told is not None and (past.fresh > 0 or told[0] == ask.awaited):
+        return Failed(told[1], _kept(there), max(past.fresh, 0.0))
+    return None
+
+
+# -- entries as they are in the store -----------------------------------------------------------------------------
+
+
+def _version(there: Entry[Any] | None) -> bytes | None:
+    return None if there is None else there.id
+
+
+def _with_grace(entry: Entry[Any]) -> Entry[Any]:
+    """A store's `get` knows no grace: what it is to keep for waiters is kept, and told apart by its own end."""
+    return replace(entry, keep=entry.keep + GRACE)
+
+
+def _without_grace(there: Entry[Any]) -> Entry[Any]:
+    return replace(there, keep=there.keep - GRACE)
+
+
+def _kept(there: Entry[Any] | None) -> Entry[Any] | None:
+    """What may be served of it."""
+    return None if there is None or _is_tombstone(there) or there.keep <= GRACE else _without_grace(there)
+
+
+def _tombstone(seconds: float) -> Entry[bytes]:
+    """Nothing, in a new version. No computation takes less than no time."""
+    return Entry(b"", new_id(), cost=-1.0, ttl=0.0, fresh=0.0, keep=seconds)
+
+
+def _is_tombstone(there: Entry[Any]) -> bool:
+    return there.cost < 0
+
+
+def _past(token: bytes, verdict: Verdict | None, rest: float) -> Entry[bytes]:
+    """A verdict as an entry: fresh while the key rests, kept while it is told."""
+    told = verdict or Verdict("failed")
+    words = json.dumps([token.hex(), told.kind, told.type_name, told.message])
+    return Entry(words.encode(), new_id(), ttl=rest, fresh=rest, keep=max(rest, VERDICT))
+
+
+def _told(past: Entry[Any]) -> tuple[bytes, Verdict] | None:
+    """The token and the verdict; None if something else is there."""
+    try:
+        token, kind, type_name, message = json.loads(past.value)
+        return bytes.fromhex(token), Verdict(str(kind), str(type_name), str(message))
+    except (ValueError, TypeError):
+        return None
+
+
+# -- stores and locks that lack something -------------------------------------------------------------------------
+
+
+def _versioned(store: Store) -> Versioned:
+    return store if isinstance(store, Versioned) else _Through(store)
+
+
+class _Through(Versioned):
+    """Another store, with `replace` out of get and set where it has none. In between, others may set."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def _done(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        return await self._done(self._store.get(keys))
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        await self._done(self._store.set(key, entry))
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        if isinstance(self._store, Versioned):
+            return await self._done(self._store.replace(key, seen, entry))
+        (there,) = await self.get([key])
+        if _version(there) == seen:
+            await self.set(key, entry)
+        return _version(there) == seen
+
+    async def expire(self, key: str) -> bool:
+        return await self._done(self._store.expire(key))
+
+    async def invalidate(self, key: str) -> bool:
+        return await self._done(self._store.invalidate(key))
+
+    async def generation(self, scope: str) -> str:
+        return await self._done(self._store.generation(scope))
+
+    async def bump(self, scope: str) -> None:
+        await self._done(self._store.bump(scope))
+
+
+class _StoreBeside(_Through):
+    """A blocking store, seen from an event loop."""
+
+    async def _done(self, work: Coroutine[Any, Any, T]) -> T:
+        return await in_thread(run_blocking, work)
+
+
+class _LocksBeside:
+    """Blocking locks, seen from an event loop. Waiting there is polling: a thread for each waiter is none for work."""
+
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
+
+    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+        return await in_thread(run_blocking, self._locks.acquire(name, token, lease))
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await in_thread(run_blocking, self._locks.renew(name, token, lease))
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await in_thread(run_blocking, self._locks.release(name, token))
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        await asyncio.sleep(max(0.0, min(timeout, busy.lease, 0.02)))
+
+
+_all_holds: WeakSet[_Holds] = WeakSet()
+
+
+def _after_fork() -> None:
+    """What is being computed is the parent's to store."""
+    for holds in list(_all_holds):
+        holds.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
