@@ -21,6 +21,7 @@ from stampede.errors import CodecError, OptionError
 __all__ = ["fingerprint_of", "reach", "returns_of", "shapes_of"]
 
 _UNIONS = (typing.Union, types.UnionType)
+_PLAIN_ORIGINS = (*_UNIONS, list, dict, tuple, set, frozenset)
 _TEXT = (str, ForwardRef)
 _BUILTIN = {NoneType, bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset, object}
 _BUILTIN |= {shape.type for shape in STANDARD}
@@ -43,7 +44,11 @@ def returns_of(function: Callable[..., Any]) -> Any:
 
 
 def unresolved(annotation: Any) -> bool:
-    return isinstance(annotation, _TEXT) or any(unresolved(part) for part in get_args(annotation))
+    """Whether there are names in it that nobody has looked up."""
+    bare = _bare(annotation)
+    if get_origin(bare) is typing.Literal:
+        return False
+    return isinstance(bare, _TEXT) or any(map(unresolved, _flat(get_args(bare))))
 
 
 def _resolve(annotation: Any, globalns: dict[str, Any], localns: dict[str, Any]) -> Any:
@@ -123,7 +128,7 @@ def reach(annotation: Any) -> Iterator[Any]:
         if origin is typing.Literal:
             todo += [type(value) for value in get_args(part)]
         elif origin is not None:
-            if isinstance(origin, type) and fields_of(origin):
+            if origin not in _PLAIN_ORIGINS:
                 todo.append(origin)
             todo += _flat(get_args(part))
         elif isinstance(part, TypeVar):

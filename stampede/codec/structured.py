@@ -40,7 +40,9 @@ class Structured:
             if not _alike(value, self.load(body, raised)):
                 raise CodecError(self._refusal(value))
         elif len(body) <= READ_BACK:
-            self._decode(body)
+            again = self._decode(body)
+            if type(again) is not type(value) and again != value:
+                raise CodecError(self._refusal(value))
         return body
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
