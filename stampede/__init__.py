@@ -19,6 +19,8 @@ from stampede.errors import (
 )
 from stampede.registry import Lock, cache_without_dogpiling, cached, configure, get_cache, try_lock
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Cache",
     "CodecError",
