@@ -35,6 +35,7 @@ class MemoryEngine:
     scheme = "memory"
     fenced = True
     pushes = True
+    coherent = False
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ class NullEngine:
     shared = False
     fenced = True
     pushes = True
+    coherent = False
 
     def __init__(self) -> None:
         self.claims = self.aclaims = self.store = self.astore = _Nothing()

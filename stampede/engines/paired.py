@@ -54,6 +54,7 @@ class Paired:
         self.shared = store.shared
         self.fenced = isinstance(store.store, Versioned)
         self.pushes = locks.pushes
+        self.coherent = False
         self.locks = locks.locks
         self.alocks = locks.alocks or _LocksBeside(locks.locks)
         self._holds = _Holds(max_hold, clock)

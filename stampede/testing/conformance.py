@@ -85,6 +85,14 @@ class _Suite:
     def drop_engine(self, engine: Engine) -> None:
         engine.close()
 
+    @case
+    async def test_it_declares_what_it_can(self) -> None:
+        """A cache could not tell what to rely on."""
+        assert isinstance(self.engine, Engine)
+        flags = (self.engine.shared, self.engine.fenced, self.engine.pushes, self.engine.coherent)
+        assert all(flag is True or flag is False for flag in flags)
+        assert 0 <= self.engine.ping() < SOON
+
     # -- colour
 
     def _run(self, scenario: Coroutine[Any, Any, None]) -> None:
