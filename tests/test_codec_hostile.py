@@ -184,6 +184,10 @@ BODIES: dict[str, bytes] = {
     "10^6 lists deep, a node inside": b"]" * 10**6 + ACCOUNT + b"a" * 10**6 + b".",
     "10^6 tuples deep, a node inside": ACCOUNT + b"\x85" * 10**6 + b".",
     "10^6 dicts deep, a node inside": b"}K\x01" * 10**6 + ACCOUNT + b"s" * 10**6 + b".",
+    "10^6 lists deep": b"]" * 10**6 + b"a" * (10**6 - 1) + b".",
+    "10^6 tuples deep": b")" + b"\x85" * 10**6 + b".",
+    "10^6 dicts deep": b"}K\x01" * 10**6 + b"N" + b"s" * 10**6 + b".",
+    "10^6 frozensets deep": b"(" * 10**6 + b"\x91" * 10**6 + b".",
     "10^6 marks": b"(" * 10**6 + b".",
     # nonsense
     "nothing": b"",

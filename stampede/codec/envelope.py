@@ -111,7 +111,8 @@ class Codec:
         except CodecError:
             raise
         except Exception as error:  # also RecursionError and MemoryError: hostile bytes ask for both
-            raise CodecError(f"the entry can't be read: {type(error).__name__}: {error}") from error
+            # Its text may hold values, which don't belong into a log, or be hard to make: its name must do.
+            raise CodecError(f"the entry can't be read: {type(error).__name__}") from error
 
     def _encode(self, key: str, entry: Entry[Any]) -> bytes:
         body = self._body.dump(entry.value, entry.raised)

@@ -5,8 +5,10 @@ the stack holds nodes, that one callable (a bound C method: nothing on it can be
 BUILD, REDUCE, APPEND and the like find no method and no attribute of ours, the user's or the standard library's.
 Only when the last opcode has run are nodes replaced by the values they stand for, by the tables of this process.
 
-Not promised: that hostile bytes cost little. A few of them ask for much memory, or for hashes that take for ever.
-`signing_key` keeps such bytes out, and msgpack has no such opcodes.
+Not promised: that hostile bytes cost little. A few of them ask for much memory (a memo with a place 2^31), for a hash
+that takes for ever (a key in which one tuple is shared 2^60 times), or for more C stack than there is (a key of 10^6
+nested tuples). `signing_key` keeps such bytes out, and msgpack has no such opcodes. A look at every opcode would keep
+out the first only, and doubles the price of a hit.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from stampede.codec.values import STANDARD, Lower, Raise, Shape
 from stampede.errors import CodecError
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
+DEPTH = 1000  # nested containers, beyond which a value could hardly be printed, compared or stored again
 _scalar = SCALARS.issuperset  # of the types of some values
 
 # The memo's place 0 is the node maker's in every body, so that a sealed body needs no import and no Python name.
@@ -60,6 +64,8 @@ class Sealed:
         sealer.lower = self._lower
         sealer.memo = {id(_node): (0, _node)}
         sealer.dump(value)
+        if out.tell() > DEPTH:
+            _refuse_depth(value)
         return (_NAMES if sealer.used else _PLAIN) + out.getvalue()
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
@@ -70,6 +76,8 @@ class Sealed:
         if source.read(1):
             raise CodecError("bytes behind the value")
         if not unsealer.named:
+            if len(body) > DEPTH:
+                _refuse_depth(value)
             return value
         del unsealer  # and its memo, which holds two tuples for each node: a third of the work of settling
         return _Settling(self._rebuild).settle(value)
@@ -98,6 +106,17 @@ class _Unsealer(pickle.Unpickler):
         return _node
 
 
+def _refuse_depth(value: Any) -> None:
+    """Follow the last child, and its last child: all the depth of a value that is mostly depth."""
+    for _ in range(DEPTH):
+        kind = type(value)
+        if kind not in _CONTAINERS or not value:
+            return
+        children = value.values() if kind is dict else value
+        value = next(iter(children) if kind in (set, frozenset) else reversed(children))
+    raise CodecError(f"the value is nested too deeply: more than {DEPTH} levels")
+
+
 def _refuse_extensions(body: bytes | memoryview) -> None:
     # The C unpickler hands out an extension code's class without asking find_class, once anybody has used the code.
     # Hardly any process registers one, so nobody pays for this look at every opcode.
@@ -118,7 +137,12 @@ class _Settling:
         kind = type(value)
         if kind is Node:
             made = self._made.get(value)
-            return self._make(value) if made is None else made
+            if made is None:
+                args = value[1:]
+                if not _scalar(map(type, args)):
+                    args = self.all_of(args)
+                made = self._made[value] = self._rebuild[value[0]](*args)
+            return made
         known = self._done.get(id(value))
         if known is not None:
             return known[1]
@@ -130,13 +154,6 @@ class _Settling:
     def all_of(self, values: Any) -> list[Any]:
         settle = self.settle
         return [value if type(value) in SCALARS else settle(value) for value in values]
-
-    def _make(self, node: Node) -> Any:
-        tag, *args = node
-        if not _scalar(map(type, args)):
-            args = self.all_of(args)
-        made = self._made[node] = self._rebuild[tag](*args)
-        return made
 
     def _keep(self, value: Any, settled: Any) -> Any:
         # A list inside may have led back to this very value, and settled it first.
