@@ -13,7 +13,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Life", "closed", "dead", "pid_here", "try_lock", "unlock"]
+__all__ = ["Life", "closed", "dead", "pid_here", "process", "sweep", "try_lock", "unlock"]
 
 _UNBORN = "new-"
 
@@ -60,7 +60,7 @@ class Life:
     def _begin(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-        self._name, self._fd = f"{os.getpid()}-{_pid_namespace()}-{os.urandom(6).hex()}", -1
+        self._name, self._fd = f"{process()}-{os.urandom(6).hex()}", -1
         self._folder.mkdir(parents=True, exist_ok=True)
         unborn = self._folder / (_UNBORN + self._name)
         fd = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -119,6 +119,11 @@ def sweep(folder: Path) -> None:
                 dead(folder, each.name)
     except OSError:
         pass  # what can't be swept now will be another time
+
+
+def process() -> str:
+    """This process's number, and where that number is valid."""
+    return f"{os.getpid()}-{_pid_namespace()}"
 
 
 def pid_here(name: str) -> int | None:

@@ -325,9 +325,11 @@ class Rows:
         fresh, keep = now + entry.fresh, now + max(entry.keep, entry.fresh)
         write.execute(
             "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (number, raw, entry.id, fresh, keep, max(keep, fresh + GRACE))
-            + (entry.cost, entry.margin, entry.ttl, entry.raised, entry.value),
-        )
+            (
+                number, raw, entry.id, fresh, keep, max(keep, fresh + GRACE),
+                entry.cost, entry.margin, entry.ttl, entry.raised, entry.value,
+            ),
+        )  # fmt: skip
         _forget(write, number)
         self._make_room(write, number, now)
 

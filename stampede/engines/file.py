@@ -1,0 +1,353 @@
+"""Locks by the kernel: a file per name, locked (flock) while its lock is held."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from random import uniform
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from weakref import WeakSet, finalize
+
+from stampede.colour import BLOCKING, SUSPENDING, Colour
+from stampede.engines.flock import closed, pid_here, process, try_lock, unlock
+from stampede.engines.url import options_of, safe_url
+from stampede.engines.wake import LOOK, Post
+from stampede.errors import EngineError, OptionError
+from stampede.ports import Busy, Granted
+
+__all__ = ["FileEngine", "default_directory", "from_url"]
+
+SAFETY = 1.0
+"""Seconds between two looks of a waiter that nobody woke."""
+
+
+class FileEngine:
+    """Locks among the processes of this machine that open the same directory, with no server and no database.
+
+    The kernel frees a lock when its holder's process ends, however it ends. A lease that isn't renewed is ended by
+    the holder's own process; so a process that is frozen (SIGSTOP, a debugger) keeps its locks until it goes on or
+    is killed, whatever their leases: nobody else can unlock a kernel's lock. Where that matters, use disk://.
+    The files stay: a name's file remembers the last fence.
+    """
+
+    scheme = "file"
+    shared = True
+    fenced = False
+    pushes = True
+    coherent = False
+
+    claims = aclaims = store = astore = None
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        self.directory = default_directory() if directory is None else Path(directory).expanduser().absolute()
+        names = self._names = _Names(self.directory)
+        names.prepare()
+        self.locks, self.alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
+        self.close = finalize(self, _close, names, os.getpid())
+        _engines.add(self)
+
+    def ping(self) -> float:
+        start = time.perf_counter()
+        token = os.urandom(8)
+        if isinstance(self._names.acquire(f"ping {token.hex()[:1]}", token, 1.0), Granted):
+            self._names.release(f"ping {token.hex()[:1]}", token)
+        return time.perf_counter() - start
+
+
+def from_url(url: str, **options: Any) -> FileEngine:
+    """`file:///run/lock/app`; `file://~/locks` is in the home; `file://` alone is this user's own directory."""
+    options_of(url, options, {})
+    parts = urlsplit(url)
+    path = unquote(parts.netloc + parts.path)
+    if "\0" in path:
+        raise OptionError(f"{safe_url(url)!r} names no directory")
+    return FileEngine(path.removeprefix("/") if path.startswith("/~") else path) if path.strip("/") else FileEngine()
+
+
+def default_directory() -> Path:
+    """A directory for this user's locks that all processes of the user agree on, made if need be.
+
+    Not under $XDG_RUNTIME_DIR: a cron job or a service has none, and would not exclude the one in a terminal.
+    """
+    path = Path(tempfile.gettempdir()) / f"stampede-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise EngineError(f"can't make {path} for locks: {error}: give a directory, as in file:///run/app") from error
+    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    if not mine:
+        raise EngineError(f"{path} is not a directory that only you can use: remove it, or give one of your own")
+    return path
+
+
+# -- one name, one file ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Record:
+    """What a lock's file says: to those who can't have it, and to the next who can."""
+
+    fence: int = 0
+    token: bytes = b""
+    ends: float = 0.0
+    holder: str = "-"
+
+    def write(self, fd: int) -> None:
+        text = f"{self.fence} {self.token.hex() or '-'} {self.ends!r} {self.holder}\n"
+        os.pwrite(fd, text.encode().ljust(_LENGTH), 0)
+
+    @classmethod
+    def read(cls, fd: int) -> _Record:
+        """What the file says; nothing, if that is no record."""
+        try:
+            fence, token, ends, holder = os.pread(fd, _LENGTH, 0).decode().split()
+            return cls(int(fence), bytes.fromhex(token.strip("-")), float(ends), holder)
+        except ValueError:
+            return cls()
+
+
+_LENGTH = 256
+
+
+class _Held:
+    """A lock that this process has."""
+
+    __slots__ = ("fd", "path", "record")
+
+    def __init__(self, path: Path, fd: int, record: _Record) -> None:
+        self.path = path
+        self.fd = fd
+        self.record = record
+
+    @property
+    def stands(self) -> bool:
+        """Not at its end, and still locking the file that others would lock."""
+        return self.record.ends > time.monotonic() and _same(self.fd, self.path)
+
+
+class _Names:
+    """The locks of one directory, for one process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.post = Post(directory)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._held: dict[tuple[str, bytes], _Held] = {}
+        self._changed = threading.Condition(threading.Lock())
+        self._watchman: threading.Thread | None = None
+
+    def prepare(self) -> None:
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe = self._directory / f"probe-{os.urandom(6).hex()}"
+            os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            probe.unlink()
+        except OSError as error:
+            raise self._trouble(error) from error
+
+    def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+        try:
+            with self._changed:
+                mine = self._held.get((name, token))
+                if mine is not None and not mine.stands:
+                    self._drop(name, token)
+                    mine = None
+                taken = mine or self._take(name, token)
+                if isinstance(taken, Busy):
+                    return taken
+                self._extend(taken, lease)
+                return Granted(fence=taken.record.fence)
+        except OSError as error:
+            raise self._trouble(error) from error
+
+    def _take(self, name: str, token: bytes) -> _Held | Busy:
+        path, _ = self._file(name)
+        while True:
+            fd = self._open(path)
+            try:
+                if not try_lock(fd):
+                    return _busy(_Record.read(fd))
+                if _same(fd, path):  # else somebody removed the file before we had it: others lock another one
+                    fence = max(_Record.read(fd).fence + 1, int(time.time() * 1000))  # grows also where files were lost
+                    held = self._held[name, token] = _Held(path, fd, _Record(fence, token, 0.0, process()))
+                    fd = -1
+                    return held
+            finally:
+                closed(fd)
+
+    def _open(self, path: Path) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            self.prepare()
+            return os.open(path, flags, 0o600)
+
+    def _extend(self, held: _Held, lease: float) -> None:
+        """Let it stand from now on. Writing also tells cleaners of old files that this one is in use."""
+        held.record.ends = time.monotonic() + lease
+        held.record.write(held.fd)
+        if self._watchman is None:
+            self._watchman = threading.Thread(target=self._end_in_time, name="stampede-ends", daemon=True)
+            self._watchman.start()
+        self._changed.notify()
+
+    def renew(self, name: str, token: bytes, lease: float) -> bool:
+        try:
+            with self._changed:
+                held = self._held.get((name, token))
+                if held is None or not held.stands:
+                    return False
+                self._extend(held, lease)
+                return True
+        except OSError as error:
+            raise self._trouble(error) from error
+
+    def release(self, name: str, token: bytes) -> bool:
+        with self._changed:
+            held = self._held.get((name, token))
+            stood = held is not None and held.stands
+            self._drop(name, token)
+        if held is not None:
+            self.post.ring(self._file(name)[1])
+        return stood
+
+    def _drop(self, name: str, token: bytes) -> None:
+        held = self._held.pop((name, token), None)
+        if held is not None:
+            try:
+                _Record(held.record.fence).write(held.fd)
+            except OSError:
+                pass  # a full disk: the lock goes all the same
+            unlock(held.fd)  # not only closed: a child being started may have the file open until it is
+            os.close(held.fd)
+
+    def _end_in_time(self) -> None:
+        """End what isn't renewed: nobody else can."""
+        with self._changed:
+            while self._watchman is threading.current_thread():
+                now = time.monotonic()
+                over = [key for key, held in self._held.items() if held.record.ends <= now]
+                for key in over:
+                    self._drop(*key)
+                if not self._held:
+                    self._watchman = None
+                    self._ring_after(over)
+                    return
+                self._ring_after(over)
+                soonest = min(held.record.ends for held in self._held.values())
+                self._changed.wait(min(max(soonest - time.monotonic(), 0.0), 3600.0))
+
+    def _ring_after(self, over: list[tuple[str, bytes]]) -> None:
+        for name, _ in over:
+            self.post.ring(self._file(name)[1])
+
+    async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
+        """Until the release, or the holder's death. The bell hangs before the file is read: nothing falls between."""
+        path, number = self._file(name)
+        bell, told = self.post.listen(number)
+        try:
+            record = _record_of(path)
+            if record.token != busy.token:
+                return
+            pid = pid_here(record.holder)
+            if pid != os.getpid():
+                told = told and pid is not None
+                self.post.watch(record.holder, bell)
+            longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
+            await colour.park(bell, min(timeout, longest, max(record.ends - time.monotonic(), LOOK)))
+        finally:
+            self.post.forget(number, bell)
+
+    def _file(self, name: str) -> tuple[Path, int]:
+        """The file of a name, and the number that its bells go by."""
+        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        return self._directory / f"{digest.hex()}.lock", int.from_bytes(digest[:8], "little", signed=True)
+
+    def _trouble(self, error: OSError) -> EngineError:
+        return EngineError(f"can't lock in {self._directory}: {error}: give a directory that can be made and written")
+
+    def close(self) -> None:
+        with self._changed:
+            mine = list(self._held)
+            for key in mine:
+                self._drop(*key)
+            self._changed.notify_all()
+        self._ring_after(mine)
+        self.post.close()
+
+    def start_again(self) -> None:
+        """In a forked child: the locks are the parent's; unlocking here would unlock them there."""
+        for held in self._held.values():
+            closed(held.fd)
+        self._begin()
+        self.post.start_again()
+
+
+def _busy(record: _Record) -> Busy:
+    """A lock without a record is another program's: there is nothing to go by but looking again."""
+    return Busy(record.token, max(record.ends - time.monotonic(), LOOK) if record.token else LOOK)
+
+
+def _record_of(path: Path) -> _Record:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return _Record()
+    try:
+        return _Record.read(fd)
+    finally:
+        os.close(fd)
+
+
+def _same(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+class _Locks:
+    """The port. Only `wait` has a colour: the rest is a few system calls that never wait."""
+
+    def __init__(self, names: _Names, colour: Colour) -> None:
+        self._names = names
+        self._colour = colour
+
+    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+        return self._names.acquire(name, token, lease)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return self._names.renew(name, token, lease)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return self._names.release(name, token)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        await self._names.wait(name, busy, timeout, self._colour)
+
+
+def _close(names: _Names, pid: int) -> None:
+    if os.getpid() == pid:
+        names.close()
+
+
+_engines: WeakSet[FileEngine] = WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine._names.start_again()
+
+
+os.register_at_fork(after_in_child=_after_fork)
