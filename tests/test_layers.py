@@ -27,7 +27,7 @@ LAYERS = """
     registry
     cache
     cached
-    hot
+    hot faces
     lock limiter batch
     core
     fill

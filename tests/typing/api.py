@@ -1,9 +1,141 @@
-"""What type checkers must make of the public face. It is read by mypy and pyright, and never run."""
+"""What type checkers must make of the public face. Read by mypy --strict and by pyright, and never run."""
 
 from __future__ import annotations
 
-from typing import assert_type
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_type
 
-from stampede.policy import Policy
+from stampede import Cache, Entry, Lock, cache_without_dogpiling, cached, try_lock
+from stampede.faces import Decorate
+from stampede.metrics import Stats
 
-assert_type(Policy().ttl_of("value"), float)
+
+class Report:
+    pass
+
+
+def functions(cached: Decorate) -> None:
+    """Parameters, result and colour are the function's own."""
+
+    @cached
+    def bare(customer: int, *, year: int = 2026) -> Report:
+        return Report()
+
+    @cached(ttl=600, stale=60)
+    def report(customer: int, *, year: int = 2026) -> Report:
+        return Report()
+
+    for each in (bare, report):
+        assert_type(each(42), Report)
+        assert_type(each(42, year=2025), Report)
+        assert_type(each.key(42), str)
+        assert_type(each.peek(42), Entry[Report] | None)
+        assert_type(each.refresh(42, year=1), Report)
+        each.set(Report(), 42)
+        assert_type(each.expire(42), bool)
+        each.invalidate(42, via=print)
+        each.invalidate_all()
+        assert_type(each.many([(1,), (2,)]), list[Report])
+        assert_type(each.stats(), Stats)
+        assert_type(each.__name__, str)
+
+    plain: Callable[[int], Report] = report
+    plain(1)
+
+    report("42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    report(42, yaer=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    report.key("42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    report.set("no report", 42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def coroutine_functions(cached: Decorate) -> None:
+    """An `async def` stays one, and its verbs are awaited."""
+
+    @cached
+    async def bare(customer: int) -> Report:
+        return Report()
+
+    @cached(ttl=600)
+    async def report(customer: int) -> Report:
+        return Report()
+
+    for each in (bare, report):
+        call: Coroutine[Any, Any, Report] = each(42)
+        assert_type(await call, Report)
+        assert_type(each.key(42), str)
+        assert_type(await each.peek(42), Entry[Report] | None)
+        assert_type(await each.refresh(42), Report)
+        await each.set(Report(), 42)
+        assert_type(await each.expire(42), bool)
+        await each.invalidate(42)
+        await each.invalidate_all()
+        assert_type(await each.many([(1,)]), list[Report])
+
+    await report("42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def methods(cached: Decorate) -> None:
+    """`self` is bound away, from the call and from the verbs."""
+
+    class Shop:
+        @cached(ttl=5)
+        def price(self, item: str) -> float:
+            return 1.0
+
+        @cached
+        async def stock(self, item: str) -> int:
+            return 1
+
+        @staticmethod
+        @cached
+        def tax(country: str) -> float:
+            return 0.2
+
+    shop = Shop()
+    assert_type(shop.price("a"), float)
+    assert_type(shop.price.key("a"), str)
+    assert_type(shop.price.peek("a"), Entry[float] | None)
+    assert_type(await shop.stock("a"), int)
+    assert_type(await shop.stock.refresh("a"), int)
+    assert_type(Shop.tax("de"), float)
+
+    shop.price(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def the_real_ones(cache: Cache) -> None:
+    """What is exported fits what is tested above."""
+    module_level: Decorate = cached
+    of_a_cache: Decorate = cache.cached
+    functions(module_level)
+    functions(of_a_cache)
+
+
+def slow() -> Report:
+    return Report()
+
+
+async def slow_too() -> Report:
+    return Report()
+
+
+async def caches(cache: Cache) -> None:
+    """The value has the function's type, also through the helper and in both colours."""
+    assert_type(cache_without_dogpiling("k", slow), Report)
+    assert_type(cache_without_dogpiling("k", slow, 60 * 10), Report)
+    assert_type(await cache_without_dogpiling("k", slow_too), Report)
+    assert_type(cache.get_or_compute("k", slow, ttl=60), Report)
+    assert_type(cache.stats(), Stats)
+    with cache as same:
+        assert_type(same, Cache)
+
+
+async def locks() -> None:
+    """A lock is itself inside its block, in both colours."""
+    with Lock("nightly", on="file://", lease=30, wait=10) as lock:
+        assert_type(lock, Lock)
+        assert_type(lock.acquire(), bool)
+    async with Lock("nightly") as lock:
+        assert_type(lock, Lock)
+    with try_lock("nightly") as attempt:
+        assert_type(attempt, try_lock)
+        assert_type(bool(attempt), bool)
