@@ -36,7 +36,7 @@ format: .venv/.dev
 	$(PY) -m ruff format
 
 bench: .venv/.bench
-	$(PY) -m benchmarks $(ARGS)
+	@for each in benchmarks/[!_]*.py; do echo "== $$each"; $(PY) "$$each" $(ARGS) || exit 1; done
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build demo.html
