@@ -107,7 +107,8 @@ async def _compute(colour: Colour, granted: list[_Grant], loader: Loader) -> dic
                 await _let_go(grant)
                 continue
             value = values.get(grant.key)
-            landings[grant.key] = await land(grant.call, grant.flight, grant.kept, hold, value, error, cost)
+            landing = landings[grant.key] = await land(grant.call, grant.kept, hold, value, error, cost)
+            grant.call.flights.end(grant.flight, landing)
     return landings
 
 

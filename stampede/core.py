@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from array import array
@@ -228,7 +229,8 @@ class Scope:
         )
 
     def _drop(self, call: Call) -> None:
-        run_blocking(quietly(self.claims.abandon(call.key, call.token)))
+        if call.pid == os.getpid():  # in a forked child it is the parent's
+            run_blocking(quietly(self.claims.abandon(call.key, call.token)))
 
     # -- the local tier -------------------------------------------------------------------------------------------
 

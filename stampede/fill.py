@@ -6,6 +6,7 @@ the port of the engine (`ports.Claims`) and the few means of a `Call`; it knows 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class Call:
     force: bool = False  # compute, whatever is there
     draws: bool = True  # no local tier has drawn the early moment: this call does
     token: bytes = field(default_factory=new_id)
+    pid: int = field(default_factory=os.getpid)
     began: float = 0.0
 
     def __post_init__(self) -> None:
@@ -92,7 +94,7 @@ async def lead(call: Call, flight: Flight) -> Landing:
     answer: Landing | Granted | None = None
     try:
         if call.seen is not None and call.seen.fresh > 0:
-            flight.offer(Landing(call.seen))  # it's early: nobody else has to wait for the claim
+            call.flights.offer(flight, Landing(call.seen))  # it's early: nobody else has to wait for the claim
         answer = await claim(call)
     except EngineError as error:
         answer = Landing(error=error)  # for all of the flight: not each must run into it
@@ -103,7 +105,7 @@ async def lead(call: Call, flight: Flight) -> Landing:
         return answer
     kept = answer.entry
     if kept is not None and not call.force:
-        flight.offer(Landing(kept))
+        call.flights.offer(flight, Landing(kept))
         if call.spawn is not None:
             flight.hand_over()
             call.spawn(compute(call, flight, kept))
@@ -163,45 +165,39 @@ async def asked(call: Call, ask: Ask) -> Any:
 async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
     """Compute while the lease is renewed, and fill: the engine stores only if the lease still stands."""
     began = call.clock()
-    with call.hold(call, call.policy.hold_of(kept.cost if kept else 0.0)) as hold, flight.inside():
-        try:
-            value, error = await call.colour.call(call.origin), None
-        except GeneratorExit:
-            call.drop(call)
-            call.flights.end(flight, None)
-            raise
-        except BaseException as failure:
-            value, error = None, failure
-        return await land(call, flight, kept, hold, value, error, call.clock() - began)
-
-
-async def land(
-    call: Call,
-    flight: Flight,
-    kept: Entry[Any] | None,
-    hold: Hold,
-    value: Any,
-    error: BaseException | None,
-    cost: float,
-) -> Landing:
-    """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
     landing: Landing | None = None
-    why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
     try:
-        if error is not None and not isinstance(error, call.policy.raises):
-            landing = await give_up(call, error, kept, why, cost)
-        elif hold.foreign:
-            landing = Landing(entry_of(call, kept, value, error, cost), error, shared=False)
-        else:
-            landing = await store(call, entry_of(call, kept, value, error, cost), error, why, cost)
-    except GeneratorExit:
-        call.drop(call)
+        with call.hold(call, call.policy.hold_of(kept.cost if kept else 0.0)) as hold, flight.inside():
+            try:
+                value, error = await call.colour.call(call.origin), None
+            except GeneratorExit:
+                raise
+            except BaseException as failure:
+                value, error = None, failure
+            landing = await land(call, kept, hold, value, error, call.clock() - began)
+    except BaseException:
+        call.drop(
+            call
+        )  # nothing can be awaited any more: the loop was closed under us, or there is no thread to be had
         raise
-    except BaseException as failure:  # a ttl function's or a codec's own
-        landing = await give_up(call, failure, kept, why, cost)
     finally:
         call.flights.end(flight, landing)
     return landing
+
+
+async def land(
+    call: Call, kept: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
+) -> Landing:
+    """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
+    why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
+    try:
+        if error is not None and not isinstance(error, call.policy.raises):
+            return await give_up(call, hold, error, kept, why, cost)
+        return await store(call, hold, entry_of(call, kept, value, error, cost), error, why, cost)
+    except GeneratorExit:
+        raise
+    except BaseException as failure:  # a ttl function's or a codec's own
+        return await give_up(call, hold, failure, kept, why, cost)
 
 
 def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
@@ -215,8 +211,12 @@ def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseExcepti
     return Entry(value, new_id(), typical, margin, ttl, ttl, ttl + call.policy.stale, error is not None)
 
 
-async def store(call: Call, entry: Entry[Any], error: BaseException | None, why: str, cost: float) -> Landing:
+async def store(
+    call: Call, hold: Hold, entry: Entry[Any], error: BaseException | None, why: str, cost: float
+) -> Landing:
     """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
+    if hold.foreign:
+        return Landing(entry, error, shared=False)
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
         return await unkept(call, entry, error, "cache_if refused it")
     at = call.clock()
@@ -239,8 +239,12 @@ async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why
     return Landing(entry, error)
 
 
-async def give_up(call: Call, error: BaseException, kept: Entry[Any] | None, why: str, cost: float) -> Landing:
+async def give_up(
+    call: Call, hold: Hold, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
+) -> Landing:
     """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
+    if hold.foreign:
+        return Landing(error=error, shared=False)
     if not isinstance(error, Exception):  # cancelled, interrupted, exiting: that is this caller's own business
         await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
         return Landing(error=error, shared=False)

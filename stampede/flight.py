@@ -66,11 +66,6 @@ class Flight:
         self.detached = False
         self.ended = False
 
-    def offer(self, landing: Landing) -> None:
-        """Send the followers home with what is there; those who come later get it too."""
-        self.offered = landing
-        self.bell.ring()
-
     def leave(self) -> bool:
         return self.owner.leave(self)
 
@@ -170,6 +165,14 @@ class Flights:
             flight.ended = True
             if landing is not None and landing.shared and not flight.detached:
                 flight.landing = landing
+            self._forget(flight)
+        flight.bell.ring()
+
+    def offer(self, flight: Flight, landing: Landing) -> None:
+        """Send the followers home with what is there. Who comes later asks the engine: it may have changed by then."""
+        with self._lock:
+            if not flight.detached:
+                flight.offered = landing
             self._forget(flight)
         flight.bell.ring()
 

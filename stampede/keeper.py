@@ -132,8 +132,12 @@ class Keeper:
             self._holds.add(hold)
             self._schedule(hold)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="stampede-keeper", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="stampede-keeper", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return  # no thread to be had: this lease won't be renewed
+                self._thread = thread
 
     def remove(self, hold: Hold) -> None:
         with self._changed:

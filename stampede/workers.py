@@ -44,11 +44,14 @@ class Workers:
             if self._idle >= len(self._jobs):
                 self._changed.notify()
                 return
-        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError:  # no thread to be had: the caller does what is left to do
+            self._work(once=True)
 
-    def _work(self) -> None:
+    def _work(self, *, once: bool = False) -> None:
         changed = self._changed
-        while True:
+        while not once or self._jobs:
             with changed:
                 self._idle += 1
                 while not self._jobs:
