@@ -57,7 +57,7 @@ class MemoryEngine:
 
     def ping(self) -> float:
         start = time.perf_counter()
-        self.store.kept("")
+        self._parts[0].kept("")
         return time.perf_counter() - start
 
     def close(self) -> None:
