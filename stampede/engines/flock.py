@@ -94,6 +94,9 @@ class Life:
 def dead(folder: Path, name: str) -> bool:
     """Whether the process of this name has ended. Its file goes with the first who notices."""
     path = folder / name
+    if _no_such_process(name):
+        path.unlink(missing_ok=True)  # some child has it open, and the lock with it
+        return True
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -131,6 +134,18 @@ def pid_here(name: str) -> int | None:
     pid, _, rest = name.partition("-")
     namespace = rest.partition("-")[0]
     return int(pid) if pid.isdecimal() and namespace == str(_pid_namespace()) else None
+
+
+def _no_such_process(name: str) -> bool:
+    pid = pid_here(name)
+    try:
+        if pid is not None:
+            os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # it is another user's
+    return False
 
 
 @cache

@@ -249,10 +249,12 @@ class Database:
 
     def _connect(self, opened: Opened) -> sqlite3.Connection:
         there = f"{opened.file.as_uri()}?mode=rw"  # never made by opening it
-        connection = sqlite3.connect(there, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
+        patience = self._timeout  # others recover the log, or are the last to close it: a matter of milliseconds
+        connection = sqlite3.connect(there, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA synchronous = NORMAL")  # a power cut loses the last writes, and damages nothing
             connection.execute("PRAGMA journal_size_limit = 16777216")
+            connection.execute("PRAGMA busy_timeout = 0")  # from here on we wait by ourselves: see `patiently`, `_gate`
         except BaseException:
             connection.close()
             raise
