@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import struct
 import sys
+import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -26,6 +28,10 @@ ID = b"12345678"
 
 def through(codec: Codec, value: Any, raised: bool = False) -> Any:
     return codec.decode(KEY, codec.encode(KEY, Entry(value, ID, raised=raised))).value
+
+
+def checksum(head: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", zlib.crc32(body, zlib.crc32(head, zlib.crc32(KEY.encode()))))
 
 
 def same(value: Any, other: Any) -> bool:
@@ -96,13 +102,9 @@ def test_msgpack_refuses_nothing_plain(value: Any) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_behind_a_good_seal_are_a_value_or_a_codec_error(body: bytes) -> None:
     """Broken if some bytes raised anything that a cache doesn't take for a miss."""
-    import struct
-    import zlib
-
     head = SEALED.encode(KEY, Entry(1, ID))[: HEADER.size]
-    seal = struct.pack(">I", zlib.crc32(body, zlib.crc32(head, zlib.crc32(KEY.encode()))))
     try:
-        SEALED.decode(KEY, head + seal + body)
+        SEALED.decode(KEY, head + checksum(head, body) + body)
     except CodecError:
         pass
 
@@ -195,6 +197,10 @@ def test_compression_shrinks_and_its_bombs_are_refused() -> None:
     assert small == SEALED.encode(KEY, Entry("short", ID))
     with pytest.raises(CodecError, match="inflates"):
         make_codec(max_bytes=10_000).decode(KEY, blob)
+    head, packed = blob[: HEADER.size], blob[HEADER.size + 4 :]
+    for body in (packed[:-1], packed + b"x", packed[:20]):
+        with pytest.raises(CodecError, match="cut or continued"):
+            SEALED.decode(KEY, head + checksum(head, body) + body)
 
 
 def test_max_bytes_holds_both_ways() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import fractions
+import io
 import pickle
 import struct
 import sys
@@ -52,6 +53,18 @@ class Account:
         RAN.append(item)
 
     extend = add = append
+
+    def __index__(self) -> int:
+        RAN.append("index")
+        return 1
+
+    def __fspath__(self) -> str:
+        RAN.append("fspath")
+        return "x"
+
+    def __complex__(self) -> complex:
+        RAN.append("complex")
+        return 1j
 
     def __setitem__(self, key: object, item: object) -> None:
         RAN.append(item)
@@ -155,6 +168,11 @@ BODIES: dict[str, bytes] = {
     "a member that is a method": node(f"{__name__}:Colour", text("mro")) + b".",
     "a date of nowhere": node("date", b"K\x00K\x63K\x63") + b".",
     "a datetime from pickle's own bytes": node("datetime", b"C\x0a" + b"\xff" * 10) + b".",
+    "a date from pickle's own bytes": node("date", b"C\x04\xff\xff\x0c\xff") + b".",
+    "a time from pickle's own bytes": node("time", b"C\x06" + b"\x7f" * 6, b"K\x00") + b".",
+    "a range of accounts": node("range", ACCOUNT, ACCOUNT, ACCOUNT) + b".",
+    "a complex account": node("complex", ACCOUNT) + b".",
+    "a path of an account": node("posixpath", ACCOUNT) + b".",
     "a fraction of an account": node("fraction", ACCOUNT, b"K\x01") + b".",
     "a decimal of an account": node("decimal", ACCOUNT) + b".",
     "a zone outside the zones": node("zone", text("../../../../etc/passwd")) + b".",
@@ -243,8 +261,6 @@ def test_the_extension_code_would_have_worked() -> None:
     class Trusting(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             raise AssertionError("asked")
-
-    import io
 
     assert Trusting(io.BytesIO(b"\x82\xf0.")).load() is Registered
 

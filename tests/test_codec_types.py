@@ -18,7 +18,7 @@ import pydantic
 import pytest
 
 from stampede.codec import Codec, make_codec, returns_of
-from stampede.codec.shapes import fingerprint_of
+from stampede.codec.annotations import fingerprint_of
 from stampede.entry import Entry
 from stampede.errors import CodecError
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from stampede.codec.annotations import fingerprint_of, unresolved
 from stampede.codec.envelope import Body, Codec
 from stampede.codec.sealed import Sealed
-from stampede.codec.shapes import fingerprint_of, shapes_of, unresolved
+from stampede.codec.shapes import shapes_of
 from stampede.codec.structured import Structured
 from stampede.codec.whole import Whole
 from stampede.errors import OptionError

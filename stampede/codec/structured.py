@@ -6,7 +6,7 @@ import importlib
 from collections import abc
 from typing import Any
 
-from stampede.codec.shapes import fingerprint_of, is_pydantic, reach
+from stampede.codec.annotations import fingerprint_of, is_pydantic, reach
 from stampede.errors import CodecError, MissingExtra, OptionError
 
 READ_BACK = 4096  # bytes up to which a body is read back when it is stored: a wrong annotation shows at once

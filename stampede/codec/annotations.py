@@ -1,0 +1,183 @@
+"""What a return annotation says: the types it reaches, their fields, and a fingerprint of their structure."""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from hashlib import blake2b
+from inspect import get_annotations, getclosurevars
+from types import NoneType, SimpleNamespace
+from typing import Any, ForwardRef, TypeVar, get_args, get_origin
+
+from stampede.codec.values import STANDARD
+
+__all__ = [
+    "BUILTIN",
+    "fields_of",
+    "fingerprint_of",
+    "is_namedtuple",
+    "is_pydantic",
+    "reach",
+    "returns_of",
+    "unresolved",
+]
+
+_UNIONS = (typing.Union, types.UnionType)
+_PLAIN_ORIGINS = (*_UNIONS, list, dict, tuple, set, frozenset)
+_TEXT = (str, ForwardRef)
+BUILTIN = {NoneType, bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset, object}
+BUILTIN |= {shape.type for shape in STANDARD}
+
+
+def returns_of(function: Callable[..., Any]) -> Any:
+    """A function's return annotation, resolved; None if it has none, or one that can't be resolved."""
+    function = getattr(function, "__func__", function)
+    annotation = getattr(function, "__annotations__", {}).get("return")
+    if not unresolved(annotation):
+        return annotation
+    try:
+        around = getclosurevars(function).nonlocals  # a class of the enclosing function
+    except (TypeError, ValueError):
+        around = {}
+    return _resolve(annotation, getattr(function, "__globals__", {}), dict(around))
+
+
+def unresolved(annotation: Any) -> bool:
+    """Whether there are names in it that nobody has looked up."""
+    bare = _bare(annotation)
+    if get_origin(bare) is typing.Literal:
+        return False
+    return isinstance(bare, _TEXT) or any(map(unresolved, _flat(get_args(bare))))
+
+
+def _resolve(annotation: Any, globalns: dict[str, Any], localns: dict[str, Any]) -> Any:
+    """The annotation without strings in it; None if a name in it is unknown."""
+    holder: Any = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, globalns, localns, include_extras=True)["it"]
+    except Exception:  # an annotation is any code: it must not break a decoration
+        return None
+
+
+def _bare(annotation: Any) -> Any:
+    """The annotation without Annotated, NewType, Final, Required and `type X = ...` around it."""
+    while True:
+        if get_origin(annotation) in (typing.Annotated, typing.Final, typing.Required, typing.NotRequired):
+            annotation = get_args(annotation)[0]
+        elif isinstance(annotation, typing.NewType):
+            annotation = annotation.__supertype__
+        elif type(annotation).__name__ == "TypeAliasType":  # Python 3.12's; typing_extensions has one, too
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
+def fields_of(kind: type) -> dict[str, Any]:
+    """The names of a type's fields, with their annotations: resolved where that is possible, else as written."""
+    if kind in BUILTIN:
+        return {}
+    if is_dataclass(kind):
+        names: Iterable[str] = (field.name for field in fields(kind))
+    elif hasattr(kind, "__attrs_attrs__"):
+        names = (a.name for a in kind.__attrs_attrs__)
+    elif is_pydantic(kind):
+        return {name: field.annotation for name, field in kind.__pydantic_fields__.items()}  # type: ignore[attr-defined]
+    elif is_namedtuple(kind):
+        names = kind._fields  # type: ignore[attr-defined]
+    elif typing.is_typeddict(kind):
+        names = kind.__annotations__
+    else:
+        return {}
+    hints = _hints(kind)
+    return {name: hints.get(name, Any) for name in names}
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__ if not typing.is_typeddict(kind) else (kind,)):
+        globalns = vars(sys.modules.get(base.__module__, typing))
+        localns = {**vars(base), base.__name__: base}
+        for name, annotation in get_annotations(base).items():
+            resolved = _resolve(annotation, globalns, localns)
+            found[name] = annotation if resolved is None else resolved
+    return found
+
+
+def is_pydantic(kind: type) -> bool:
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and issubclass(kind, pydantic.BaseModel) and kind is not pydantic.BaseModel
+
+
+def is_namedtuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)
+
+
+def reach(annotation: Any) -> Iterator[Any]:
+    """Every part of an annotation, and of the fields of the types in it, each once: classes and special forms."""
+    seen: set[int] = set()
+    todo = [annotation]
+    kept = []  # ids are compared, since not every annotation can be hashed
+    while todo:
+        part = _bare(todo.pop())
+        kept.append(part)
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        origin = get_origin(part)
+        if origin is typing.Literal:
+            todo += [type(value) for value in get_args(part)]
+        elif origin is not None:
+            if origin not in _PLAIN_ORIGINS:
+                todo.append(origin)
+            todo += _flat(get_args(part))
+        elif isinstance(part, TypeVar):
+            todo += [part.__bound__, *part.__constraints__]
+            yield part
+        else:
+            if isinstance(part, type):
+                todo += fields_of(part).values()
+            yield part
+
+
+def _flat(args: tuple[Any, ...]) -> list[Any]:
+    """Callable's arguments come as a list of their own."""
+    return [part for arg in args for part in (arg if isinstance(arg, list) else [arg])]
+
+
+def fingerprint_of(*annotations: Any) -> int:
+    """A number for the structure of these types, the same in every process and Python version; 0 for none."""
+    if not annotations:
+        return 0
+    seen: set[type] = set()
+    text = ";".join(_describe(annotation, seen) for annotation in annotations)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") or 1
+
+
+def _describe(annotation: Any, seen: set[type]) -> str:
+    part = _bare(annotation)
+    if isinstance(part, str):
+        return part
+    if isinstance(part, ForwardRef):
+        return part.__forward_arg__
+    if part is None:
+        return "NoneType"
+    origin, args = get_origin(part), _flat(get_args(part))
+    if origin is typing.Literal:
+        return f"Literal[{','.join(arg.name if isinstance(arg, Enum) else repr(arg) for arg in args)}]"
+    if origin is not None:
+        inner = [_describe(arg, seen) for arg in args]
+        return "|".join(inner) if origin in _UNIONS else f"{_describe(origin, seen)}[{','.join(inner)}]"
+    if part is ...:
+        return "..."
+    name: str = getattr(part, "__qualname__", None) or getattr(part, "__name__", None) or str(part)
+    if not isinstance(part, type) or part in seen:
+        return name
+    seen.add(part)
+    if issubclass(part, Enum):
+        return f"{name}<{','.join(part.__members__)}>"
+    inside = ",".join(f"{field}:{_describe(kind, seen)}" for field, kind in fields_of(part).items())
+    return f"{name}{{{inside}}}" if inside else name
