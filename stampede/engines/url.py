@@ -15,7 +15,7 @@ __all__ = ["Kind", "anything", "flag", "number", "options_of", "path_of", "safe_
 Kind: TypeAlias = Callable[[str, Any], Any]
 """What an option is to be: makes it of what the URL or the caller gave, or raises OptionError."""
 
-_PASSWORD = re.compile(r"(://[^/?#:]*:)[^?#]*@")
+_PASSWORD = re.compile(r"(:/{1,2}[^/?#:]*:|^[^/?#:]*:(?!/))[^?#]*@")  # also where a slash, or the scheme, is missing
 _SECRET = re.compile(r"([?&][^=&#]*(?:pass|secret|token|signing)[^=&#]*=)[^&#]*", re.IGNORECASE)
 
 
