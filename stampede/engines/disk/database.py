@@ -36,7 +36,7 @@ NOTE = 60.0
 """Seconds between two notes of what both clocks show."""
 
 _IDLE = 16
-_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")
 
 
 class Locked(Exception):
@@ -205,19 +205,20 @@ class Database:
 
     def _arrive(self, opened: Opened) -> None:
         """After a reboot, before anything is read: move the ends to this boot's clock."""
-        connection = self._connect(opened)
         try:
-            connection.execute(f"PRAGMA busy_timeout = {int(self._timeout * 1000)}")
-            then = connection.execute("SELECT boot FROM clock").fetchone()
-            if then is None or then[0] != boot.boot:
-                connection.execute("BEGIN IMMEDIATE")
-                boot.carry_over(connection, boot.boot, boot.clock(), time.time())
-                connection.execute("COMMIT")
+            connection = self._connect(opened)
+            try:
+                connection.execute(f"PRAGMA busy_timeout = {int(self._timeout * 1000)}")
+                then = connection.execute("SELECT boot FROM clock").fetchone()
+                if then is None or then[0] != boot.boot:
+                    connection.execute("BEGIN IMMEDIATE")
+                    boot.carry_over(connection, boot.boot, boot.clock(), time.time())
+                    connection.execute("COMMIT")
+            finally:
+                connection.close()
         except sqlite3.Error as error:
-            if not _damaged(error):
+            if not _damaged(error):  # that is for the first call to find, to tell and to heal
                 raise
-        finally:
-            connection.close()
 
     # -- connections ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,450 @@
+"""What happens to the disk engine's files: each is an EngineError at worst, and it goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disk_world import Connection, other
+
+from stampede.colour import run_blocking
+from stampede.engines import open_engine
+from stampede.engines.disk import DiskEngine, boot
+from stampede.engines.disk.stamps import MARK
+from stampede.entry import Entry, new_id
+from stampede.errors import EngineError, OptionError, TooLarge
+from stampede.ports import Ask, Busy, Found, Granted, Reply
+
+KEY = "k"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[DiskEngine]:
+    engine = DiskEngine(tmp_path / "cache", timeout=0.5)
+    yield engine
+    engine.close()
+
+
+def claim(engine: DiskEngine, token: bytes | None = None, key: str = KEY, **terms: Any) -> Reply:
+    return run_blocking(engine.claims.claim(key, token or new_id(), Ask(60.0, **terms)))
+
+
+def put(engine: DiskEngine, value: bytes = b"value", key: str = KEY, fresh: float = 600.0) -> None:
+    run_blocking(engine.store.set(key, Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)))
+
+
+def get(engine: DiskEngine, key: str = KEY) -> bytes | None:
+    entry = run_blocking(engine.store.get([key]))[0]
+    return None if entry is None else entry.value
+
+
+def found(engine: DiskEngine, key: str = KEY) -> Found:
+    reply = claim(engine, key=key)
+    assert isinstance(reply, Found), reply
+    return reply
+
+
+def holds(reply: Found) -> bool:
+    assert reply.ticket is not None
+    stamps, slot, stamp = reply.ticket
+    return stamps[slot] == stamp
+
+
+def tries(verb: Callable[[], object], times: int = 3) -> list[str]:
+    """What so many tries say; only EngineError may come out."""
+    said = []
+    for _ in range(times):
+        try:
+            verb()
+        except EngineError as error:
+            said.append(str(error))
+    return said
+
+
+def database_of(engine: DiskEngine) -> Path:
+    return engine._rows.database.opened().file
+
+
+# -- removed --------------------------------------------------------------------------------------------------------
+
+
+def test_removed_directory_is_made_again(engine: DiskEngine) -> None:
+    """`rm -rf` of a cache under a running program would be an outage."""
+    put(engine)
+    shutil.rmtree(engine.directory)
+    put(engine, b"new")
+    assert get(engine) == b"new"
+    token = new_id()
+    assert isinstance(claim(engine, token, "l"), Granted)
+    assert run_blocking(engine.claims.fill("l", token, Entry(b"l", new_id())))
+
+
+def test_removed_directory_voids_tickets(engine: DiskEngine) -> None:
+    """`rm -rf` would split the fleet: some would keep values locally that others can no longer invalidate."""
+    put(engine)
+    peer = DiskEngine(engine.directory)
+    reply = found(engine)
+    assert holds(reply)
+    shutil.rmtree(engine.directory)
+    put(peer, b"new")
+    assert not holds(reply)
+    time.sleep(0.11)  # a reader looks every 100 ms; nothing tells it sooner
+    assert get(engine) == b"new"
+    peer.close()
+
+
+def test_lease_of_a_removed_directory_is_lost(engine: DiskEngine) -> None:
+    """A fill would be accepted by nobody knows which lease."""
+    token = new_id()
+    assert isinstance(claim(engine, token), Granted)
+    shutil.rmtree(engine.directory)
+    assert not run_blocking(engine.claims.fill(KEY, token, Entry(b"late", new_id())))
+    assert get(engine) is None
+
+
+@pytest.mark.parametrize("pattern", ["*.sqlite", "stamps*", "*.sqlite-*", "alive", "wake"])
+def test_single_files_removed(engine: DiskEngine, pattern: str) -> None:
+    """Half a directory would be worse than none."""
+    put(engine)
+    peer = DiskEngine(engine.directory)
+    for path in engine.directory.glob(pattern):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert len(tries(lambda: put(engine, b"new"))) < 3
+    time.sleep(0.11)
+    assert len(tries(lambda: get(peer))) < 3
+    assert len(tries(lambda: put(engine, b"new"))) < 3
+    time.sleep(0.11)
+    assert get(peer) == get(engine) == b"new"
+    token = new_id()
+    assert isinstance(claim(peer, token, "l"), Granted)
+    assert isinstance(claim(engine, key="l"), Busy)
+    assert run_blocking(peer.claims.fill("l", token, Entry(b"l", new_id())))
+    assert found(engine, "l").entry.value == b"l"
+    peer.close()
+
+
+# -- damaged --------------------------------------------------------------------------------------------------------
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(path.stat().st_size))
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2 + 100)
+
+
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def scratched(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        for at in range(4096, size, 4096):
+            file.seek(at)
+            file.write(os.urandom(512))
+
+
+@pytest.mark.parametrize("damage", [garbage, truncated, emptied, scratched])
+@pytest.mark.parametrize("running", [True, False])
+def test_damaged_database(tmp_path: Path, damage: Callable[[Path], None], running: bool) -> None:
+    """A damaged file would be an outage for ever, or a crash with an error of somebody else's."""
+    engine = DiskEngine(tmp_path / "cache")
+    for number in range(500):
+        put(engine, os.urandom(200), f"k{number}")
+    file = database_of(engine)
+    engine.close()  # everything is in the file now
+    survivor = DiskEngine(tmp_path / "cache") if running else None
+    damage(file)
+    engine = DiskEngine(tmp_path / "cache")
+    said = tries(lambda: [get(engine, f"k{number}") for number in range(500)])
+    said += tries(lambda: put(engine, b"new"))
+    said += tries(lambda: [run_blocking(engine.store.invalidate(f"k{number}")) for number in range(500)])
+    assert any("damaged" in each for each in said)
+    assert list(engine.directory.glob("*.damaged-*"))
+    put(engine, b"new")
+    assert get(engine) == b"new"
+    if survivor is not None:
+        time.sleep(0.11)
+        assert get(survivor) == b"new"
+        survivor.close()
+    engine.close()
+
+
+def test_damage_is_healed_once(tmp_path: Path) -> None:
+    """Two processes that find the damage would throw away what the other has begun anew."""
+    engines = [DiskEngine(tmp_path / "cache") for _ in range(4)]
+    put(engines[0])
+    file = database_of(engines[0])
+    garbage(file)
+    for path in file.parent.glob("*-wal"):
+        garbage(path)
+    for engine in engines:
+        tries(lambda engine=engine: put(engine, b"new"), 2)  # type: ignore[misc]
+    assert len({database_of(engine) for engine in engines}) == 1
+    assert len(list((tmp_path / "cache").glob("*.damaged-*"))) == 1
+    assert [get(engine) for engine in engines] == [b"new"] * 4
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("damage", [garbage, truncated, emptied])
+def test_damaged_stamps(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """A mapping of a shorter file is a SIGBUS."""
+    engine = DiskEngine(tmp_path / "cache")
+    put(engine)
+    engine.close()
+    (stamps,) = engine.directory.glob("stamps*")
+    damage(stamps)
+    engine = DiskEngine(tmp_path / "cache")
+    put(engine, b"new")
+    assert get(engine) == b"new"
+    engine.close()
+
+
+def test_locked_by_another_program(engine: DiskEngine) -> None:
+    """Somebody's sqlite3 shell with an open transaction would hang every writer."""
+    put(engine)
+    shell = sqlite3.connect(database_of(engine), isolation_level=None)
+    shell.execute("BEGIN IMMEDIATE")
+    with pytest.raises(EngineError, match="locked"):
+        put(engine, b"new")
+    assert get(engine) == b"value"
+    shell.execute("ROLLBACK")
+    shell.close()
+    put(engine, b"new")
+
+
+# -- full, read-only ------------------------------------------------------------------------------------------------
+
+
+def fill_a_small_file_limit(pipe: Connection, directory: Path) -> None:
+    """A disk that has room for 2 MB more."""
+    import resource
+    import signal
+
+    engine = DiskEngine(directory)
+    put(engine, b"before", "before")
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, resource.RLIM_INFINITY))
+    said = tries(lambda: [put(engine, os.urandom(100_000), f"k{number}") for number in range(50)])
+    read = get(engine, "before")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    put(engine, b"after")
+    pipe.send((said, read, get(engine)))
+
+
+def test_no_room(tmp_path: Path) -> None:
+    """A full disk would be a crash, or lose what was there."""
+    with other(fill_a_small_file_limit, tmp_path / "cache") as process:
+        said, read, after = process.hear()
+    assert len(said) == 3
+    assert read == b"before"
+    assert after == b"after"
+
+
+def use_without_rights(pipe: Connection, directory: Path) -> None:
+    engine = DiskEngine(directory)
+    put(engine, b"before")
+    if os.getuid() == 0:  # whom no permission stops
+        for path in [directory, *directory.rglob("*")]:
+            os.chmod(path, 0o555 if path.is_dir() else 0o444)
+        os.chmod(directory.parent, 0o755)
+        engine.close()
+        os.setuid(65534)
+    else:
+        for path in [*directory.rglob("*"), directory]:
+            os.chmod(path, 0o555 if path.is_dir() else 0o444)
+        engine.close()
+    try:
+        DiskEngine(directory)
+        pipe.send("made")
+    except EngineError as error:
+        pipe.send(str(error))
+
+
+def test_read_only(tmp_path: Path) -> None:
+    """A directory that can't be written would fail at the first miss, with an error that doesn't name it."""
+    for path in tmp_path.parents:
+        if path.owner() == "root" and path.stat().st_mode & 0o777 == 0o700:
+            os.chmod(path, 0o711)  # pytest's own directories, which keep others out
+    directory = tmp_path / "cache"
+    with other(use_without_rights, directory) as process:
+        said = process.hear()
+    assert str(directory) in said
+    assert "give a directory" in said
+
+
+@pytest.mark.parametrize("path", ["/proc/stampede/cache", "/dev/null/cache", "/dev/null"])
+def test_impossible_directory(path: str) -> None:
+    """The error would come at the first call, and name a file of SQLite's."""
+    with pytest.raises(EngineError, match=path):
+        DiskEngine(path)
+
+
+def test_options() -> None:
+    """A misspelt option would be ignored."""
+    for url, what in [
+        ("disk:///tmp/x?max_byte=10", "max_bytes"),
+        ("disk:///tmp/x?max_bytes=ten", "whole number"),
+        ("disk:///tmp/x?max_bytes=10", "1048576"),
+        ("disk:///tmp/x?timeout=0", "timeout"),
+        ("disk:///", "directory"),
+        ("disk://", "directory"),
+    ]:
+        with pytest.raises(OptionError, match=what):
+            open_engine(url)
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two spellings of one directory would be two caches, or one with a strange name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for url, path in [
+        (f"disk://{tmp_path}/a%20b", tmp_path / "a b"),
+        ("disk://here/there", tmp_path / "here" / "there"),
+        ("disk://~/c", tmp_path / "home" / "c"),
+        ("disk:///~/c", tmp_path / "home" / "c"),
+    ]:
+        engine = open_engine(url)
+        assert isinstance(engine, DiskEngine)
+        assert engine.directory == path
+        engine.close()
+
+
+def test_closed(engine: DiskEngine) -> None:
+    """What is closed would open again by itself."""
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        get(engine)
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_bounded_by_bytes(tmp_path: Path) -> None:
+    """The disk would fill; or what is in use would go before what isn't."""
+    engine = DiskEngine(tmp_path / "cache", max_bytes=4 << 20)
+    for number in range(3000):
+        put(engine, os.urandom(5000), f"k{number}")
+        if number % 10 == 0:
+            put(engine, b"hot", "hot") if get(engine, "hot") is None else None
+        if number == 100:
+            put(engine, b"used", "used")
+        get(engine, "used")
+    engine.close()
+    size = sum(path.stat().st_size for path in engine.directory.glob("*.sqlite*"))
+    assert size < 6 << 20
+    engine = DiskEngine(tmp_path / "cache", max_bytes=4 << 20)
+    assert get(engine, "used") == b"used"
+    assert get(engine, "k0") is None
+    engine.close()
+
+
+def test_what_has_gone_makes_room(engine: DiskEngine) -> None:
+    """Values that nobody can have any more would stay on the disk until it is full."""
+    for number in range(50):
+        put(engine, b"x", f"k{number}", fresh=-1.0)
+    for number in range(20):
+        put(engine, b"x", f"l{number}")
+    with engine._rows.database.reading() as (_, connection):
+        (count,) = connection.execute("SELECT count(*) FROM entries").fetchone()
+    assert count <= 30
+
+
+def test_larger_than_the_bound(tmp_path: Path) -> None:
+    """One value would push out all others, and itself."""
+    engine = DiskEngine(tmp_path / "cache", max_bytes=1 << 20)
+    put(engine)
+    with pytest.raises(TooLarge, match=KEY):
+        put(engine, bytes(2 << 20))
+    assert get(engine) == b"value"
+    engine.close()
+
+
+# -- boots ----------------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A machine with a clock since its boot, a time of day, and a boot's name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.wall = 1_000_000.0, 1_800_000_000.0
+        self._patch = monkeypatch
+        monkeypatch.setattr("stampede.engines.disk.rows.clock", lambda: self.now)
+        monkeypatch.setattr(boot, "clock", lambda: self.now)
+        monkeypatch.setattr(time, "time", lambda: self.wall)
+        self.boot("first")
+
+    def boot(self, name: str, now: float | None = None) -> None:
+        self._patch.setattr(boot, "boot", name)
+        self.now = self.now if now is None else now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+
+
+def test_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reboot, the clock would start anew and everything be fresh for the time the machine was up."""
+    machine = Machine(monkeypatch)
+    engine = DiskEngine(tmp_path / "cache")
+    put(engine, fresh=600.0)
+    put(engine, b"old", "old", fresh=100.0)
+    token = new_id()
+    assert isinstance(claim(engine, token, "l"), Granted)
+    engine.close()
+    machine.passes(200.0)
+    machine.boot("second", now=5.0)
+    engine = DiskEngine(tmp_path / "cache")
+    assert abs(found(engine).entry.fresh - 400.0) < 1.0
+    assert get(engine, "old") is None
+    assert isinstance(claim(engine, key="l"), Granted)
+    engine.close()
+
+
+def test_reboot_into_the_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a battery boots in 1970: values would be fresh for half a century."""
+    machine = Machine(monkeypatch)
+    engine = DiskEngine(tmp_path / "cache")
+    put(engine)
+    engine.close()
+    machine.wall = 0.0
+    machine.boot("second", now=5.0)
+    engine = DiskEngine(tmp_path / "cache")
+    assert get(engine) is None
+    engine.close()
+
+
+def test_steps_of_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Setting the clock would age values, or make them young."""
+    machine = Machine(monkeypatch)
+    engine = DiskEngine(tmp_path / "cache")
+    put(engine)
+    for step in (-1e9, 2e9):
+        machine.wall += step
+        peer = DiskEngine(tmp_path / "cache")
+        assert abs(found(peer).entry.fresh - 600.0) < 1.0
+        peer.close()
+    engine.close()
+
+
+def test_stale_mark_is_mended(engine: DiskEngine) -> None:
+    """A writer killed between mark and stamp would switch off the local tiers of that slot for ever."""
+    put(engine)
+    reply = found(engine)
+    assert reply.ticket is not None
+    stamps, slot, stamp = reply.ticket
+    stamps[slot] = MARK  # type: ignore[index]
+    assert found(engine).ticket is None
+    mended = found(engine).ticket
+    assert mended is not None
+    assert mended.stamp not in (MARK, stamp)
