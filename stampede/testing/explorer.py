@@ -1,0 +1,830 @@
+"""The explorer: runs the real algorithm through all interleavings of a small scenario, and breaks things meanwhile.
+
+    report = explore(Scenario([[ask()], [ask()], [invalidate(), ask()]]), faults=["crash", "cancel"])
+    assert report.violation is None, report
+
+Several processes share the model of an engine (`stampede.testing.ports`). Every step of every caller is a choice; a
+schedule is a list of choices, run again from the start for each one that is tried. States that were seen are not
+entered again. Schedules are tried in the order of their faults and switches, so that the violation that is
+reported is the shortest to read.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from asyncio import CancelledError
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+from typing import Any, TypeAlias
+
+from stampede import events, fill
+from stampede.entry import Entry
+from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
+from stampede.flight import Flight, Flights, Landing
+from stampede.policy import Policy
+from stampede.testing.ports import TRAPPING, Model, Shield, Spawn, Trap, TrapHold, TrapPort, told
+
+__all__ = [
+    "FAULTS", "Boom", "Process", "Report", "Scenario", "Violation", "ask", "expire", "explore", "failing", "hung",
+    "invalidate", "put", "roam", "slow", "then",
+]  # fmt: skip
+
+FAULTS = {
+    "lose": "the reply is lost",
+    "refuse": "the engine can't be reached",
+    "crash": "the process is killed",
+    "cancel": "the caller is cancelled",
+    "lapse": "the lease ends",
+    "miss": "the wake-up is lost",
+    "forget": "the engine starts again, empty",
+    "slow": "time passes, until something ends",
+}
+"""What can go wrong at any point: the name of the fault, and its words."""
+
+STEPS = 400
+"""A schedule that is longer than this never ends."""
+
+Choice: TypeAlias = tuple[int, str]  # a fibre and what happens to it; -1: something that is nobody's step
+Script: TypeAlias = Callable[["Process"], Coroutine[Any, Any, Any]]
+Origin: TypeAlias = Callable[["Process"], Awaitable[object]]
+
+
+class Violation(AssertionError):
+    """A promise that was broken."""
+
+
+class Boom(Exception):
+    """What a failing origin raises."""
+
+
+class _Loop:
+    """Stands for the event loop of one process."""
+
+    closed = False
+
+    def is_closed(self) -> bool:
+        return self.closed
+
+
+# -- what callers do ----------------------------------------------------------------------------------------------
+
+
+async def quick(process: Process) -> None:
+    """An origin that takes a step, and no time."""
+    await Trap("inside", "has its value from the origin")
+
+
+async def failing(process: Process) -> None:
+    """An origin that fails."""
+    await Trap("inside", "sees the origin fail")
+    raise Boom("boom")
+
+
+async def hung(process: Process) -> None:
+    """An origin that never answers."""
+    await Trap("hang", "has its value from the origin", ready=lambda: False)
+
+
+def slow(seconds: float) -> Origin:
+    """An origin that takes time."""
+
+    async def origin(process: Process) -> None:
+        await Trap("sleep", "has its value from the origin", ready=lambda: False, timeout=seconds)
+
+    return origin
+
+
+def ask(key: str = "k", origin: Origin = quick, **terms: Any) -> Script:
+    """Call the cached function. Terms: `force` (refresh), `look` (in a local tier first), and options of the policy."""
+    return lambda process: process.ask(key, origin, **terms)
+
+
+def invalidate(key: str = "k") -> Script:
+    return lambda process: process.invalidate(key)
+
+
+def put(key: str = "k") -> Script:
+    """Set a value."""
+    return lambda process: process.put(key)
+
+
+def expire(key: str = "k") -> Script:
+    return lambda process: process.expire(key)
+
+
+def then(*scripts: Script) -> Script:
+    """One after the other, whatever comes of each."""
+
+    async def all_of_them(process: Process) -> None:
+        for script in scripts:
+            try:
+                await script(process)
+            except (StampedeError, Boom):
+                pass
+
+    return all_of_them
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Processes, each with its callers, in front of one engine."""
+
+    processes: Sequence[Sequence[Script]]
+    policy: Policy = Policy(early=0.0)
+    kept: tuple[float, float] | None = None  # seconds that a first value of "k" is still fresh, and kept
+    local: bool = False  # that value is in every process's local tier too
+    news: bool = False  # wake-ups bring the value along
+    alone: bool = False  # callers may compute unstored: they are nested, or values are unkept
+    expires: bool = False  # values may end in mid-scenario: computations aren't counted
+
+
+# -- the ledger: what happened, in the order of the engine's effects ----------------------------------------------
+
+
+@dataclass(eq=False)
+class Computation:
+    """One call of the origin."""
+
+    label: str
+    key: str
+    caller: Caller
+    epoch: int  # how many invalidations of the key had had their effect when its lease was granted
+    granted: bool
+    end: str = "running"  # done, failed, cancelled
+    fate: str = "open"  # stored, refused, unkept
+
+    def __hash__(self) -> int:
+        return hash(self.label)
+
+
+@dataclass(eq=False)
+class Caller:
+    """One call: what it must not be given, and what it got."""
+
+    label: str
+    process: Process
+    key: str
+    floor: int  # values of an earlier epoch are stale to it: so many invalidations had returned
+    lag: int  # the same, of those that this process knew of
+    force: bool
+    seen: Entry[Any] | None = None
+    followed: bool = False
+    cancelled: bool = False
+    ended: bool = False
+    value: str | None = None
+    error: BaseException | None = None
+
+
+class Ledger:
+    """Follows every effect, knows who is entitled to what, and objects."""
+
+    def __init__(self) -> None:
+        self.epochs: Counter[str] = Counter()
+        self.returned: Counter[str] = Counter()
+        self.holder: dict[str, bytes | None] = {}
+        self.grants: dict[bytes, int] = {}
+        self.computations: dict[str, Computation] = {}
+        self.values: dict[str, int] = {"kept": 0}  # the epoch of every value that nobody computed
+        self.callers: list[Caller] = []
+        self.lapsed = 0
+        self.objection: str | None = None
+
+    def lapses(self, key: str) -> None:
+        """The lease of this key has ended by itself: somebody else may compute."""
+        self.lapsed += 1
+        self.holder[key] = None
+
+    def object(self, words: str) -> None:
+        """Only noted: raised here, it would go through the algorithm."""
+        self.objection = self.objection or words
+
+    def watch(self, verb: str, key: str, token: bytes | None, reply: Any) -> None:
+        match verb:
+            case "claim" if told(reply).startswith("granted"):
+                assert token is not None
+                self.holder[key], self.grants[token] = token, self.epochs[key]
+            case "fill":
+                mine = self.computed_under(token)
+                mine.fate = "stored" if reply else "refused"
+                if self.holder.get(key) != token:
+                    if reply:
+                        self.object(f"{mine.label} was stored, though its lease did not stand")
+                    return
+            case "abandon" if self.holder.get(key) != token:
+                return
+            case "invalidate" | "set":
+                self.epochs[key] += 1
+        if verb != "claim":
+            self.holder[key] = None
+
+    def computed_under(self, token: bytes | None) -> Computation:
+        return next(c for c in self.computations.values() if token == c.caller.label.encode())
+
+    def begins(self, caller: Caller) -> Computation:
+        token = caller.label.encode()
+        epoch = self.grants.get(token, self.epochs[caller.key])
+        label = f"value of {caller.label}" + ("" if token in self.grants else " alone")
+        if label in self.computations:
+            self.object(f"{caller.label} computes twice")
+        mine = self.computations[label] = Computation(label, caller.key, caller, epoch, token in self.grants)
+        return mine
+
+    def judge(self, caller: Caller) -> None:
+        """A call has ended: is it what was promised?"""
+        caller.ended = True
+        if caller.cancelled != isinstance(caller.error, CancelledError):
+            self.object(f"{caller.label} ended with {caller.error or caller.value!r}, cancelled: {caller.cancelled}")
+        if caller.error is not None and any(c.error is caller.error for c in self.callers if c is not caller):
+            self.object(f"{caller.label} shares its error's traceback with another caller")
+        if caller.value is None:
+            return
+        mine = self.computations.get(caller.value)
+        epoch = self.values[caller.value] if mine is None else mine.epoch
+        lagging = caller.followed or caller.seen is not None and caller.seen.value == caller.value
+        if epoch < (caller.lag if lagging else caller.floor):
+            self.object(f"{caller.label} was given {caller.value}, which was invalidated before the call")
+        if mine is not None and mine.caller is not caller and mine.fate in ("refused", "open"):
+            self.object(f"{caller.label} was given {caller.value}, which the engine never took")
+
+    def count(self, scenario: Scenario, excuses: int) -> None:
+        """Everything has ended: one computation per key and generation?"""
+        done = [c for c in self.computations.values() if not c.caller.force]
+        if not scenario.alone and any(not c.granted for c in done):
+            raise Violation("a caller computed without a lease")
+        if scenario.expires:
+            return
+        for (key, epoch), number in Counter((c.key, c.epoch) for c in done if c.granted).items():
+            spent = sum(c.end != "done" or c.fate == "unkept" for c in done if (c.key, c.epoch) == (key, epoch))
+            if number > 1 + spent + excuses:
+                raise Violation(f"{number} computations of {key!r} in one generation")
+
+    def summary(self) -> tuple[object, ...]:
+        return (
+            self.lapsed, tuple(sorted(self.epochs.items())), tuple(sorted(self.returned.items())), tuple(sorted(self.holder.items())),
+            frozenset((c.label, c.end, c.fate, c.epoch) for c in self.computations.values()),
+        )  # fmt: skip
+
+
+# -- one trial: processes, fibres, the clock -------------------------------------------------------------------------
+
+
+class Fibre:
+    """A coroutine that goes on when the scheduler says so."""
+
+    def __init__(self, trial: Trial, process: Process, label: str, work: Coroutine[Any, Any, Any]) -> None:
+        self.trial = trial
+        self.process = process
+        self.label = label
+        self.work = work
+        self.context: Context = copy_context()
+        self.trap = Trap("start", "begins")
+        self.caller: Caller | None = None
+        self.root = True  # somebody's call, not the library's own work beside it
+        self.shields = 0
+        self.cancelling = False
+        self.digest = 0
+        self.done = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def cancel(self) -> None:
+        self.cancelling = True
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    @property
+    def ready(self) -> bool:
+        trap = self.trap
+        return trap.ready is None or trap.ready() or trap.until <= self.trial.now
+
+    def note(self, *what: object) -> None:
+        """Something that this fibre came to know."""
+        self.digest = hash((self.digest, what))
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """All that it knows, and where it stands."""
+        return self.digest, self.done or (self.trap.words, self.ready, self.cancelling, self.trap.until)
+
+    def step(self, error: BaseException | None = None) -> None:
+        """Go on to the next trap, or to the end."""
+        value: Any = None
+        before, self.trial.running = self.trial.running, self
+        try:
+            while True:
+                if error is None:
+                    trap = self.context.run(self.work.send, value)
+                else:
+                    trap = self.context.run(self.work.throw, error)
+                value = error = None
+                if isinstance(trap, Spawn):
+                    value = self.trial.spawn(self, trap.work)
+                elif isinstance(trap, Shield):
+                    self.shields += 1 if trap.up else -1
+                    if not self.shields and self.cancelling:
+                        self.cancelling, error = False, CancelledError()
+                else:
+                    break
+            trap.until = inf if trap.timeout is None else self.trial.now + max(trap.timeout, 0.0)
+            self.trap = trap
+        except StopIteration as end:
+            self.done, self.value = True, end.value
+        except (Exception, CancelledError) as end_by_error:
+            self.done, self.error = True, end_by_error
+        finally:
+            self.trial.running = before
+
+    def close(self) -> None:
+        """The trial is over."""
+        if not self.done:
+            self.done = True
+            self.context.run(self.work.close)
+
+
+class _Flights(Flights):
+    """Notes who followed."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self._trial = trial
+        self.ever: list[tuple[str, Flight]] = []
+
+    def join(self, key: str, loop: Any, *, anew: bool = False) -> tuple[Flight, bool]:
+        flight, leading = super().join(key, loop, anew=anew)
+        fibre = self._trial.running
+        assert fibre is not None
+        if leading:
+            self.ever.append((f"{fibre.label} {len(self.ever)}", flight))
+        fibre.note(next(name for name, each in self.ever if each is flight), leading)
+        if fibre.caller is not None and fibre.caller.key == key:
+            fibre.caller.followed = not leading
+        return flight, leading
+
+    def summary(self) -> tuple[object, ...]:
+        """The flights that anybody may still be in."""
+        return tuple(
+            (
+                name, flight.callers, flight.cancel is None, flight.detached, flight.ended, flight.bell.rung,
+                _value(flight.landing), _value(flight.offered), self._flights.get(flight.key) is flight,
+            )
+            for name, flight in self.ever
+        )  # fmt: skip
+
+
+def _value(landing: Landing | None) -> object:
+    return landing and (landing.entry and landing.entry.value, repr(landing.error), landing.shared)
+
+
+class Process:
+    """One process of the fleet: its flights, its local tier, its callers."""
+
+    def __init__(self, trial: Trial, name: str, size: int) -> None:
+        self.trial = trial
+        self.name = name
+        self.solo = size == 1
+        self.flights = _Flights(trial)
+        self.loop: Any = _Loop()
+        self.tier: dict[str, Entry[Any]] = {}
+        self.told: Counter[str] = Counter()  # invalidations that this process knows of
+        self.dead = False
+
+    async def ask(
+        self, key: str, origin: Origin = quick, *, force: bool = False, look: bool = False, **options: Any
+    ) -> str | None:
+        """Call the cached function."""
+        trial, ledger = self.trial, self.trial.ledger
+        fibre = trial.running
+        assert fibre is not None
+        label = f"{fibre.label}{'' if fibre.caller is None else f'.{len(ledger.callers)}'}"
+        caller = Caller(label, self, key, ledger.returned[key], self.told[key], force)
+        outer, fibre.caller = fibre.caller, caller
+        ledger.callers.append(caller)
+        fibre.note("asks", caller.floor, caller.lag)
+        try:
+            if look:
+                caller.seen = self.tier.get(key)
+                fibre.note(caller.seen is None)
+                await Trap("inside", f"has looked at its local tier: {caller.seen and caller.seen.value}")
+            landing = await trial.algorithm(self.call(caller, origin, options))
+            if landing.error is not None:
+                raise landing.error
+            assert landing.entry is not None
+            caller.value = landing.entry.value
+        except BaseException as error:
+            caller.error = error
+            if isinstance(error, GeneratorExit):
+                raise
+            trial.admits(error)
+            raise
+        finally:
+            fibre.caller = outer
+            if not trial.over:
+                trial.say(f"{label} ends with {caller.value or repr(caller.error)}")
+                ledger.judge(caller)
+        return caller.value
+
+    def call(self, caller: Caller, origin: Origin, options: dict[str, Any]) -> fill.Call:
+        trial, token = self.trial, caller.label.encode()
+        policy = trial.scenario.policy.with_options(**options)
+
+        async def compute() -> str:
+            mine = trial.ledger.begins(caller)
+            trial.say(f"{caller.label} computes")
+            try:
+                await origin(self)
+                mine.end = "done"
+            except CancelledError:
+                mine.end = "cancelled"
+                raise
+            except Exception:
+                mine.end = "failed"
+                raise
+            return mine.label
+
+        def tell(event: events.Event) -> None:
+            if isinstance(event, events.Unkept):
+                trial.ledger.computed_under(token).fate = "unkept"
+
+        def hold(call: fill.Call, seconds: float) -> TrapHold:
+            return TrapHold(trial.model, call.key, call.token, call.policy.lease, seconds)
+
+        return fill.Call(
+            key=caller.key, label=caller.key, scope="", origin=compute, policy=policy, port=trial.port,
+            flights=self.flights, colour=TRAPPING, loop=self.loop, clock=lambda: trial.now, hold=hold,
+            drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), tell=tell,
+            spawn=self.spawn if policy.background else None, seen=caller.seen, force=caller.force, draws=False,
+            token=token,
+        )  # fmt: skip
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        assert self.trial.running is not None
+        self.trial.spawn(self.trial.running, work)
+
+    async def invalidate(self, key: str) -> None:
+        """As a cache does it: the engine first, and this process's own flight last."""
+        await self.trial.port.invalidate(key)
+        self.learn(key, self.trial.ledger.epochs[key])
+
+    async def put(self, key: str) -> None:
+        label = f"set {next(self.trial.counter)}"
+        self.trial.ledger.values[label] = self.trial.ledger.epochs[key] + 1
+        await self.trial.port.set(key, Entry(label, label.encode()))
+        self.learn(key, self.trial.ledger.epochs[key])
+
+    async def expire(self, key: str) -> None:
+        await self.trial.port.expire(key)
+        self.tier.pop(key, None)
+        self.flights.detach(key)
+
+    def learn(self, key: str, epoch: int) -> None:
+        """The invalidation has come to this process's knowledge; its own ones return with that."""
+        self.tier.pop(key, None)
+        self.flights.detach(key)
+        self.told[key] = max(self.told[key], epoch)
+        ledger = self.trial.ledger
+        ledger.returned[key] = max(ledger.returned[key], epoch)
+
+    def summary(self) -> tuple[object, ...]:
+        return self.dead, self.flights.summary(), tuple(self.tier), tuple(self.told.items())
+
+
+class Trial:
+    """One run of a scenario, under one schedule."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        faults: Collection[str] = (),
+        budget: int = 0,
+        algorithm: Callable[[fill.Call], Coroutine[Any, Any, Landing]] = fill.fill,
+        model: type[Model] = Model,
+    ) -> None:
+        self.scenario = scenario
+        self.faults = faults
+        self.budget = budget
+        self.algorithm = algorithm
+        self.now = 0.0
+        self.counter = count(1)
+        self.words: list[str] = []
+        self.spent: Counter[str] = Counter()
+        self.running: Fibre | None = None
+        self.last = -1
+        self.steps = 0
+        self.over = False
+        self.ledger = Ledger()
+        self.model = model(lambda: self.now, news=scenario.news)
+        self.port = TrapPort(self.model, self._watch)
+        self.processes: list[Process] = []
+        self.fibres: list[Fibre] = []
+        for name, scripts in zip("ABCDEFGH", scenario.processes, strict=False):
+            process = Process(self, name, len(scripts))
+            self.processes.append(process)
+            for n, script in enumerate(scripts, 1):
+                label = name if len(scripts) == 1 else f"{name}{n}"
+                self.fibres.append(Fibre(self, process, label, script(process)))
+        if scenario.kept is not None:
+            fresh, keep = scenario.kept
+            first = Entry("kept", b"kept", fresh=fresh, keep=keep)
+            self.model.put("k", first)
+            for process in self.processes:
+                process.tier["k"] = first if scenario.local else process.tier.get("k", first)
+
+    def _watch(self, verb: str, key: str, token: bytes | None, reply: Any) -> None:
+        self.ledger.watch(verb, key, token, reply)
+        if self.running is not None:
+            self.running.note(verb, told(reply))
+        if verb in ("invalidate", "set"):
+            for process in self.processes:
+                if not process.solo and (self.running is None or process is not self.running.process):
+                    self._push(process, key, self.ledger.epochs[key])
+
+    def _push(self, process: Process, key: str, epoch: int) -> None:
+        """The engine pushes the news of an invalidation: it is under way for a while."""
+
+        async def courier() -> None:
+            process.tier.pop(key, None)
+            process.flights.detach(key)
+            process.told[key] = max(process.told[key], epoch)
+
+        fibre = Fibre(self, process, f"the news for {process.name}", courier())
+        fibre.root = False
+        self.fibres.append(fibre)
+
+    def spawn(self, parent: Fibre, work: Coroutine[Any, Any, Any]) -> Fibre:
+        """A fibre beside its parent, in a copy of its context. It begins at once, as a loop's next task would."""
+        fibre = parent.context.run(Fibre, self, parent.process, f"{parent.label}'s computation", work)
+        fibre.root, fibre.caller = False, parent.caller
+        self.fibres.append(fibre)
+        fibre.step()
+        return fibre
+
+    def say(self, words: str) -> None:
+        self.words.append(words)
+
+    def admits(self, error: BaseException) -> None:
+        """Could anybody have been given this error?"""
+        match error:
+            case CancelledError() | Boom() | ComputationFailed() | WaitTimeout():
+                return
+            case EngineError() if self.spent["lose"] or self.spent["refuse"]:
+                return
+        self.ledger.object(f"a caller was given {error!r}")
+
+    # -- choices
+
+    def choices(self) -> list[Choice]:
+        """What may happen next, the most boring first. Nothing: the trial has ended."""
+        live = [(n, f) for n, f in enumerate(self.fibres) if not f.done and not f.process.dead]
+        if not any(f.root for _, f in live):
+            live = [(n, f) for n, f in live if f.ready]  # what the library does by itself may go on
+        for n, fibre in live:
+            if fibre.process.solo and fibre.ready and fibre.trap.kind in ("reply", "inside", "join"):
+                # Nobody else can see this step, nor what may go wrong at it: it needn't be tried later as well.
+                mates = [(m, f) for m, f in live if f.process is fibre.process]
+                return [(n, "go"), *(c for m, f in mates for c in self._mishaps(m, f))]
+        steps = [(n, "go") for n, f in live if f.ready]
+        steps.sort(key=lambda choice: choice[0] != self.last)
+        if not steps and any(f.trap.kind != "hang" for _, f in live) and self._next_moment() < inf:
+            steps = [(-1, "tick")]
+        mishaps = [choice for n, f in live for choice in self._mishaps(n, f)]
+        if not steps and not mishaps:
+            return []
+        return steps + mishaps + self._acts_of_god()
+
+    def _mishaps(self, n: int, fibre: Fibre) -> list[Choice]:
+        found: list[Choice] = []
+        if fibre.cancelling and not fibre.shields:
+            found.append((n, "throw"))
+        if self.budget:
+            kind, faults = fibre.trap.kind, self.faults
+            begun = kind != "start"
+            if "lose" in faults and kind in ("reply", "return", "wait"):
+                found.append((n, "lose"))
+            if "refuse" in faults and kind == "effect":
+                found.append((n, "refuse"))
+            listener = fibre.trap.listener
+            if "miss" in faults and listener is not None and listener.heard and not listener.deaf:
+                found.append((n, "miss"))
+            caller = fibre.caller
+            if "cancel" in faults and fibre.root and begun and caller is not None and not caller.cancelled:
+                found.append((n, "cancel"))
+            if "crash" in faults and fibre.root and begun:
+                found.append((n, "crash"))
+        return found
+
+    def _acts_of_god(self) -> list[Choice]:
+        if not self.budget:
+            return []
+        found: list[Choice] = []
+        if "lapse" in self.faults and any(self.model.stands(key) for key in self.model.places):
+            found.append((-1, "lapse"))
+        if "forget" in self.faults and any(p.entry or p.token for p in self.model.places.values()):
+            found.append((-1, "forget"))
+        if "slow" in self.faults and self._next_moment() < inf:
+            found.append((-1, "slow"))
+        return found
+
+    def _next_moment(self) -> float:
+        """When anything ends by itself."""
+        ends = [f.trap.until for f in self.fibres if not f.done and not f.process.dead and f.trap.until > self.now]
+        ends += [p.end for key, p in self.model.places.items() if self.model.stands(key)]
+        return min(ends, default=inf)
+
+    def take(self, choice: Choice) -> None:
+        """Let it happen."""
+        self.steps += 1
+        if self.steps > STEPS:
+            raise Violation("it never ends")
+        n, action = choice
+        if action in FAULTS:
+            self.budget -= 1
+            self.spent[action] += 1
+        if n < 0:
+            self._act(action)
+            return
+        fibre = self.fibres[n]
+        self.last = n
+        fibre.note(action, self.now)
+        match action:
+            case "go":
+                self.say(f"{fibre.label} {fibre.trap.words}")
+                fibre.step()
+            case "throw":
+                self.say(f"{fibre.label} is cancelled: nobody waits for it")
+                fibre.cancelling = False
+                fibre.step(CancelledError())
+            case "cancel":
+                self.say(f"! {fibre.label} is cancelled")
+                assert fibre.caller is not None
+                fibre.caller.cancelled = True
+                if fibre.shields:
+                    fibre.cancelling = True
+                else:
+                    fibre.step(CancelledError())
+            case "lose" | "refuse":
+                self.say(f"! {fibre.label} {fibre.trap.words}, but {FAULTS[action]}")
+                fibre.step(EngineError(FAULTS[action]))
+            case "miss":
+                self.say(f"! {fibre.label}: {FAULTS[action]}")
+                assert fibre.trap.listener is not None
+                fibre.trap.listener.deaf = True
+            case "crash":
+                self.say(f"! process {fibre.process.name} is killed")
+                self._crash(fibre.process)
+        if self.ledger.objection:
+            raise Violation(self.ledger.objection)
+
+    def _act(self, action: str) -> None:
+        self.say(("" if action == "tick" else "! ") + FAULTS.get(action, "time passes"))
+        if action in ("tick", "slow"):
+            standing = {key for key in self.model.places if self.model.stands(key)}
+            self.now = self._next_moment()
+            for key in standing:
+                if not self.model.stands(key):
+                    self.ledger.lapses(key)
+        elif action == "forget":
+            self.model.forget()
+            self.ledger.holder.clear()
+        else:
+            for key in list(self.model.places):
+                if self.model.stands(key):
+                    self.model.lapse(key)
+                    self.ledger.lapses(key)
+
+    def _crash(self, process: Process) -> None:
+        process.dead = True
+        tokens = {c.label.encode() for c in self.ledger.callers if c.process is process}
+        for key, place in self.model.places.items():
+            token = self.model.stands(key)
+            if token in tokens and token is not None:
+                self.model.renew(key, token, place.lease)  # the last renewal there was
+
+    # -- states and ends
+
+    def state(self) -> tuple[object, ...]:
+        """Two trials in the same state have the same future."""
+        return (
+            self.now, self.budget, self.model.summary(), self.ledger.summary(),
+            tuple(p.summary() for p in self.processes), tuple(f.state for f in self.fibres),
+            frozenset(self.spent.items()),
+        )  # fmt: skip
+
+    def verdict(self) -> None:
+        """Nothing can happen any more: has everybody ended, and is everything given back?"""
+        for fibre in self.fibres:
+            if not fibre.done and not fibre.process.dead and fibre.trap.kind != "hang" and not self._hangs(fibre):
+                raise Violation(f"{fibre.label} never ends: it waits, and {fibre.trap.words} only when nobody is left")
+            if fibre.done and fibre.error is not None and not fibre.root and fibre.caller is None:
+                raise fibre.error
+        engine_faults = self.spent["lose"] + self.spent["refuse"]
+        living = {c.label.encode(): c for c in self.ledger.callers if not c.process.dead and c.ended}
+        for key in self.model.places:
+            holder = self.model.stands(key)
+            if holder in living and not self.spent["refuse"]:
+                raise Violation(f"{living[holder].label} has ended, and its lease of {key!r} still stands")
+        for process in self.processes:
+            if not process.dead and process.flights._flights and not self._hung_in(process):  # noqa: SLF001
+                raise Violation(f"process {process.name} still has a flight, and nobody is in it")
+        excuses = self.ledger.lapsed + engine_faults + self.spent["forget"]
+        self.ledger.count(self.scenario, excuses)
+
+    def _hung_in(self, process: Process) -> bool:
+        return any(f.trap.kind == "hang" and not f.done for f in self.fibres if f.process is process)
+
+    def _hangs(self, fibre: Fibre) -> bool:
+        """It waits for a computation of its own process that never ends: nobody promised it anything."""
+        return fibre.trap.kind in ("join", "park") and self._hung_in(fibre.process)
+
+    def close(self) -> None:
+        self.over = True
+        for fibre in self.fibres:
+            fibre.close()
+
+
+# -- the search ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """What came of it. In words: the steps of the first schedule that broke a promise, if there was one."""
+
+    schedules: int = 0
+    states: int = 0
+    complete: bool = True  # everything was tried
+    violation: str | None = None
+    trace: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        tried = f"{self.schedules} schedules, {self.states} states{'' if self.complete else ', not all there are'}"
+        if self.violation is None:
+            return f"all well in {tried}"
+        steps = "\n".join(f"{n:4}. {words}" for n, words in enumerate(self.trace, 1))
+        return f"{self.violation} (after {tried}):\n{steps}"
+
+
+def explore(
+    scenario: Scenario, *, faults: Collection[str] = (), budget: int = 1, limit: int | None = None, **parts: Any
+) -> Report:
+    """Try all schedules with at most `budget` faults, or the `limit` simplest. `parts`: algorithm, model."""
+    report, seen = Report(), set()
+    number = count()
+    waiting: list[tuple[int, int, tuple[Choice, ...]]] = [(0, 0, ())]
+    while waiting:
+        if report.schedules == limit:
+            report.complete = False
+            break
+        cost, _, schedule = heapq.heappop(waiting)
+        report.schedules += 1
+        trial = Trial(scenario, faults, budget if faults else 0, **parts)
+        try:
+            for choice in schedule:
+                trial.take(choice)
+            while (state := trial.state()) not in seen:
+                seen.add(state)
+                choices = trial.choices()
+                if not choices:
+                    trial.verdict()
+                    break
+                path = tuple(schedule)
+                for other in choices[1:]:
+                    price = cost + (10 if other[1] in FAULTS else 1)
+                    heapq.heappush(waiting, (price, next(number), (*path, other)))
+                schedule = (*path, choices[0])
+                trial.take(choices[0])
+        except Violation as violation:
+            report.violation, report.trace = str(violation), trial.words
+            break
+        finally:
+            trial.close()
+            report.states = len(seen)
+    return report
+
+
+def roam(
+    scenario: Scenario, *, faults: Collection[str] = (), budget: int = 2, runs: int = 1000, seed: int = 0, **parts: Any
+) -> Report:
+    """Try random schedules, where there are too many to try all."""
+    report, dice = Report(complete=False), random.Random(seed)
+    for _ in range(runs):
+        report.schedules += 1
+        trial = Trial(scenario, faults, budget, **parts)
+        try:
+            while choices := trial.choices():
+                boring = [choice for choice in choices if choice[1] not in FAULTS]
+                trial.take(dice.choice(boring if boring and dice.random() < 0.9 else choices))
+                report.states += 1
+            trial.verdict()
+        except Violation as violation:
+            report.violation, report.trace = str(violation), trial.words
+            break
+        finally:
+            trial.close()
+    return report

@@ -1,0 +1,362 @@
+"""Trap ports: an engine and a colour that stand still before and after each of their effects.
+
+A scheduler (`stampede.testing.explorer`) decides who goes on, and what goes wrong. The engine's model is the contract
+of `stampede.ports` in its plainest words; a new engine's author may read it as such.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Protocol, TypeVar
+
+from stampede.colour import Bell, Colour, Crowd
+from stampede.entry import GRACE, Entry, Verdict
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
+
+__all__ = ["TRAPPING", "Fibre", "Listener", "Model", "Place", "Shield", "Spawn", "Trap", "TrapHold", "TrapPort"]
+
+T = TypeVar("T")
+
+POLL = 20.0
+"""Seconds after which a model's `wait` returns unwoken: the slow safety poll behind every push."""
+
+TOLD = 5.0
+"""Seconds for which a verdict is kept."""
+
+FAILED = Verdict("failed")
+
+
+class Trap:
+    """A point at which a fibre stands still. `kind` tells what may go wrong there, `words` what it is about to do."""
+
+    __slots__ = ("kind", "listener", "ready", "timeout", "until", "words")
+
+    def __init__(
+        self,
+        kind: str,
+        words: str,
+        *,
+        ready: Callable[[], bool] | None = None,  # None: it may go on at any time
+        timeout: float | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.kind = kind
+        self.words = words
+        self.ready = ready
+        self.timeout = timeout
+        self.until = inf  # set by the scheduler
+        self.listener = listener
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self)
+
+
+class Spawn(Trap):
+    """Start a fibre beside this one; gives the fibre."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        super().__init__("spawn", "a fibre is started")
+        self.work = work
+
+
+class Shield(Trap):
+    """Cancellations wait from now on, or no more."""
+
+    def __init__(self, up: bool) -> None:
+        super().__init__("shield", "up" if up else "down")
+        self.up = up
+
+
+class Fibre(Protocol):
+    """What `Spawn` gives: a coroutine under the scheduler."""
+
+    done: bool
+
+    def cancel(self) -> object: ...
+    def result(self) -> Any: ...
+
+
+class _Trapping:
+    """A colour whose every suspension is a trap; its tasks are fibres."""
+
+    suspending = True
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        value = function()
+        return await value if hasattr(value, "__await__") else value
+
+    async def park(self, bell: Bell, timeout: float | None) -> bool:
+        await Trap("park", "goes on after the bell of its flight", ready=lambda: bell.rung, timeout=timeout)
+        return bell.rung
+
+    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        await Shield(True)
+        try:
+            value = await coroutine
+        except GeneratorExit:  # the trial is over: nobody listens to traps any more
+            raise
+        except BaseException:
+            await Shield(False)
+            raise
+        await Shield(False)
+        return value
+
+    async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
+        fibre: Fibre = await Spawn(work)
+        crowd.cancel = fibre.cancel
+        try:
+            await Trap("join", "sees its computation ended", ready=lambda: fibre.done)
+        except CancelledError:
+            if crowd.leave():
+                await Shield(True)
+                await Trap("join", "sees its computation ended", ready=lambda: fibre.done)
+                await Shield(False)
+            raise
+        result: T = fibre.result()
+        return result
+
+
+TRAPPING: Colour = _Trapping()
+
+
+# -- the model of an engine ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Listener:
+    """Somebody who sleeps until a lease falls."""
+
+    heard: bool = False
+    deaf: bool = False  # the message was lost: only the safety poll is left
+    news: Entry[Any] | None = None  # a push may bring the value along
+
+
+@dataclass(slots=True)
+class Place:
+    """All that the engine knows about one key."""
+
+    entry: Entry[Any] | None = None
+    stored: float = 0.0
+    token: bytes | None = None  # of the last lease, which stands until `end`
+    end: float = 0.0
+    lease: float = 0.0
+    verdicts: dict[bytes, tuple[Verdict, float]] = field(default_factory=dict)
+    rest: float = 0.0  # the key rests until then ...
+    why: Verdict = FAILED  # ... because of this
+    listeners: list[Listener] = field(default_factory=list)
+
+
+class Model:
+    """An engine as its contract says, on a clock that others move. Each verb is one step."""
+
+    def __init__(self, clock: Callable[[], float], *, news: bool = False) -> None:
+        self.clock = clock
+        self.news = news
+        self.places: defaultdict[str, Place] = defaultdict(Place)
+
+    def kept(self, key: str) -> Entry[Any] | None:
+        """What is kept, with what is left of its times."""
+        place, now = self.places[key], self.clock()
+        entry, age = place.entry, now - place.stored
+        if entry is None or max(entry.keep, entry.fresh + GRACE) <= age:
+            return None
+        left = entry.holding(entry.value)
+        left.fresh, left.keep = entry.fresh - age, entry.keep - age
+        return left
+
+    def stands(self, key: str) -> bytes | None:
+        """The token of the lease that stands."""
+        place = self.places[key]
+        return place.token if place.end > self.clock() else None
+
+    def fall(self, key: str, news: Entry[Any] | None = None) -> None:
+        """The lease is no more: wake the herd."""
+        place = self.places[key]
+        place.token = None
+        listeners, place.listeners = place.listeners, []
+        for listener in listeners:
+            listener.heard = True
+            listener.news = news if self.news else None
+
+    def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        place, now, entry, holder = self.places[key], self.clock(), self.kept(key), self.stands(key)
+        if entry is not None and not ask.force and entry.id != ask.seen and entry.fresh > -ask.since:
+            return Found(entry)
+        if entry is not None and entry.keep <= 0:
+            entry = None
+        if not ask.force:
+            for verdict, end in place.verdicts.get(ask.awaited or b"", (place.why, 0.0)), (place.why, place.rest):
+                if end > now:
+                    return Failed(verdict, entry, max(place.rest - now, 0.0))
+            if holder is not None and holder != token:
+                return Busy(holder, place.end - now, entry)
+        if holder != token:
+            self.fall(key)
+        place.token, place.lease, place.end = token, ask.lease, now + ask.lease
+        return Granted(entry)
+
+    def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        if self.stands(key) != token:
+            return False
+        self.put(key, entry)
+        return True
+
+    def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> None:
+        place, now = self.places[key], self.clock()
+        if self.stands(key) != token:
+            return
+        if verdict is not None:
+            place.verdicts[token] = verdict, now + TOLD
+            place.why = verdict
+        if rest > 0:
+            place.rest = now + rest
+        self.fall(key)
+
+    def put(self, key: str, entry: Entry[Any]) -> None:
+        place = self.places[key]
+        place.entry, place.stored, place.rest = entry, self.clock(), 0.0
+        place.verdicts.clear()
+        self.fall(key, entry)
+
+    def invalidate(self, key: str) -> bool:
+        place, kept = self.places[key], self.kept(key)
+        place.entry, place.rest = None, 0.0
+        place.verdicts.clear()
+        self.fall(key)
+        return kept is not None
+
+    def expire(self, key: str) -> bool:
+        place, kept = self.places[key], self.kept(key)
+        if kept is None or kept.fresh <= 0:
+            return False
+        kept.fresh = 0.0
+        place.entry, place.stored = kept, self.clock()
+        return True
+
+    def renew(self, key: str, token: bytes, seconds: float) -> bool:
+        """Let the lease end so many seconds from now."""
+        place = self.places[key]
+        stands = self.stands(key) == token
+        if stands:
+            place.end = self.clock() + seconds
+        return stands
+
+    def listen(self, key: str, token: bytes) -> Listener:
+        """For a lease that has fallen since, the listener has heard at once."""
+        listener = Listener(heard=self.stands(key) != token)
+        if not listener.heard:
+            self.places[key].listeners.append(listener)
+        return listener
+
+    def lapse(self, key: str) -> None:
+        """The lease ends before its time: its holder was frozen, or cut off."""
+        self.fall(key)
+
+    def forget(self) -> None:
+        """The engine starts again, empty."""
+        for key, place in list(self.places.items()):
+            self.fall(key)
+            place.entry, place.rest = None, 0.0
+            place.verdicts.clear()
+
+    def summary(self) -> tuple[object, ...]:
+        """Everything that its next answers depend on."""
+        now = self.clock()
+        return tuple(
+            (
+                key, place.entry and (place.entry.value, place.entry.fresh, place.entry.keep), now - place.stored,
+                self.stands(key), max(place.end - now, 0.0),
+                tuple(sorted((token, end - now) for token, (_, end) in place.verdicts.items() if end > now)),
+                max(place.rest - now, 0.0), sum(not listener.heard for listener in place.listeners),
+            )
+            for key, place in sorted(self.places.items())
+        )  # fmt: skip
+
+
+# -- the model as a port ------------------------------------------------------------------------------------------
+
+Watch = Callable[[str, str, bytes | None, Any], object]
+"""Is told the verb, key, token and reply of every effect, in the order of the effects."""
+
+
+class TrapPort:
+    """`Claims`, and the verbs of `Store` that concern the algorithm, over a model: a trap before and after each."""
+
+    def __init__(self, model: Model, watch: Watch) -> None:
+        self.model = model
+        self._watch = watch
+
+    async def _verb(self, verb: str, key: str, token: bytes | None, effect: Callable[[], T], last: str = "reply") -> T:
+        await Trap("effect", f"{verb} {key!r}")
+        reply = effect()
+        self._watch(verb, key, token, reply)
+        await Trap(last, f"hears of its {verb}: {told(reply)}")
+        return reply
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        return await self._verb("claim", key, token, lambda: self.model.claim(key, token, ask))
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        return await self._verb("fill", key, token, lambda: self.model.fill(key, token, entry))
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        await self._verb("abandon", key, token, lambda: self.model.abandon(key, token, verdict, rest))
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        await Trap("effect", f"wait for {key!r}")
+        listener = self.model.listen(key, busy.token)
+
+        def woken() -> bool:
+            return not listener.deaf and (listener.heard or self.model.stands(key) != busy.token)
+
+        words = f"is woken for {key!r}"
+        await Trap("wait", words, ready=woken, timeout=min(timeout, POLL), listener=listener)
+        return Found(listener.news) if listener.news is not None else None
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return self.model.renew(key, token, lease)
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        await self._verb("set", key, None, lambda: self.model.put(key, entry), "return")
+
+    async def expire(self, key: str) -> bool:
+        return await self._verb("expire", key, None, lambda: self.model.expire(key), "return")
+
+    async def invalidate(self, key: str) -> bool:
+        return await self._verb("invalidate", key, None, lambda: self.model.invalidate(key), "return")
+
+
+class TrapHold:
+    """A lease in the hands of a keeper that never fails: it stands for as long as its holder may hold it."""
+
+    foreign = False
+
+    def __init__(self, model: Model, key: str, token: bytes, lease: float, max_hold: float) -> None:
+        self._model, self._key, self._token = model, key, token
+        self._lease, self._max_hold = lease, max_hold
+
+    def __enter__(self) -> TrapHold:
+        self._model.renew(self._key, self._token, self._max_hold + self._lease)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._model.renew(self._key, self._token, self._lease)
+
+
+def told(reply: object) -> str:
+    """A reply in words."""
+    match reply:
+        case Found(entry):
+            return f"found {entry.value}"
+        case Granted(entry):
+            return "granted" if entry is None else f"granted, with {entry.value}"
+        case Busy(token, _, entry):
+            return f"busy, {token.decode()} computes" + ("" if entry is None else f", with {entry.value}")
+        case Failed(verdict, entry):
+            return f"failed, {verdict.kind} {verdict.message}" + ("" if entry is None else f", with {entry.value}")
+        case _:
+            return repr(reply)
