@@ -85,31 +85,42 @@ async def _ask(scope: Scope, colour: Colour, key: str, policy: Policy) -> _Grant
 async def _compute(colour: Colour, granted: list[_Grant], loader: Loader) -> dict[str, Landing]:
     """One call of the loader under all the leases; then each key lands by itself."""
     landings: dict[str, Landing] = {}
-    values: Mapping[str, Any] = {}
-    error: BaseException | None = None
-    began = granted[0].call.clock()
-    with ExitStack() as stack:
-        holds = [stack.enter_context(grant.call.hold(grant.call, grant.call.policy.hold_of(0.0))) for grant in granted]
-        for grant in granted:
-            stack.enter_context(grant.flight.inside())
-        try:
-            values = await _load(colour, [grant.key for grant in granted], loader)
-        except GeneratorExit:
+    clock, began = granted[0].call.clock, granted[0].call.clock()
+    try:
+        with ExitStack() as stack:
+            holds = [stack.enter_context(grant.call.hold(grant.call, _longest(grant))) for grant in granted]
             for grant in granted:
+                stack.enter_context(grant.flight.inside())
+            values, error = await _loaded(colour, [grant.key for grant in granted], loader)
+            cost = clock() - began
+            for grant, hold in zip(granted, holds, strict=True):
+                if error is None and grant.key not in values:
+                    await _let_go(grant)
+                else:
+                    value = values.get(grant.key)
+                    landings[grant.key] = await land(grant.call, grant.kept, hold, value, error, cost)
+    except BaseException:
+        for grant in granted:
+            if grant.key not in landings:
                 grant.call.drop(grant.call)
-                grant.call.flights.end(grant.flight, None)
-            raise
-        except BaseException as failure:
-            error = failure
-        cost = granted[0].call.clock() - began
-        for grant, hold in zip(granted, holds, strict=True):
-            if error is None and grant.key not in values:
-                await _let_go(grant)
-                continue
-            value = values.get(grant.key)
-            landing = landings[grant.key] = await land(grant.call, grant.kept, hold, value, error, cost)
-            grant.call.flights.end(grant.flight, landing)
+        raise
+    finally:
+        for grant in granted:
+            grant.call.flights.end(grant.flight, landings.get(grant.key))
     return landings
+
+
+def _longest(grant: _Grant) -> float:
+    return grant.call.policy.hold_of(grant.kept.cost if grant.kept is not None else 0.0)
+
+
+async def _loaded(colour: Colour, keys: list[str], loader: Loader) -> tuple[Mapping[str, Any], BaseException | None]:
+    try:
+        return await _load(colour, keys, loader), None
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        return {}, error
 
 
 async def _load(colour: Colour, keys: list[str], loader: Loader) -> Mapping[str, Any]:
