@@ -51,13 +51,14 @@ def same(value: Any, other: Any) -> bool:
 
 ZONES = st.sampled_from([None, UTC, timezone(timedelta(hours=5, minutes=45)), timezone(timedelta(1) / 2, "x")])
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.dates(), st.timedeltas(),
-    st.datetimes(timezones=ZONES), st.times(), st.decimals(allow_nan=False), st.fractions(), st.uuids(),
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(), st.dates(),
+    st.timedeltas(), st.datetimes(timezones=ZONES), st.times(), st.decimals(allow_nan=False),
+    st.fractions(), st.uuids(),
     st.ip_addresses(), st.complex_numbers(allow_nan=False),
 )  # fmt: skip
 HASHABLE = st.recursive(SCALARS, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4)
 VALUES = st.recursive(
-    HASHABLE,
+    HASHABLE | st.floats(),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.dictionaries(HASHABLE, inner, max_size=4),
