@@ -110,7 +110,7 @@ class Database:
         """What the directory means; with `now`, as of at most a moment ago."""
         opened = self._opened
         if opened is not None:
-            if now is not None and abs(now - opened.looked) < LOOK:
+            if now is not None and now - opened.looked < LOOK:
                 return opened
             if opened.current:
                 opened.looked = boot.clock()
@@ -408,6 +408,7 @@ class Database:
 
     def _told(self, error: sqlite3.Error, opened: Opened) -> EngineError:
         """What a caller can do about it. A damaged file is out of the way by then."""
+        opened.looked = -1.0  # the next call looks again what the directory means
         if _damaged(error):
             return EngineError(f"{opened.file} is damaged ({error}): {self._heal(opened)}")
         if _busy(error):
