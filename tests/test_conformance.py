@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 from cachetools import LRUCache
 
+from stampede.engines.disk import DiskEngine
+from stampede.engines.file import FileEngine
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.ports import Engine
@@ -115,3 +119,21 @@ class TestPairedOfBlocking(TestPaired):
         store, locks = Blocking(clock=self.clock), Blocking(clock=self.clock)
         self.parts = store, locks
         return Paired(store, locks, clock=self.clock)
+
+
+class TestPairedDiskAndFile(_All):
+    """Values of one engine under the locks of another, as two processes of one machine have them."""
+
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path: Path) -> None:
+        self.directory = tmp_path
+
+    def make_engine(self) -> Engine:
+        return Paired(DiskEngine(self.directory / "store"), FileEngine(self.directory / "locks"))
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return self.make_engine()
+
+
+class TestPairedDiskAndFileAsync(TestPairedDiskAndFile):
+    suspending = True

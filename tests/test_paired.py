@@ -252,6 +252,19 @@ def test_two_refreshes_at_once_end_with_one_value() -> None:
     assert world.value() == "mine"
 
 
+def test_a_lock_nobody_else_can_open_is_given_back_when_overruled() -> None:
+    """With kernel's locks, waiters would sit out a computation whose value is refused."""
+    world = World()
+    token = world.granted(world.here)
+    entry = some("set")
+    run_blocking(world.store.store.set("k", entry))  # and the lock stands
+    assert isinstance(world.claim(world.there, seen=entry.id), Busy)
+    assert not run_blocking(world.here.claims.renew("k", token, 30.0))
+    world.granted(world.there, seen=entry.id)
+    assert not world.fill(world.here, token, "too old")
+    assert world.value() == "set"
+
+
 # -- trouble ------------------------------------------------------------------------------------------------------
 
 

@@ -101,13 +101,14 @@ class _Holds:
             self._roof = max(64, 2 * len(self._holds))
         self._holds[token] = _Hold(seen, self._clock(), failed_before)
 
-    def __contains__(self, token: bytes) -> bool:
+    def get(self, token: bytes) -> _Hold | None:
         hold = self._holds.get(token)
-        return hold is not None and not self._late(hold)
+        return None if hold is None or self._late(hold) else hold
 
     def pop(self, token: bytes) -> _Hold | None:
-        hold = self._holds.pop(token, None)
-        return None if hold is None or self._late(hold) else hold
+        hold = self.get(token)
+        self._holds.pop(token, None)
+        return hold
 
     def clear(self) -> None:
         self._holds.clear()
@@ -154,7 +155,7 @@ class _Verbs:
         hold = self._holds.pop(token)
         if not await self._locks.renew(BUSY + key, token, MOMENT):
             return False
-        stored = hold is not None and await self._store.replace(key, hold.seen, _with_grace(entry))
+        stored = hold is not None and await self._put(key, hold.seen, _with_grace(entry))
         if stored and hold is not None and hold.failed_before:
             await self._store.invalidate(PAST + key)
         await self._locks.release(BUSY + key, token)
@@ -171,7 +172,15 @@ class _Verbs:
         return None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return token in self._holds and await self._locks.renew(BUSY + key, token, lease)
+        hold = self._holds.get(token)
+        if hold is None or not await self._locks.renew(BUSY + key, token, lease):
+            return False
+        (there,) = await self._store.get([key])
+        if there is None or there.id == hold.seen:
+            return True
+        # Overruled, by somebody who can't unlock what we hold (a kernel's lock): who waits needn't wait for us.
+        await self._locks.release(BUSY + key, token)
+        return False
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [_kept(there) for there in await self._store.get(keys)]
@@ -220,6 +229,12 @@ class _Verbs:
                 return other
             (there,) = await self._store.get([key])
         return there
+
+    async def _put(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        if await self._store.replace(key, seen, entry):
+            return True
+        # What was stale may have come to its end meanwhile. Whoever overrules us leaves something in its place.
+        return seen is not None and await self._store.replace(key, None, entry)
 
     async def _overrule(self, key: str, entry: Entry[Any], past: Entry[Any] | None) -> None:
         """Store whatever is there, then end the computation under way: its put would be refused in any case."""

@@ -21,7 +21,7 @@ from math import inf
 from typing import Any, ClassVar, TypeVar
 
 from stampede.colour import run_blocking
-from stampede.entry import Entry, Verdict, new_id
+from stampede.entry import GRACE, Entry, Verdict, new_id
 from stampede.ports import Ask, Busy, Claims, Engine, Failed, Found, Granted, Locks, Store, Versioned
 from stampede.testing.clock import FakeClock
 
@@ -478,6 +478,18 @@ class ClaimsSuite(_Keyed):
         assert await self.claims.fill("k", token, entry)
         await self.granted(seen=entry.id)
         assert not await self.claims.renew("k", token, LONG)
+
+    @case
+    async def test_fill_over_what_has_ended_meanwhile(self) -> None:
+        """A computation that outlasts the stale value it is to replace would not be stored."""
+        await self.store.set("k", some(b"old", fresh=0.0, keep=self.short))
+        token = await self.granted()
+        await self.until(self.kept, lambda entry: entry is None)
+        if self.clock is not None:
+            self.clock.advance(GRACE + self.short)
+        assert await self.claims.renew("k", token, LONG)
+        assert await self.claims.fill("k", token, some(b"new"))
+        assert (await self.found()).value == b"new"
 
     @case
     async def test_fill_twice_changes_nothing(self) -> None:
