@@ -1,0 +1,74 @@
+"""`stampede COMMAND`: arguments, and what an error looks like to a person."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from math import isfinite
+from pathlib import Path
+
+from stampede.cli.screen import screen
+from stampede.errors import StampedeError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: done. 1: no value, an engine out of reach. 2: wrong arguments or settings, or an engine that failed."""
+    options = _parser().parse_args(arguments)
+    try:
+        done: int = options.run(options)
+        sys.stdout.flush()
+        return done
+    except StampedeError as error:
+        print(f"stampede: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `stampede stats | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="stampede", description="A read-through cache that stops stampedes.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_demo(commands.add_parser("demo", help="herds of processes with and without stampede, counted and drawn"))
+    return parser
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Herds of real processes on the disk engine: without stampede, with it, and with a murder."
+    parser.add_argument("--processes", type=_whole(2, 32), default=8, metavar="N")
+    parser.add_argument("--callers", type=_whole(1, 32), default=8, metavar="N", help="in each process")
+    parser.add_argument("--seconds", type=_seconds, default=0.25, help="that one computation takes")
+    parser.add_argument("--out", type=Path, default=Path("demo.html"), metavar="FILE", help="a page, or an .svg")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from stampede.cli.demo.play import demo
+
+    demo(screen(), options.processes, options.callers, options.seconds, options.out)
+    return 0
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if not (text.isdecimal() and len(text) < 9 and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} to {most}")
+        return int(text)
+
+    return whole
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not (isfinite(seconds) and 0.01 <= seconds <= 10):
+        raise argparse.ArgumentTypeError(f"{text!r}: give seconds from 0.01 to 10")
+    return seconds

@@ -1,0 +1,169 @@
+"""The demo's processes, and the scenes that are played with them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Self
+
+from stampede.cli.demo.caller import Task, clock, run
+from stampede.cli.demo.timeline import Timeline
+from stampede.errors import StampedeError
+
+__all__ = ["Fleet"]
+
+LOOK = 0.05
+"""Seconds between two refreshes of what is shown."""
+
+PATIENCE = 60.0
+"""Seconds without any news after which the demo gives up."""
+
+
+@dataclass
+class Member:
+    """One process, its callers and the pipe to it."""
+
+    process: BaseProcess
+    pipe: Connection
+    callers: range
+    busy: bool = False
+
+
+class Fleet:
+    """So many processes with so many callers each, ended and reaped with the block."""
+
+    def __init__(self, directory: str, processes: int, callers: int, room: int) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._directory = directory
+        self._origin = self._context.BoundedSemaphore(room)
+        self._sizes = processes, callers
+        self._members: list[Member] = []
+
+    @property
+    def callers(self) -> int:
+        processes, callers = self._sizes
+        return processes * callers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self._members:
+            member.pipe.close()  # the end of their tasks
+        for member in self._members:
+            member.process.join(2.0 if kind is None else 0)
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
+            member.process.close()
+
+    def start(self) -> Iterator[int]:
+        """Start all processes; counts those that are there."""
+        processes, callers = self._sizes
+        for number in range(processes):
+            ours, theirs = self._context.Pipe()
+            share = range(number * callers, (number + 1) * callers)
+            process = self._context.Process(
+                target=run, args=(self._directory, share, self._origin, theirs), daemon=True
+            )
+            self._members.append(Member(process, ours, share))
+            process.start()
+            theirs.close()
+        for count, member in enumerate(self._members, 1):
+            self._expect(member, "here")
+            yield count
+
+    def play(self, timeline: Timeline, task: Task, show: Callable[[Timeline], object], *, lasts: float = 0.0) -> None:
+        """One scene, told to `show` while it goes on. A lasting one is stopped after so many seconds."""
+        self._line_up(timeline, task)
+        stop_at = timeline.begin + lasts
+        for _ in self._news(timeline, show, until=stop_at if task.lasting else None):
+            pass
+        if task.lasting:
+            for member in self._members:
+                member.pipe.send("stop")
+            for _ in self._news(timeline, show):
+                pass
+        timeline.end = clock()
+        show(timeline)
+
+    def play_murder(self, timeline: Timeline, task: Task, show: Callable[[Timeline], object]) -> None:
+        """The same, and the process that computes is killed half-way, once all are waiting for it."""
+        self._line_up(timeline, task)
+        for _ in self._news(timeline, show):
+            admitted = [marks["admitted"] for _, marks in timeline.computations if "admitted" in marks]
+            if admitted and sum("asked" in marks for marks in timeline.marks.values()) == timeline.callers:
+                break
+        for _ in self._news(timeline, show, until=admitted[0] + task.cost / 2):
+            pass
+        self._kill(timeline, timeline.computations[0][0])
+        for _ in self._news(timeline, show):
+            pass
+        timeline.end = clock()
+        show(timeline)
+
+    def _line_up(self, timeline: Timeline, task: Task) -> None:
+        for member in self._members:
+            member.pipe.send(task)
+        for member in self._members:
+            self._expect(member, "ready")
+            member.busy = True
+        timeline.begin = timeline.end = clock()
+        for member in self._members:
+            member.pipe.send("go")
+
+    def _news(
+        self, timeline: Timeline, show: Callable[[Timeline], object], *, until: float | None = None
+    ) -> Iterator[None]:
+        """Take in what the callers tell, until all are done or the time has come; a breath after each."""
+        last_news = shown = clock()
+        while busy := {member.pipe: member for member in self._members if member.busy}:
+            now = clock()
+            if until is not None and now >= until:
+                return
+            ready = wait(list(busy), timeout=LOOK if until is None else min(LOOK, until - now))
+            for pipe in ready:
+                member = busy[pipe]  # type: ignore[index]
+                news = self._receive(member)
+                if news == "done":
+                    member.busy = False
+                else:
+                    timeline.add(news)
+            last_news = clock() if ready or until is not None else last_news
+            if clock() - last_news > PATIENCE:
+                raise StampedeError(f"the demo's callers have been silent for {PATIENCE:g} s")
+            if clock() - shown > LOOK:
+                shown = timeline.end = clock()
+                show(timeline)
+            yield
+
+    def _kill(self, timeline: Timeline, caller: int) -> None:
+        (victim,) = (member for member in self._members if caller in member.callers)
+        assert victim.process.pid is not None
+        at = clock()
+        os.kill(victim.process.pid, signal.SIGKILL)
+        timeline.kill(victim.callers, at)
+        victim.process.join()
+        victim.busy = False
+        victim.pipe.close()
+        victim.process.close()
+        self._members.remove(victim)
+        self._origin.release()  # the place at the origin that died with it
+
+    def _expect(self, member: Member, word: str) -> None:
+        if not member.pipe.poll(PATIENCE) or self._receive(member) != word:
+            raise StampedeError(f"a process of the demo is not {word}")
+
+    def _receive(self, member: Member) -> Any:
+        try:
+            return member.pipe.recv()
+        except (EOFError, OSError):
+            raise StampedeError("a process of the demo has ended by itself: its last words are above") from None

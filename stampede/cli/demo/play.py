@@ -1,0 +1,165 @@
+"""The demo's programme: which scenes, in which order, and what is said about them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stampede.cache import Cache
+from stampede.cli.demo.caller import Task
+from stampede.cli.demo.conductor import Fleet
+from stampede.cli.demo.page import page
+from stampede.cli.demo.picture import Panel, draw
+from stampede.cli.demo.timeline import Timeline
+from stampede.cli.screen import Board, Screen
+from stampede.errors import StampedeError
+
+__all__ = ["demo"]
+
+COLUMNS = ["scene", "computations", "all served after", "last waiter late by", "blocked"]
+
+
+def demo(screen: Screen, processes: int, callers: int, seconds: float, out: Path) -> None:
+    """Play all scenes, print their figures, and leave the page (or, for a name that ends in .svg, the picture)."""
+    _check(out)
+    herd = processes * callers
+    room = max(herd // 8, 1)
+    screen.say(
+        f"{processes} processes × {callers} callers want one value at once; the origin computes it in {seconds:g} s, "
+        f"for {room} at a time."
+    )
+    with (
+        _ended_in_order(),
+        tempfile.TemporaryDirectory(prefix="stampede-demo-") as directory,
+        Fleet(directory, processes, callers, room) as fleet,
+    ):
+        timelines = _play(screen, fleet, directory, seconds)
+    rows = [_row(timeline) for timeline in timelines]
+    screen.table(COLUMNS, rows)
+    _write(out, timelines, rows, f"{processes} processes × {callers} callers", seconds, room)
+    screen.say(f"every caller's timeline: {out}")
+
+
+def _play(screen: Screen, fleet: Fleet, directory: str, cost: float) -> list[Timeline]:
+    ttl = 12 * cost
+    plain = Timeline("A cold key, get / compute / set", fleet.callers)
+    cold = Timeline("A cold key, with stampede", fleet.callers)
+    hot = Timeline("A hot key expires under load", fleet.callers, lasting=True, ttl=ttl)
+    murder = Timeline("The process that computes is killed", fleet.callers)
+    with screen.board(["scene", "computations", "computing", "waiting", "served", "s"]) as board:
+        for count in fleet.start():
+            board.show("starting processes", str(count), "", "", "", "")
+        show = _shower(board)
+        fleet.play(plain, Task("plain", cost, 60, guarded=False, lasting=False), show)
+        fleet.play(cold, Task("cold", cost, 60, guarded=True, lasting=False), show)
+        _warm(directory, "hot", cost, ttl)
+        fleet.play(hot, Task("hot", cost, ttl, guarded=True, lasting=True), show, lasts=1.75 * ttl)
+        fleet.play_murder(murder, Task("murder", 2 * cost, 60, guarded=True, lasting=False), show)
+    return [plain, cold, hot, murder]
+
+
+def _warm(directory: str, key: str, cost: float, ttl: float) -> None:
+    """The hot key's first value, with its cost."""
+    with Cache(f"disk://{directory}") as cache:
+        cache.get_or_compute(key, lambda: time.sleep(cost), ttl=ttl)
+
+
+def _shower(board: Board) -> Callable[[Timeline], None]:
+    def show(timeline: Timeline) -> None:
+        counts = timeline.counts()
+        served = f"{timeline.callers} readers" if timeline.lasting else str(counts.served)
+        passed = f"{timeline.end - timeline.begin:.1f}"
+        board.show(timeline.title, *map(str, counts[:3]), served, passed)
+
+    return show
+
+
+# -- figures --------------------------------------------------------------------------------------------------------
+
+
+def _row(timeline: Timeline) -> list[str]:
+    lateness = timeline.lateness
+    return [
+        timeline.title,
+        f"{len(timeline.computations)}{' (1 killed)' if timeline.killed else ''}",
+        "" if timeline.lasting else f"{timeline.last_served - timeline.begin:.2f} s",
+        _ms(lateness) if lateness is not None else "",
+        f"{timeline.blocked} of {timeline.callers}",
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
+
+
+def _figure(timeline: Timeline) -> tuple[str, str]:
+    """What counts in a scene, and what else there is to know."""
+    count, lateness = len(timeline.computations), timeline.lateness
+    served = f"all served after {timeline.last_served - timeline.begin:.2f} s"
+    late = f", the last {_ms(lateness)} after the computation" if lateness is not None else ""
+    if timeline.lasting:
+        reads = sum(each.reads for each in timeline.reads)
+        slowest = max((each.slowest for each in timeline.reads), default=0.0)
+        return (
+            f"{timeline.blocked} of {timeline.callers} readers blocked",
+            f"{count} refreshes ahead of the end; {reads:,} reads, the slowest took {_ms(slowest)}",
+        )
+    if timeline.killed:
+        takeover = timeline.takeover
+        figure = "nobody had to take over" if takeover is None else f"another computes {_ms(takeover)} after the kill"
+        return figure, served + late
+    return f"{count} computation{'s' if count != 1 else ''}", served + late
+
+
+def _panels(timelines: list[Timeline]) -> list[Panel]:
+    plain, cold, hot, murder = timelines
+    longest = max(plain.end - plain.begin, cold.end - cold.begin) * 1.02  # one scale for the two
+    spans = [longest, longest, hot.end - hot.begin, (murder.end - murder.begin) * 1.3]
+    for each, span in zip(timelines, spans, strict=True):
+        each.end = each.begin + span  # who is served, stays it
+    return [Panel(each, *_figure(each), span) for each, span in zip(timelines, spans, strict=True)]
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def _write(out: Path, timelines: list[Timeline], rows: list[list[str]], herd: str, cost: float, room: int) -> None:
+    origin = f"The origin needs {cost:g} s for it, and serves {room} at a time."
+    picture = draw(
+        _panels(timelines),
+        f"{herd}, one key: who computes?",
+        f"A row is a caller, from left to right is time. {origin}",
+    )
+    text = picture if out.suffix == ".svg" else page(picture, COLUMNS, rows, origin)
+    try:
+        out.write_text(text, "utf-8")
+    except OSError as error:
+        raise StampedeError(f"{out} can't be written: {error.strerror}") from error
+
+
+def _check(out: Path) -> None:
+    """Say it before the demo has run, not after."""
+    where = out if out.exists() else out.parent
+    if out.is_dir() or not os.access(where, os.W_OK):
+        raise StampedeError(f"{out} can't be written: give another --out")
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Being told to end is an exit like others: processes are reaped, the directory goes."""
+
+    def end(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
