@@ -82,15 +82,19 @@ class Hold:
     def end(self) -> None:
         self.ended = True
         self._keeper.remove(self)
+        # The keeper's queue has it until its time comes: the call behind these, with its arguments, needn't wait.
+        self.drop, self.alive, self.on_lost = _nothing, None, None
 
     def lose(self) -> None:
         self.lost = True
-        if self.on_lost is not None:
-            self.on_lost()
+        on_lost = self.on_lost
+        if on_lost is not None:
+            on_lost()
 
     def renew(self, now: float) -> bool:
         """Renew once. False: there is nothing to renew any more."""
-        if self.alive is not None and not self.alive():
+        alive = self.alive
+        if alive is not None and not alive():
             self.drop()
             return False
         if now >= self._until:
@@ -183,6 +187,9 @@ class Keeper:
                     else:
                         self._holds.discard(hold)
             del hold
+
+
+def _nothing() -> None: ...
 
 
 def _quietly(action: Callable[[], Any]) -> Any:
