@@ -62,9 +62,7 @@ class Shop:
 
 def on_function(decorate: Decorator, function: Any = report) -> Any:
     """The function once more, decorated: nobody shares a wrapper or its cache."""
-    twin = type(function)(
-        function.__code__, globals(), function.__name__, function.__defaults__, function.__closure__
-    )
+    twin = type(function)(function.__code__, globals(), function.__name__, function.__defaults__, function.__closure__)
     twin.__annotations__ = dict(function.__annotations__)
     return decorate(twin)
 

@@ -169,6 +169,9 @@ class Cached:
         if resident is not None:
             self._take_home(scope, resident, args, kwargs)
             return resident.value
+        entry = scope.look(key)
+        if entry is not None:
+            return entry.value
         return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
 
     async def slow_async(self, *args: Any, **kwargs: Any) -> Any:
@@ -181,6 +184,9 @@ class Cached:
         if resident is not None:
             self._take_home(scope, resident, args, kwargs)
             return resident.value
+        entry = scope.look(key)
+        if entry is not None:
+            return entry.value
         return landed(await self._fetch(scope, key, args, kwargs), scope.policy)
 
     def _fetch(
@@ -270,12 +276,16 @@ class Cached:
 
 VERBS = ("key", "peek", "refresh", "set", "expire", "invalidate", "invalidate_all", "many", "stats")
 
+_new = object.__new__
+
 
 class Method:
     """What stands in the class body: it binds the call and the verbs to the object, or to the class."""
 
+    __slots__ = ("__dict__", "__weakref__", "_bound", "_by_class")  # slots: every hit reads the last two
+
     def __init__(self, cached: Cached, *, by_class: bool = False) -> None:
-        functools.update_wrapper(self, cached.function)  # type: ignore[arg-type]
+        functools.update_wrapper(self, cached.function)
         self.cached = cached
         self._by_class = by_class
         self._direct = by_class
@@ -295,19 +305,22 @@ class Method:
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         if self._by_class:
-            return self._bound(owner)
-        return self if obj is None else self._bound(obj)
+            obj = owner
+        elif obj is None:
+            return self
+        bound = _new(self._bound)  # no __init__: a call less in every hit
+        bound.__self__ = obj
+        return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`C.method(obj, 1)`, and what a decorator around this one calls."""
-        return self._unbound().slowly(*args, **kwargs)
+        return self.unbound().slowly(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in VERBS or name == "cache":
-            return getattr(self._unbound(), name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+    @property
+    def cache(self) -> Any:
+        return _LateCache(self.unbound())
 
-    def _unbound(self) -> Cached:
+    def unbound(self) -> Cached:
         """Inside a staticmethod nobody told us our name, and there is no self to key."""
         cached = self.cached
         if not self._direct and cached.bound and cached.parameters.names[:1] not in (["self"], ["cls"]):
@@ -316,14 +329,20 @@ class Method:
         return cached
 
 
+def _unbound_verb(verb: str) -> property:
+    return property(lambda method: getattr(method.unbound(), verb))
+
+
+for _verb in VERBS:  # one by one: a __getattr__ would slow down every look at the descriptor's own attributes
+    setattr(Method, _verb, _unbound_verb(_verb))
+
+
 class Bound:
     """`obj.method`: the call with its hit generated into it, and the verbs, for one object."""
 
     __slots__ = ("__self__",)
+    __self__: Any
     cached: ClassVar[Cached]
-
-    def __init__(self, obj: Any) -> None:
-        self.__self__ = obj
 
     def key(self, *args: Any, **kwargs: Any) -> str:
         return self.cached.key(self.__self__, *args, **kwargs)
