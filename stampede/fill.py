@@ -93,8 +93,6 @@ async def lead(call: Call, flight: Flight) -> Landing:
     """Claim for the whole flight; compute if the claim is granted."""
     answer: Landing | Granted | None = None
     try:
-        if call.seen is not None and call.seen.fresh > 0:
-            call.flights.offer(flight, Landing(call.seen))  # it's early: nobody else has to wait for the claim
         answer = await claim(call)
     except EngineError as error:
         answer = Landing(error=error)  # for all of the flight: not each must run into it
@@ -131,20 +129,20 @@ async def claim(call: Call) -> Landing | Granted:
                 tell_found(call, ask)
                 return Landing(entry, ticket=ticket, at=at)
             case Failed(verdict, entry, rest):
-                entry = entry or due
-                if entry is not None:
-                    return served(call, entry, "resting", until=rest)
+                if entry or due:
+                    return served(call, entry or due, "resting", until=rest, shared=entry is not None)
                 if verdict.kind == "unkept":
                     return await alone(call)
                 return Landing(error=ComputationFailed(call.label, verdict.type_name, verdict.message))
             case Busy(entry=entry) if entry or due:
-                return served(call, entry or due, "computing", until=reply.lease)
+                return served(call, entry or due, "computing", until=reply.lease, shared=entry is not None)
             case Busy():
                 patience, verdict_of_waiting = limit(call)
                 if patience <= 0:
                     return await verdict_of_waiting(call)
                 news = await call.port.wait(call.key, reply, patience)
                 ask.since, ask.awaited = call.waited, reply.token
+                ask.draw = draw = None  # what was computed while we waited is good, however short its life
                 if news is not None:
                     tell_found(call, ask)
                     return Landing(news.entry, ticket=news.ticket, at=call.clock())
@@ -261,6 +259,8 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
     try:
         if call.loop is None and running_loop() in flight.loops:
             return await alone(call)  # our own loop must run for the flight to land, and we are blocking it
+        if call.seen is not None and call.seen.fresh > 0:
+            return served(call, call.seen, "computing", until=call.policy.lease)  # it's early: no need to wait
         while not flight.bell.rung:
             patience, verdict_of_waiting = limit(call)
             if patience <= 0:
@@ -298,8 +298,12 @@ async def timed_out(call: Call) -> Landing:
 async def alone(call: Call) -> Landing:
     """Compute for this caller only, and store nothing: waiting might never end."""
     began = call.clock()
-    with Flight(call.flights, call.key).inside():
-        value = await call.colour.call(call.origin)
+    flight = Flight(call.flights, call.key)
+    try:
+        with flight.inside():
+            value = await call.colour.call(call.origin)
+    finally:
+        flight.ended = True  # for tasks and threads that outlive it in copies of its context
     call.tell(events.Computed(call.scope, call.label, "alone", call.clock() - began, stored=False))
     return Landing(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0), shared=False)
 
@@ -309,9 +313,12 @@ def tell_found(call: Call, ask: Ask) -> None:
     call.tell(events.Waited(call.scope, call.label, call.waited) if waited else events.Found(call.scope, call.label))
 
 
-def served(call: Call, entry: Entry[Any] | None, why: str, until: float | None = None) -> Landing:
+def served(
+    call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, shared: bool = True
+) -> Landing:
+    """`shared=False`: only this caller has seen it. It may have been invalidated before its followers came."""
     call.tell(events.Served(call.scope, call.label, why))
-    return Landing(entry, until=until)
+    return Landing(entry, shared=shared, until=until)
 
 
 async def quietly(work: Awaitable[object]) -> None:
