@@ -10,9 +10,11 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
+
+from stampede.errors import CodecError
 
 __all__ = [
     "BLOCKING",
@@ -23,6 +25,7 @@ __all__ = [
     "Loop",
     "hold_task",
     "in_thread",
+    "kept_whole",
     "run_blocking",
     "running_loop",
     "together",
@@ -77,6 +80,22 @@ class Bell:
                 self._listeners.remove(listener)
 
 
+def kept_whole(value: T) -> T:
+    """The value, if it can be had more than once; a CodecError says what to return instead."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()  # it will never be awaited, and needn't warn of that
+        raise CodecError(
+            f"the value is an awaitable ({type(value).__name__}), which can be awaited once: "
+            "make the function an async def, and return what it awaited"
+        )
+    if isinstance(value, (Iterator, AsyncIterator)):
+        raise CodecError(
+            f"the value is an iterator ({type(value).__name__}), which can be had only once: return a list or a tuple"
+        )
+    return value
+
+
 class Crowd(Protocol):
     """The callers of one computation, as the colour that runs it sees them."""
 
@@ -113,12 +132,7 @@ class _Blocking:
     suspending = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        value = function()
-        if inspect.isawaitable(value):
-            if inspect.iscoroutine(value):
-                value.close()  # it will never be awaited, and needn't warn of that
-            raise TypeError(f"{function!r} returned an awaitable to a blocking call: cache it from async code")
-        return value
+        return kept_whole(function())
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         gate = threading.Lock()
@@ -142,7 +156,7 @@ class _Suspending:
 
     async def call(self, function: Callable[[], Any]) -> Any:
         value = function()
-        return await value if inspect.isawaitable(value) else value
+        return kept_whole(await value if inspect.isawaitable(value) else value)
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from typing import Any
 
 from stampede import early, events
 from stampede.coded import CodedClaims, CodedStore, Coder
-from stampede.colour import BLOCKING, SUSPENDING, Colour, hold_task, run_blocking, running_loop
+from stampede.colour import BLOCKING, SUSPENDING, Colour, hold_task, kept_whole, run_blocking, running_loop
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
 from stampede.fill import Call, fill, quietly
@@ -280,7 +280,7 @@ class Scope:
 
     async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
         policy = policy or self.policy
-        ttl = policy.ttl_of(value)
+        ttl = policy.ttl_of(kept_whole(value))
         entry = Entry(value, new_id(), 0.0, 0.0, ttl, ttl, ttl + policy.stale)
         await self._change(colour, key, "set", lambda store, physical: store.set(physical, entry))
 
