@@ -123,17 +123,17 @@ class Cache:
 
     def get_or_compute(self, key: str, function: Callable[[], T], **options: Any) -> T:
         """The key's value; `function` computes it if it is missing, in one caller of all that ask."""
-        resident = self._root.hit(self._key(key))
-        if resident is not None:
-            value: T = resident.value
+        found = self._root.at_hand(self._key(key))
+        if found is not None:
+            value: T = found.value
             return value
         return self._land(run_blocking(self._fetch(BLOCKING, key, function, options)), options)
 
     async def aget_or_compute(self, key: str, function: Callable[[], Awaitable[T] | T], **options: Any) -> T:
         """The same for async callers; `function` may be a plain one."""
-        resident = self._root.hit(self._key(key))
-        if resident is not None:
-            value: T = resident.value
+        found = self._root.at_hand(self._key(key))
+        if found is not None:
+            value: T = found.value
             return value
         return self._land(await self._fetch(SUSPENDING, key, function, options), options)
 

@@ -165,13 +165,11 @@ class Cached:
             return self.function(*args, **kwargs)
         scope = self.scope
         key = self.key(*args, **kwargs)
-        resident = scope.hit(key)
-        if resident is not None:
-            self._take_home(scope, resident, args, kwargs)
-            return resident.value
-        entry = scope.look(key)
-        if entry is not None:
-            return entry.value
+        found = scope.at_hand(key)
+        if found is not None:
+            if isinstance(found, Resident):
+                self._take_home(scope, found, args, kwargs)
+            return found.value
         return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
 
     async def slow_async(self, *args: Any, **kwargs: Any) -> Any:
@@ -180,13 +178,11 @@ class Cached:
             return await self.function(*args, **kwargs)
         scope = self.scope
         key = self.key(*args, **kwargs)
-        resident = scope.hit(key)
-        if resident is not None:
-            self._take_home(scope, resident, args, kwargs)
-            return resident.value
-        entry = scope.look(key)
-        if entry is not None:
-            return entry.value
+        found = scope.at_hand(key)
+        if found is not None:
+            if isinstance(found, Resident):
+                self._take_home(scope, found, args, kwargs)
+            return found.value
         return landed(await self._fetch(scope, key, args, kwargs), scope.policy)
 
     def _fetch(

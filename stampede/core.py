@@ -95,6 +95,7 @@ class Scope:
         self.aclaims, self.astore = self._ports(
             core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None
         )
+        self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
         self.prefix = ""  # the generation, as this process knows it
         run_blocking(self.learn(BLOCKING))
 
@@ -142,6 +143,29 @@ class Scope:
             return None
         resident.hits += 1
         return resident
+
+    def at_hand(self, key: str) -> Resident | Entry[Any] | None:
+        """What can be had without a claim, a flight, or a moment's waiting: something with a `value`."""
+        return self.hit(key) or self.look(key)
+
+    def look(self, key: str) -> Entry[Any] | None:
+        """A shared engine's answer, where it can be had in microseconds: no claim, no flight, no doubt."""
+        core = self.core
+        looks = core.engine.looks
+        if looks is None or (core.outage is not None and core.outage.down):
+            return None
+        physical = run_blocking(self.learn(BLOCKING)) + key
+        at = _clock()
+        found = looks.look(physical)
+        entry = self._coded.open(physical, found.entry) if found is not None and self._coded is not None else None
+        if found is None or entry is None or entry.raised:
+            return None
+        if core.tier is not None:
+            self.keep(physical, Landing(entry, ticket=found.ticket, at=at), None, self.policy)
+        elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
+            return None
+        core.tell(events.Found(self.name, key))
+        return entry
 
     async def fetch(
         self,

@@ -13,7 +13,19 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from stampede.entry import Entry, Verdict
 
 __all__ = [
-    "Ask", "Busy", "Claims", "Engine", "Failed", "Found", "Granted", "Locks", "Reply", "Store", "Ticket", "Versioned",
+    "Ask",
+    "Busy",
+    "Claims",
+    "Engine",
+    "Failed",
+    "Found",
+    "Granted",
+    "Locks",
+    "Looks",
+    "Reply",
+    "Store",
+    "Ticket",
+    "Versioned",
 ]  # fmt: skip
 
 
@@ -162,6 +174,14 @@ class Versioned(Store):
         ...
 
 
+class Looks(Protocol):
+    """Of an engine that can be read in a few microseconds: a hit that needs neither a claim nor a flight."""
+
+    def look(self, key: str) -> Found | None:
+        """What is fresh, at once and for callers of both colours. None, also in any doubt or trouble: claim."""
+        ...
+
+
 class Locks(Protocol):
     """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
 
@@ -206,6 +226,8 @@ class Engine(Protocol):
     def store(self) -> Store | None: ...
     @property
     def astore(self) -> Store | None: ...
+    @property
+    def looks(self) -> Looks | None: ...
     @property
     def locks(self) -> Locks | None: ...
     @property

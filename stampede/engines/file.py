@@ -42,6 +42,7 @@ class FileEngine:
     fenced = False
     pushes = True
     coherent = False
+    looks = None
 
     claims = aclaims = store = astore = None
 

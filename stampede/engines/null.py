@@ -21,6 +21,7 @@ class NullEngine:
     fenced = True
     pushes = True
     coherent = False
+    looks = None
 
     def __init__(self) -> None:
         self.claims = self.aclaims = self.store = self.astore = _Nothing()

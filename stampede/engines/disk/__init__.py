@@ -57,6 +57,7 @@ class DiskEngine:
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
         self.claims = self.store = _Keys(rows, BLOCKING, _here)
         self.aclaims = self.astore = _Keys(rows, SUSPENDING, in_thread)
+        self.looks = rows
         self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
         self.close = finalize(self, _close, rows, os.getpid())
         _engines.add(self)
@@ -122,7 +123,7 @@ class _Keys(_Port, Versioned):
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         try:
-            reply = self._rows.look(key, token, ask)
+            reply = self._rows.answer(key, token, ask)
         except Locked:
             reply = None
         return reply if reply is not None else await self._run(self._rows.claim, key, token, ask)

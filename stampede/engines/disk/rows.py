@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from stampede import early
 from stampede.engines.disk.boot import clock
-from stampede.engines.disk.database import Database, Opened, Write
+from stampede.engines.disk.database import Database, Locked, Opened, Write
 from stampede.engines.disk.stamps import GENERATIONS, MARK
 from stampede.engines.flock import Life, dead, sweep
 from stampede.engines.wake import Post
 from stampede.entry import GRACE, Entry, Verdict
-from stampede.errors import TooLarge
+from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Ticket
 
 __all__ = ["Rows", "key_number", "lock_number"]
@@ -78,9 +78,25 @@ class Rows:
         self._swept = 0.0
         self._known: tuple[Opened | None, int, dict[str, str]] = (None, MARK, {})
 
+    # -- hits ---------------------------------------------------------------------------------------------------
+
+    def look(self, key: str) -> Found | None:
+        """The entry while it is fresh; None in any doubt."""
+        number, raw = key_number(key)
+        now = clock()
+        try:
+            opened = self.database.opened(now)
+            stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # sampled before the read
+            row = self.database.row(opened, _ENTRY, (number,))
+        except (EngineError, Locked):
+            return None
+        if row is None or row[2] <= now or row[0] != raw:
+            return None
+        return self._found(opened, number, row, now, stamp)
+
     # -- claims -------------------------------------------------------------------------------------------------
 
-    def look(self, key: str, token: bytes, ask: Ask) -> Reply | None:
+    def answer(self, key: str, token: bytes, ask: Ask) -> Reply | None:
         """A claim's answer as far as reading goes; None: it takes a transaction to say more."""
         number, raw = key_number(key)
         now = clock()
