@@ -51,6 +51,7 @@ class Core:
         self.tell = tell
         self.flights = Flights()
         # What this process changes is voided in its own tier at once, also where the engine sends no news.
+        self.epoch = 0  # grows with every invalidate_all and clear of this process
         self._stamps = array("Q", bytes(8 * _SLOTS))
         self._stamping = threading.Lock()
 
@@ -71,9 +72,12 @@ class Core:
 
     def forget_all(self, prefix: str) -> None:
         with self._stamping:
+            self.epoch += 1
             for slot in range(_SLOTS):
                 self._stamps[slot] += 1
         self.flights.detach_all(prefix)
+        if self.outage is not None:
+            self.outage.forget_all()
 
 
 class Scope:
@@ -96,7 +100,7 @@ class Scope:
             core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None
         )
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
-        self.prefix = ""  # the generation, as this process knows it
+        self._known = -1, ""  # the generation, as this process knows it, and the epoch in which it was asked for
         run_blocking(self.learn(BLOCKING))
 
     def _ports(self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None) -> tuple[Claims, Store]:
@@ -111,13 +115,17 @@ class Scope:
 
     # -- keys -----------------------------------------------------------------------------------------------------
 
+    @property
+    def prefix(self) -> str:
+        return self._known[1]
+
     def label(self, physical: str) -> str:
         return physical.removeprefix(self.prefix)
 
     async def learn(self, colour: Colour) -> str:
         """The prefix of every key in today's generation."""
         store = self.astore if colour.suspending else self.store
-        outage = self.core.outage
+        outage, epoch = self.core.outage, self.core.epoch
         if outage is not None and outage.down:
             return self.prefix
         try:
@@ -128,17 +136,19 @@ class Scope:
             if outage is not None:
                 outage.failed(error)
             return self.prefix
-        self.prefix = f"{generation}|"
-        return self.prefix
+        prefix = f"{generation}|"
+        self._known = epoch, prefix
+        return prefix
 
     # -- the way of a call ----------------------------------------------------------------------------------------
 
     def hit(self, key: str) -> Resident | None:
         """The local tier's answer, if it needs no thought."""
         tier = self.core.tier
-        if tier is None:
+        epoch, prefix = self._known
+        if tier is None or epoch != self.core.epoch:
             return None
-        resident = tier.get(self.prefix + key)
+        resident = tier.get(prefix + key)
         if resident is None or resident.end <= _clock() or not _holds(resident):
             return None
         resident.hits += 1
@@ -178,7 +188,7 @@ class Scope:
         home: Callable[[Resident], object] | None = None,
     ) -> Landing:
         """What the local tier could not answer. `home` is told of the resident, if there is one now."""
-        policy = policy or self.policy
+        policy, epoch = policy or self.policy, self.core.epoch
         call = await self.call(colour, key, origin, policy, force=force)
         physical = call.key
         sample = self.core.sample(physical)
@@ -197,6 +207,8 @@ class Scope:
         resident = self.keep(physical, landing, sample, policy)
         if resident is not None and home is not None:
             home(resident)
+            if epoch != self.core.epoch and self.core.tier is not None:
+                self.core.tier.drop(physical)  # of an older generation by now: its home doesn't know generations
         return landing
 
     async def call(

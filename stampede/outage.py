@@ -55,6 +55,12 @@ class Outage:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.invalidate(key))
 
+    def forget_all(self) -> None:
+        """The same for all keys."""
+        if self.refugees or self.down:
+            assert self.refuge.store is not None
+            run_blocking(self.refuge.store.bump(""))
+
     def answered(self) -> None:
         if not self._breaker.open:
             return
