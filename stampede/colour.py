@@ -167,10 +167,7 @@ class _Suspending:
                 heard.set_result(rung)
 
         def ring() -> None:
-            try:
-                loop.call_soon_threadsafe(settle, True)
-            except RuntimeError:
-                pass  # the loop was closed: nobody waits there any more
+            _soon(loop, settle, True)
 
         if not bell.listen(ring):
             return True
@@ -188,7 +185,7 @@ class _Suspending:
     async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
         loop = asyncio.get_running_loop()
         task = hold_task(loop.create_task(work))
-        crowd.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        crowd.cancel = lambda: _soon(loop, task.cancel)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
@@ -196,6 +193,14 @@ class _Suspending:
                 await _to_the_end(task)
             raise
         return task.result()
+
+
+def _soon(loop: Loop, action: Callable[..., object], *args: Any) -> None:
+    """From whichever thread."""
+    try:
+        loop.call_soon_threadsafe(action, *args)
+    except RuntimeError:
+        pass  # the loop was closed: nobody waits there any more
 
 
 async def _to_the_end(work: asyncio.Future[T]) -> T:

@@ -47,6 +47,7 @@ class Flight:
         "ended",
         "key",
         "landing",
+        "loop",
         "loops",
         "offered",
         "owner",
@@ -59,6 +60,7 @@ class Flight:
         self.bell = Bell()
         self.callers = 1
         self.thread: int | None = None  # of a blocking leader
+        self.loop: Loop | None = None  # of a suspending leader
         self.loops: set[Loop] = set()  # whose tasks lead, or wait
         self.landing: Landing | None = None
         self.offered: Landing | None = None  # to be had without waiting, while the leader computes
@@ -77,7 +79,7 @@ class Flight:
     @property
     def orphaned(self) -> bool:
         """The leader's loop was closed under it: it will never land."""
-        return not self.ended and self.thread is None and any(loop.is_closed() for loop in self.loops)
+        return not self.ended and self.thread is None and self.loop is not None and self.loop.is_closed()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -134,6 +136,7 @@ class Flights:
             if loop is None:
                 flight.thread = threading.get_ident()
             else:
+                flight.loop = loop
                 flight.loops.add(loop)
         if orphan is not None:
             self._cut(orphan)
@@ -205,6 +208,8 @@ def own_copy(error: BaseException) -> BaseException:
         twin = copy.copy(error)
         if type(twin) is not type(error):
             return error
+        if twin.args != error.args:
+            raise ValueError  # its __init__ makes other arguments of these: do without it
     except Exception:
         try:
             twin = type(error).__new__(type(error), *error.args)
