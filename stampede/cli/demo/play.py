@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stampede.cache import Cache
-from stampede.cli.demo.caller import Task
+from stampede.cli.demo.caller import Task, clock
 from stampede.cli.demo.conductor import Fleet
 from stampede.cli.demo.page import page
 from stampede.cli.demo.picture import Panel, draw
@@ -53,9 +53,10 @@ def _play(screen: Screen, fleet: Fleet, directory: str, cost: float) -> list[Tim
     cold = Timeline("A cold key, with stampede", fleet.callers)
     hot = Timeline("A hot key expires under load", fleet.callers, lasting=True, ttl=ttl)
     murder = Timeline("The process that computes is killed", fleet.callers)
-    with screen.board(["scene", "computations", "computing", "waiting", "served", "s"]) as board:
-        for count in fleet.start():
-            board.show("starting processes", str(count), "", "", "", "")
+    with screen.board(["scene", "computations", "computing", "waiting", "served", "seconds"]) as board:
+        begin = clock()
+        for _ in fleet.start():
+            board.show("starting processes", "", "", "", "", f"{clock() - begin:.1f}")
         show = _shower(board)
         fleet.play(plain, Task("plain", cost, 60, guarded=False, lasting=False), show)
         fleet.play(cold, Task("cold", cost, 60, guarded=True, lasting=False), show)
