@@ -198,6 +198,27 @@ class StoreSuite(KeyedSuite):
         assert await self.store.generation("f") not in met
 
     @case
+    async def test_a_look_sees_what_is_fresh(self) -> None:
+        """Hits that need no claim would be given what is stale, changed or gone."""
+        looks, far = self.engine.looks, self.far_store
+        if looks is None:
+            raise unittest.SkipTest("the engine has no looks")
+        assert looks.look("k") is None
+        for change in (far.expire, far.invalidate):
+            entry = some()
+            await far.set("k", entry)
+            found = looks.look("k")
+            assert found is not None  # nothing is under way that could be a doubt
+            assert (found.entry.id, found.entry.value) == (entry.id, b"value")
+            assert LONG - SOON < found.entry.fresh <= LONG
+            await change("k")
+            assert looks.look("k") is None
+        await far.set("k", some(fresh=0.0, keep=LONG))
+        assert looks.look("k") is None
+        await far.set("k", some(fresh=0.0))
+        assert looks.look("k") is None
+
+    @case
     async def test_none_is_a_value(self) -> None:
         """Functions that return None would be computed at every call."""
         self.declared(not self.engine.shared, "one that holds objects")
