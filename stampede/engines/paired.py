@@ -55,6 +55,7 @@ class Paired:
         self.fenced = isinstance(store.store, Versioned)
         self.pushes = locks.pushes
         self.coherent = False
+        self.looks = None
         self.locks = locks.locks
         self.alocks = locks.alocks or _LocksBeside(locks.locks)
         self._holds = _Holds(max_hold, clock)
