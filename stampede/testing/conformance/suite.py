@@ -40,8 +40,9 @@ KEYS = [
     "", " ", "a", "A", "a ", " a", "a\n", "a\r\n", "a\tb", "a\x00", "a\x00b", "\x00", "\x7f", "{a}", "}a{", "a:b",
     "a/b", "../a", ".", "..", "a%00", "a%20b", "*", "?", "'", '"', "\\", "é", "e\u0301", "K", "\u212a", "ß", "SS",
     "\U0001f40e", "\ufeff", "\uffff", "k" * 10_000, "k" * 9_999 + "l", "\U0001f40e" * 1_000,
+    "\ud800", "\udcff", "\ud83d\udc0e",
 ]  # fmt: skip
-"""Keys that are easily taken for each other, or for something else. (Lone surrogates are no text; keys have none.)"""
+"""Keys that are easily taken for each other, or for something else. Any str is one, half a surrogate pair too."""
 
 VALUES = [b"", b"\x00", b"0", b"END\r\n", b"\r\n", bytes(range(256)), "é".encode(), b"\xff" * 3, b"x" * 1_000_000]
 
