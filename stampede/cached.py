@@ -6,9 +6,11 @@ has come, takes the slow way through the function's `Scope`.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -285,6 +287,8 @@ class Method:
         self.cached = cached
         self._by_class = by_class
         self._direct = by_class
+        marks = _coroutine_marks() if cached.suspending else {}
+        self.__dict__.update(marks)
         self._bound: Any = type(
             "Bound",
             (Bound,),
@@ -293,6 +297,8 @@ class Method:
                 "__call__": cached.hot.call(cached.slowly),
                 "cached": cached,
                 "__doc__": cached.function.__doc__,
+                "__module__": cached.function.__module__,
+                **marks,
             },
         )
 
@@ -316,6 +322,9 @@ class Method:
     def cache(self) -> Any:
         return _LateCache(self.unbound())
 
+    def __reduce__(self) -> str:
+        return self.cached.function.__qualname__  # pickled as functions are: by name
+
     def unbound(self) -> Cached:
         """Inside a staticmethod nobody told us our name, and there is no self to key."""
         cached = self.cached
@@ -323,6 +332,16 @@ class Method:
             cached.bound = False
             cached.unbind()
         return cached
+
+
+def _coroutine_marks() -> dict[str, Any]:
+    """What `iscoroutinefunction` looks for on an object that is none, but whose call gives a coroutine."""
+    if sys.version_info < (3, 12):
+        return {"_is_coroutine": vars(asyncio.coroutines)["_is_coroutine"]}
+
+    def marked() -> None: ...
+
+    return dict(vars(inspect.markcoroutinefunction(marked)))
 
 
 def _unbound_verb(verb: str) -> property:
@@ -393,6 +412,9 @@ class Bound:
 
     def __hash__(self) -> int:
         return hash((type(self), id(self.__self__)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cached.function, name)  # as of any method; what is asked for in a hit is found before
 
     def __reduce__(self) -> Any:
         return getattr, (self.__self__, self.__name__)
