@@ -14,7 +14,7 @@ from stampede.settings import CacheSettings, Settings
 __all__ = ["check"]
 
 PINGS = 7
-COLUMNS = ["cache", "engine", "answers in", "local tier", "codec"]
+COLUMNS = ["cache", "engine", "median ping", "local tier", "codec"]
 
 
 def check(screen: Screen, settings: Settings, name: str | None) -> int:
@@ -44,7 +44,7 @@ def _examine(settings: CacheSettings) -> tuple[str, list[str], bool]:
             seconds = median(cache.engine.ping() for _ in range(PINGS))
             return _latency(seconds), list(_notes(cache)), True
     except StampedeError as error:
-        return "never", [f"can't be used: {error}"], False
+        return "none", [f"can't be used: {error}"], False
 
 
 def _latency(seconds: float) -> str:
