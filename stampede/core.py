@@ -166,6 +166,9 @@ class Scope:
             return None
         physical = run_blocking(self.learn(BLOCKING)) + key
         at = _clock()
+        resident = core.tier.get(physical) if core.tier is not None else None
+        if resident is not None and _is_due(resident, at):
+            return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
         found = looks.look(physical)
         entry = self._coded.open(physical, found.entry) if found is not None and self._coded is not None else None
         if found is None or entry is None or entry.raised:
@@ -239,7 +242,7 @@ class Scope:
         """The tier's entry, still fresh, whose early moment has come. Other callers go on hitting it meanwhile."""
         resident = self.core.tier.get(key) if self.core.tier is not None else None
         now = _clock()
-        if resident is None or not 0.0 < resident.end <= now < resident.fresh or not _holds(resident):
+        if resident is None or not _is_due(resident, now):
             return None
         resident.end = resident.fresh
         return replace(resident.entry, fresh=resident.fresh - now, keep=resident.keep - now)
@@ -276,7 +279,7 @@ class Scope:
         if tier is None or entry is None or entry.raised:
             return None
         resident = tier.get(key)
-        if resident is None or resident.entry.id != entry.id:
+        if resident is None or resident.entry.id != entry.id or not _holds(resident):
             resident = self._resident(key, landing, sample)
             if resident is None:
                 return None
@@ -396,6 +399,11 @@ class _Place:
 
 def _holds(resident: Resident) -> bool:
     return resident.stamp is None or (resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp)
+
+
+def _is_due(resident: Resident, now: float) -> bool:
+    """Fresh and true, and its early moment has come."""
+    return 0.0 < resident.end <= now < resident.fresh and _holds(resident)
 
 
 def landed(landing: Landing, policy: Policy) -> Any:
