@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events
 from stampede.batch import fetch_many
@@ -20,6 +20,7 @@ from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
+from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options, PolicyOptions
 from stampede.flight import Landing
 from stampede.local import Tier
 from stampede.lock import Lock
@@ -31,6 +32,7 @@ from stampede.settings import CacheSettings, cache_settings
 
 __all__ = ["Cache"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _MISSING: Any = object()
 
@@ -121,23 +123,25 @@ class Cache:
 
     # -- one key --------------------------------------------------------------------------------------------------
 
-    def get_or_compute(self, key: str, function: Callable[[], T], **options: Any) -> T:
+    def get_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
         """The key's value; `function` computes it if it is missing, in one caller of all that ask."""
         found = self._root.at_hand(self._key(key))
         if found is not None:
-            value: T = found.value
-            return value
-        return self._land(run_blocking(self._fetch(BLOCKING, key, function, options)), options)
+            return cast(T, found.value)
+        return cast(T, self._land(run_blocking(self._fetch(BLOCKING, key, function, options)), options))
 
-    async def aget_or_compute(self, key: str, function: Callable[[], Awaitable[T] | T], **options: Any) -> T:
+    async def aget_or_compute(
+        self, key: str, function: Callable[[], Awaitable[T]] | Callable[[], T], **options: Unpack[PolicyOptions]
+    ) -> T:
         """The same for async callers; `function` may be a plain one."""
         found = self._root.at_hand(self._key(key))
         if found is not None:
-            value: T = found.value
-            return value
-        return self._land(await self._fetch(SUSPENDING, key, function, options), options)
+            return cast(T, found.value)
+        return cast(T, self._land(await self._fetch(SUSPENDING, key, function, options), options))
 
-    async def _fetch(self, colour: Colour, key: str, function: Callable[[], Any], options: dict[str, Any]) -> Landing:
+    async def _fetch(
+        self, colour: Colour, key: str, function: Callable[[], Any], options: Mapping[str, Any]
+    ) -> Landing:
         if not callable(function):
             raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
         return await self._root.fetch(colour, self._key(key), function, self.policy.with_options(**options))
@@ -271,6 +275,15 @@ class Cache:
         return f"<Cache {self.name}>"
 
     # -- other faces ----------------------------------------------------------------------------------------------
+
+    @overload  # a coroutine function is a function too: the narrower comes first
+    def cached(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> CachedAsync[P, T]: ...
+    @overload
+    def cached(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
+    @overload
+    def cached(self, /, **options: Unpack[Options]) -> DecorateWith: ...
 
     def cached(self, function: Any = None, /, **options: Any) -> Any:
         """`stampede.cached`, in this cache."""

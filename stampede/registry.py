@@ -6,16 +6,17 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from stampede import lock as locks
 from stampede.cache import Cache
 from stampede.cached import decorate, unbind_all
 from stampede.engines import open_engine
 from stampede.errors import OptionError, SettingsError
+from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options
 from stampede.ports import Engine
 from stampede.settings import Settings, cache_settings, discover, from_mapping, load
 
@@ -23,6 +24,7 @@ __all__ = ["Lock", "cache_without_dogpiling", "cached", "configure", "get_cache"
 
 _log = logging.getLogger("stampede")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -141,6 +143,14 @@ def _found(cache: Any) -> Cache:
     if not isinstance(cache, Cache):
         raise OptionError(f"the function given as cache= returned {cache!r}: it must return a Cache")
     return cache
+
+
+@overload  # a coroutine function is a function too: the narrower comes first
+def cached(function: Callable[P, Coroutine[Any, Any, T]], /) -> CachedAsync[P, T]: ...  # type: ignore[overload-overlap]
+@overload
+def cached(function: Callable[P, T], /) -> CachedFunction[P, T]: ...
+@overload
+def cached(*, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[Options]) -> DecorateWith: ...
 
 
 def cached(function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:
