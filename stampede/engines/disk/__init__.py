@@ -13,7 +13,7 @@ from weakref import WeakSet, finalize
 
 from stampede.colour import BLOCKING, SUSPENDING, Colour, in_thread
 from stampede.engines.disk.database import Database, Locked
-from stampede.engines.disk.rows import Rows, key_number, lock_number
+from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
 from stampede.engines.url import number, options_of, safe_url, whole
 from stampede.engines.wake import LOOK
 from stampede.entry import Entry, Verdict
@@ -106,8 +106,9 @@ class _Port:
     async def _wait(self, number: int, busy: Busy, timeout: float) -> None:
         """Until the bell, or the lease's end. The bell hangs before the lease is looked at: nothing falls between."""
         post = self._rows.post
-        bell, told = post.listen(number)
+        bell, told = post.listen(bell_of(number))
         try:
+            self._rows.expect(number)
             lease = await self._read(self._rows.standing, number, busy.token)
             if lease is not None:
                 if not self._rows.life.is_mine(lease.holder):
@@ -115,7 +116,7 @@ class _Port:
                 longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
                 await self._colour.park(bell, min(timeout, lease.ends, longest))
         finally:
-            post.forget(number, bell)
+            post.forget(bell_of(number), bell)
 
 
 class _Keys(_Port, Versioned):

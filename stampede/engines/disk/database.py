@@ -110,7 +110,7 @@ class Database:
         """What the directory means; with `now`, as of at most a moment ago."""
         opened = self._opened
         if opened is not None:
-            if now is not None and now - opened.looked < LOOK:
+            if now is not None and abs(now - opened.looked) < LOOK:
                 return opened
             if opened.current:
                 opened.looked = boot.clock()

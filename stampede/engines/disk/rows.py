@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from stampede import early
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Locked, Opened, Write
-from stampede.engines.disk.stamps import GENERATIONS, MARK
+from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
 from stampede.engines.flock import Life, dead, sweep
 from stampede.engines.wake import Post
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Ticket
 
-__all__ = ["Rows", "key_number", "lock_number"]
+__all__ = ["Rows", "bell_of", "key_number", "lock_number"]
 
 VERDICT = 5.0
 """Seconds for which a verdict is told to those who waited for its lease."""
@@ -49,6 +49,11 @@ def lock_number(name: str) -> _Name:
     """The same for locks, which share the table of leases."""
     raw = name.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(raw, digest_size=8, person=b"lock").digest(), "little", signed=True), raw
+
+
+def bell_of(number: int) -> int:
+    """The bell that rings for a number: one for all that share a slot, since who is told no longer is expected."""
+    return number & (SLOTS - 1)
 
 
 class Lease(NamedTuple):
@@ -123,7 +128,7 @@ class Rows:
             if isinstance(reply, Granted):
                 _put_lease(write, number, raw, Lease(token, now + ask.lease, holder, 0))
         if isinstance(reply, Granted) and state.lease is not None and state.lease.token != token:
-            self.post.ring(number)
+            self._tell(write, number)
         return reply
 
     def _found(self, opened: Opened, number: int, row: tuple[Any, ...], now: float, stamp: int) -> Found:
@@ -166,7 +171,7 @@ class Rows:
             if stands:
                 self._put(write, number, raw, entry, now)
         if stands:
-            self.post.ring(number)
+            self._tell(write, number)
         return stands
 
     def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> None:
@@ -180,7 +185,7 @@ class Rows:
             if mine and lease is not None and lease.ends > now and (verdict is not None or rest > 0):
                 _put_verdict(write, number, token, verdict, rest, now)
         if mine:
-            self.post.ring(number)
+            self._tell(write, number)
 
     def renew(self, number: int, token: bytes, seconds: float) -> bool:
         with self.database.writing() as write:
@@ -190,6 +195,15 @@ class Rows:
                 (now + seconds, number, token, now),
             ).rowcount
         return renewed > 0
+
+    def _tell(self, write: Write, number: int) -> None:
+        """After the commit: wake who waits for this, in all processes. Mostly nobody does."""
+        if write.opened.stamps.expected(number):
+            self.post.ring(bell_of(number))
+
+    def expect(self, number: int) -> None:
+        """Say that somebody waits; before looking whether there is anything to wait for."""
+        self.database.opened(clock()).stamps.expect(number)
 
     def standing(self, number: int, token: bytes) -> Lease | None:
         """The lease of this token, if nothing has happened to it; its `ends` as seconds left."""
@@ -226,7 +240,7 @@ class Rows:
         self._check_size(key, entry)
         with self.database.writing() as write:
             self._put(write, number, raw, entry, clock())
-        self.post.ring(number)
+        self._tell(write, number)
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         number, raw = key_number(key)
@@ -238,7 +252,7 @@ class Rows:
             if same:
                 self._put(write, number, raw, entry, now)
         if same:
-            self.post.ring(number)
+            self._tell(write, number)
         return same
 
     def expire(self, key: str) -> bool:
@@ -252,7 +266,7 @@ class Rows:
                 sql = "UPDATE entries SET fresh = ?, gone = max(keep, ?) WHERE number = ?"
                 write.execute(sql, (now, now + GRACE, number))
         if fresh:
-            self.post.ring(number)
+            self._tell(write, number)
         return fresh
 
     def invalidate(self, key: str) -> bool:
@@ -263,7 +277,7 @@ class Rows:
             write.change(number)  # also where there is no row: an evicted one may live on in a local tier
             write.execute("DELETE FROM entries WHERE number = ? AND key = ?", (number, raw))
             _forget(write, number)
-        self.post.ring(number)
+        self._tell(write, number)
         return row is not None and row[3] > now
 
     def generation(self, scope: str) -> str:
@@ -326,7 +340,7 @@ class Rows:
             if mine:
                 write.execute("DELETE FROM leases WHERE number = ?", (number,))
         if mine:
-            self.post.ring(number)
+            self._tell(write, number)
         return stood
 
     # -- what is kept, and what must go -------------------------------------------------------------------------------
