@@ -130,14 +130,19 @@ class Cache:
             return cast(T, found.value)
         return cast(T, self._land(run_blocking(self._fetch(BLOCKING, key, function, options)), options))
 
+    @overload  # an async function is a function too: the narrower comes first
     async def aget_or_compute(
-        self, key: str, function: Callable[[], Awaitable[T]] | Callable[[], T], **options: Unpack[PolicyOptions]
-    ) -> T:
+        self, key: str, function: Callable[[], Awaitable[T]], **options: Unpack[PolicyOptions]
+    ) -> T: ...
+    @overload
+    async def aget_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T: ...
+
+    async def aget_or_compute(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
         """The same for async callers; `function` may be a plain one."""
         found = self._root.at_hand(self._key(key))
         if found is not None:
-            return cast(T, found.value)
-        return cast(T, self._land(await self._fetch(SUSPENDING, key, function, options), options))
+            return found.value
+        return self._land(await self._fetch(SUSPENDING, key, function, options), options)
 
     async def _fetch(
         self, colour: Colour, key: str, function: Callable[[], Any], options: Mapping[str, Any]

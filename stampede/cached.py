@@ -336,12 +336,10 @@ class Method:
 
 def _coroutine_marks() -> dict[str, Any]:
     """What `iscoroutinefunction` looks for on an object that is none, but whose call gives a coroutine."""
-    if sys.version_info < (3, 12):
+    if sys.version_info >= (3, 12):
+        return dict(vars(inspect.markcoroutinefunction(lambda: None)))
+    else:
         return {"_is_coroutine": vars(asyncio.coroutines)["_is_coroutine"]}
-
-    def marked() -> None: ...
-
-    return dict(vars(inspect.markcoroutinefunction(marked)))
 
 
 def _unbound_verb(verb: str) -> property:
@@ -432,7 +430,7 @@ class _LateCache:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cached.home, name)
 
-    @property
+    @property  # type: ignore[misc]  # the data model lets a proxy say whose it is
     def __class__(self) -> Any:
         return type(self._cached.home)
 
