@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 from stampede.codec import returns_of
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking, together
 from stampede.core import Scope, landed
-from stampede.errors import OptionError
+from stampede.errors import KeyingError, OptionError
 from stampede.hot import Hot
 from stampede.keys import Parameters, key_maker, name_of
 from stampede.local import Resident
@@ -80,6 +80,7 @@ class Cached:
         self.options = dict(options)
         self.bound = bound
         self.suspending = inspect.iscoroutinefunction(function)
+        self._of_class = bound and next(iter(inspect.signature(function).parameters), None) == "cls"
         self.colour = SUSPENDING if self.suspending else BLOCKING
         self.parameters = Parameters(function, options.get("ignore", ()))
         # A key function may look at more than the arguments: a tenant in a context, the day of the week.
@@ -152,6 +153,11 @@ class Cached:
 
     def key(self, *args: Any, **kwargs: Any) -> str:
         """The key of these arguments."""
+        if self._of_class and args and not isinstance(args[0], type):
+            raise KeyingError(
+                f"{self.function.__qualname__}: cls is {args[0]!r}, which is no class: since Python 3.13 @classmethod "
+                "doesn't bind the verbs of what stands below it. Write @cached above it, or give the class first"
+            )
         make = self._make_key
         if make is None or self._scope is None:
             self._bind()  # the namespace is part of the key
