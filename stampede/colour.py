@@ -53,7 +53,7 @@ class Bell:
     __slots__ = ("_listeners", "_lock")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer, or a signal, may ring in the middle of this
         self._listeners: list[Callable[[], object]] | None = []
 
     @property

@@ -112,7 +112,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: dict[str, Flight] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may end a flight in the middle of a decision
         _all.add(self)
 
     def forget_all(self) -> None:
@@ -120,7 +120,7 @@ class Flights:
         for flight in self._flights.values():
             flight.ended = True
         self._flights = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def join(self, key: str, loop: Loop | None, *, anew: bool = False) -> tuple[Flight, bool]:
         """The key's flight, and whether the caller is to lead it. `anew`: never one that is under way."""

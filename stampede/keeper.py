@@ -121,7 +121,7 @@ class Keeper:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _reset(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # reentrant: a finalizer may end a hold in the middle of this
         self._holds: set[Hold] = set()
         self._due: list[tuple[float, int, Hold]] = []
         self._thread: threading.Thread | None = None
@@ -196,7 +196,7 @@ def _quietly(action: Callable[[], Any]) -> Any:
     """A port's own bug, or a dying interpreter, must not end the thread that keeps all the others' leases."""
     try:
         return action()
-    except Exception:
+    except BaseException:  # CancelledError is one, too
         _log.exception("a lease could not be kept")
         return True
 
