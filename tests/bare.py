@@ -36,7 +36,7 @@ class World:
             key=key, label=key, scope="", origin=origin, policy=policy,
             port=self.engine.aclaims if suspending else self.engine.claims, flights=self.flights,
             colour=SUSPENDING if suspending else BLOCKING, loop=running_loop() if suspending else None,
-            clock=time.monotonic, hold=self._hold, drop=self._drop, tell=self.told.append, draws=False, **terms,
+            clock=time.monotonic, hold=self._hold, drop=self._drop, tell=self.told.append, **{"draws": False, **terms},
         )  # fmt: skip
 
     def _drop(self, call: Call) -> None:

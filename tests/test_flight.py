@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any
 
 import pytest
-from bare import LONG, Gate, Room, World, never, value
+from bare import LONG, Gate, Room, World, never, until, value
 
 from stampede.colour import hold_task, run_blocking
 from stampede.entry import Entry
@@ -288,6 +289,31 @@ def test_a_sync_call_on_the_thread_of_the_loop_that_leads() -> None:
         assert await world.aask(never) == "value"
 
     asyncio.run(main())
+
+
+def test_a_herd_shares_even_what_is_not_kept() -> None:
+    """With ttl 0, every process that waited would find the value due again, and compute in its turn."""
+    world, gate = World(), Gate()
+    policy = Policy(ttl=0.0)
+    others = [World() for _ in range(3)]
+    with Room() as room:
+        leader = room.run(lambda: world.ask(gate, policy=policy, draws=True))
+        assert gate.begun.wait(LONG)
+        asked = []
+        for other in others:
+            other.engine = world.engine
+            asked.append(room.run(lambda other=other: other.ask(never, policy=policy, draws=True)))
+            other.followers(0)
+        until(lambda: len(listeners(world)) == 3)
+        gate.open.set()
+        assert {leader.result(LONG), *(f.result(LONG) for f in asked)} == {"value"}
+
+
+def listeners(world: World) -> list[Any]:
+    """Who sleeps in the engine until the lease of "k" falls."""
+    leases = world.engine._parts[0].leases
+    lease = leases.get("k", time.monotonic())
+    return lease.bell._listeners or [] if lease is not None else []
 
 
 def test_wait_runs_out() -> None:
