@@ -146,7 +146,8 @@ class Store(Protocol):
         ...
 
     async def expire(self, key: str) -> bool:
-        """Stale from now on, and kept as long as it would have been. True: there was something fresh."""
+        """Stale from now on, and kept as long as it would have been; a lease under way dies, as it may have begun with
+        what is no longer true. True: there was something fresh."""
         ...
 
     async def invalidate(self, key: str) -> bool:
@@ -178,7 +179,14 @@ class Looks(Protocol):
     """Of an engine that can be read in a few microseconds: a hit that needs neither a claim nor a flight."""
 
     def look(self, key: str) -> Found | None:
-        """What is fresh, at once and for callers of both colours. None, also in any doubt or trouble: claim."""
+        """What is fresh, at once and for callers of both colours. None, also in any doubt or trouble: claim.
+
+        Of the entry it may leave out what is in the header of its bytes too: cost, margin, ttl, raised.
+        """
+        ...
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        """What the store's `generation` would say, if that is known at once."""
         ...
 
 

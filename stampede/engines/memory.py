@@ -295,7 +295,9 @@ class _Verbs(Versioned):
 
     async def expire(self, key: str) -> bool:
         with self._keys.lock:
-            return self._keys.soften(key)
+            fresh, lease = self._keys.soften(key), self._keys.leases.pop(key)
+        ring([lease])
+        return fresh
 
     async def invalidate(self, key: str) -> bool:
         with self._keys.lock:

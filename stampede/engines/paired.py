@@ -191,7 +191,14 @@ class _Verbs:
         await self._overrule(key, _with_grace(entry), past)
 
     async def expire(self, key: str) -> bool:
-        return await self._store.expire(key)
+        (there,) = await self._store.get([key])
+        kept = _kept(there)
+        if kept is None or there is None:
+            await self.invalidate(key)  # for the sake of a computation under way
+            return False
+        fresh = kept.fresh > 0
+        stale = replace(there, id=new_id(), fresh=min(there.fresh, 0.0))  # of a new version, so that its fill is refused
+        return await self._store.replace(key, there.id, stale) and fresh
 
     async def invalidate(self, key: str) -> bool:
         there, past = await self._look(key, past=True)

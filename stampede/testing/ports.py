@@ -233,6 +233,7 @@ class Model:
 
     def expire(self, key: str) -> bool:
         place, kept = self.places[key], self.kept(key)
+        self.fall(key)
         if kept is None or kept.fresh <= 0:
             return False
         kept.fresh = 0.0

@@ -32,6 +32,7 @@ _LONGEST = 900_000_000  # SQLite's own limit is a little above
 
 _COLUMNS = "key, id, fresh, keep, cost, margin, ttl, raised, value"
 _ENTRY = f"SELECT {_COLUMNS} FROM entries WHERE number = ?"
+_LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the rest is also in the value's header
 _LEASE = "SELECT token, ends, holder, fence FROM leases WHERE number = ?"
 _VERDICTS = "SELECT token, kind, type_name, message, ends, rests FROM verdicts WHERE number = ?"
 
@@ -92,12 +93,23 @@ class Rows:
         try:
             opened = self.database.opened(now)
             stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # sampled before the read
-            row = self.database.row(opened, _ENTRY, (number,))
+            row = self.database.row(opened, _LOOK, (number,))
         except (EngineError, Locked):
             return None
         if row is None or row[2] <= now or row[0] != raw:
             return None
-        return self._found(opened, number, row, now, stamp)
+        _, id, fresh, keep, value = row
+        return self._found(opened, number, Entry(value, id, fresh=fresh - now, keep=keep - now), stamp)
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        """The generation, while nobody has bumped one since it was read; None in any doubt."""
+        known, stamp, generations = self._known
+        try:
+            opened = self.database.opened(clock())
+        except EngineError:
+            return None
+        unchanged = known is opened and opened.stamps.words[GENERATIONS] == stamp != MARK
+        return generations.get(scope) if unchanged else None
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -111,7 +123,7 @@ class Rows:
         stamp = opened.stamps.words[slot]  # sampled before the read: what changes later, changes the stamp
         row = database.row(opened, _ENTRY, (number,))
         if row is not None and row[0] == raw and _good(row, ask, now):
-            return self._found(opened, number, row, now, stamp)
+            return self._found(opened, number, _entry(row, now), stamp)
         with database.reading() as (_, connection):
             state = _state(connection, number, raw)
         reply = self._decide(state, token, ask, clock())
@@ -131,14 +143,14 @@ class Rows:
             self._tell(write, number)
         return reply
 
-    def _found(self, opened: Opened, number: int, row: tuple[Any, ...], now: float, stamp: int) -> Found:
+    def _found(self, opened: Opened, number: int, entry: Entry[Any], stamp: int) -> Found:
         stamps = opened.stamps
         stamps.touch(number)
         slot = stamps.slot(number)
         if stamp == MARK:
             self.database.mend(opened, slot)
-            return Found(_entry(row, now))
-        return Found(_entry(row, now), Ticket(stamps.words, slot, stamp))
+            return Found(entry)
+        return Found(entry, Ticket(stamps.words, slot, stamp))
 
     def _decide(self, state: State, token: bytes, ask: Ask, now: float) -> Reply:
         """The four answers, in the order of the port."""
@@ -265,8 +277,8 @@ class Rows:
                 write.change(number)
                 sql = "UPDATE entries SET fresh = ?, gone = max(keep, ?) WHERE number = ?"
                 write.execute(sql, (now, now + GRACE, number))
-        if fresh:
-            self._tell(write, number)
+            write.execute("DELETE FROM leases WHERE number = ?", (number,))
+        self._tell(write, number)
         return fresh
 
     def invalidate(self, key: str) -> bool:

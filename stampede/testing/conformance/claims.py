@@ -352,6 +352,23 @@ class ClaimsSuite(KeyedSuite):
         assert await self.kept() is None
 
     @case
+    async def test_fill_after_expire_is_refused(self) -> None:
+        """What was computed from what is no longer true would be fresh for a whole ttl."""
+        self.declared(self.engine.fenced, "fenced")
+        token = await self.granted()
+        assert await self.far_store.expire("k") is False
+        assert not await self.claims.fill("k", token, some(b"old"))
+        await self.store.set("k", some(b"kept", keep=LONG))
+        kept = await self.kept()
+        assert kept is not None
+        token = await self.granted(seen=kept.id)
+        assert await self.far_store.expire("k") is True
+        assert not await self.claims.fill("k", token, some(b"old"))
+        kept = await self.kept()
+        assert kept is not None
+        assert (kept.value, kept.fresh <= 0) == (b"kept", True)
+
+    @case
     async def test_fill_after_set_is_refused(self) -> None:
         """What somebody has set would be overwritten by an older computation."""
         self.declared(self.engine.fenced, "fenced")
@@ -557,6 +574,12 @@ class ClaimsSuite(KeyedSuite):
         """Waiters would go on waiting for a value that will be refused."""
         self.declared(self.engine.fenced, "fenced")
         await self.woken(lambda _: self.far_store.invalidate("k"))
+
+    @case
+    async def test_expire_wakes(self) -> None:
+        """Likewise."""
+        self.declared(self.engine.fenced, "fenced")
+        await self.woken(lambda _: self.far_store.expire("k"))
 
     @case
     async def test_set_wakes(self) -> None:
