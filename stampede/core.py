@@ -22,7 +22,7 @@ from stampede.keeper import Hold, keeper
 from stampede.local import Resident, Tier
 from stampede.outage import GuardedClaims, Outage
 from stampede.policy import Policy
-from stampede.ports import Claims, Engine, Store, Ticket
+from stampede.ports import Claims, Engine, Looks, Store, Ticket
 from stampede.workers import Workers
 
 __all__ = ["Core", "Scope", "landed"]
@@ -140,6 +140,16 @@ class Scope:
         self._known = epoch, prefix
         return prefix
 
+    def _prefix(self, looks: Looks) -> str:
+        """The same, without the price of a coroutine where the engine knows it at once."""
+        epoch, own = self.core.epoch, looks.generation_at_hand(self.name)
+        whole = looks.generation_at_hand(self.namespace) if self.namespace and self.namespace != self.name else ""
+        if own is None or whole is None:
+            return run_blocking(self.learn(BLOCKING))
+        prefix = f"{whole},{own}|" if whole else f"{own}|"
+        self._known = epoch, prefix
+        return prefix
+
     # -- the way of a call ----------------------------------------------------------------------------------------
 
     def hit(self, key: str) -> Resident | None:
@@ -164,7 +174,7 @@ class Scope:
         looks = core.engine.looks
         if looks is None or (core.outage is not None and core.outage.down):
             return None
-        physical = run_blocking(self.learn(BLOCKING)) + key
+        physical = self._prefix(looks) + key
         at = _clock()
         resident = core.tier.get(physical) if core.tier is not None else None
         if resident is not None and _is_due(resident, at):
