@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events
 from stampede.batch import fetch_many
-from stampede.cached import decorate
+from stampede.cached import decorate, switch
 from stampede.codec import make_codec
 from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 from stampede.core import Core, Scope, landed
@@ -114,8 +114,8 @@ class Cache:
             coder = make_codec(
                 codec.get("codec", settings.codec),
                 returns=returns,
-                trust=(*self._trust, *codec.get("trust", ())),
-                signing_key=codec.get("signing_key", settings.signing_key or None),
+                trust=(*self._trust, *map(_imported, codec.get("trust", ()))),
+                signing_key=codec.get("signing_key", settings.signing_key) or None,
                 compress=codec.get("compress", settings.compress),
                 max_bytes=codec.get("max_bytes", settings.max_bytes),
             )
@@ -125,6 +125,8 @@ class Cache:
 
     def get_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
         """The key's value; `function` computes it if it is missing, in one caller of all that ask."""
+        if switch.off:
+            return cast(T, run_blocking(BLOCKING.call(function)))
         found = self._root.at_hand(self._key(key))
         if found is not None:
             return cast(T, found.value)
@@ -139,6 +141,8 @@ class Cache:
 
     async def aget_or_compute(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
         """The same for async callers; `function` may be a plain one."""
+        if switch.off:
+            return await SUSPENDING.call(function)
         found = self._root.at_hand(self._key(key))
         if found is not None:
             return found.value
@@ -212,6 +216,8 @@ class Cache:
     async def _many(
         self, colour: Colour, keys: Iterable[str], function: Callable[[list[str]], Any], options: dict[str, Any]
     ) -> dict[str, Any]:
+        if switch.off:
+            return dict(await colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
         found = {key: resident.value for key in wanted if (resident := self._root.hit(key)) is not None}

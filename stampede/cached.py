@@ -10,6 +10,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
-from stampede.codec import returns_of
+from stampede.codec import make_codec, returns_of
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking, together
 from stampede.core import Scope, landed
 from stampede.errors import KeyingError, OptionError
@@ -25,8 +26,9 @@ from stampede.hot import Hot
 from stampede.keys import Parameters, key_maker, name_of
 from stampede.local import Resident
 from stampede.policy import DEFAULT, Policy, nearest
+from stampede.settings.checks import CACHE, checked
 
-__all__ = ["Cached", "Home", "decorate", "disabled", "unbind_all"]
+__all__ = ["Cached", "Home", "decorate", "disabled", "switch", "unbind_all"]
 
 _log = logging.getLogger("stampede")
 
@@ -103,6 +105,9 @@ class Cached:
             if name not in known:
                 raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
         DEFAULT.with_options(**_among(options, Policy.__dataclass_fields__))
+        coding = checked(_among(options, CODING), CACHE)
+        if coding.get("codec") in ("msgpack", "json"):
+            make_codec(coding["codec"])  # or its package is missing
         for name in ("version", "namespace"):
             value = options.get(name, "")
             if not isinstance(value, (str, int)):
@@ -139,7 +144,7 @@ class Cached:
                 name = name if version is None else f"{name}@{version}"
                 _note_name(name, self)
                 policy = home.policy.with_options(**_among(self.options, Policy.__dataclass_fields__))
-                coding = _among(self.options, CODING)
+                coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(f"{name}:")
                 self._scope = home.scope(name, policy, returns_of(self.function), **coding)
                 self._home = home
@@ -169,7 +174,7 @@ class Cached:
 
     def slow(self, *args: Any, **kwargs: Any) -> Any:
         """A call that the generated hit could not answer; blocking."""
-        if _switch.off:
+        if switch.off:
             return self.function(*args, **kwargs)
         scope = self.scope
         key = self.key(*args, **kwargs)
@@ -182,7 +187,7 @@ class Cached:
 
     async def slow_async(self, *args: Any, **kwargs: Any) -> Any:
         """The same, suspending."""
-        if _switch.off:
+        if switch.off:
             return await self.function(*args, **kwargs)
         scope = self.scope
         key = self.key(*args, **kwargs)
@@ -450,11 +455,12 @@ _all: weakref.WeakSet[Cached] = weakref.WeakSet()
 _names: weakref.WeakValueDictionary[str, Cached] = weakref.WeakValueDictionary()
 
 
-class _Switch:
+class Switch:
     off = False
 
 
-_switch = _Switch()
+switch = Switch()
+switch.off = os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0")
 
 
 def unbind_all() -> None:
@@ -466,7 +472,7 @@ def unbind_all() -> None:
 @contextmanager
 def disabled() -> Iterator[None]:
     """Calls go straight to the functions."""
-    before = _switch.off
+    before = switch.off
     _set_switch(True)
     try:
         yield
@@ -475,7 +481,7 @@ def disabled() -> Iterator[None]:
 
 
 def _set_switch(off: bool) -> None:
-    _switch.off = off
+    switch.off = off
     unbind_all()  # or hits would go on
 
 
