@@ -20,7 +20,7 @@ from stampede.policy import Policy
 from stampede.ports import Ask, Granted
 
 PLAIN = Policy(early=0.0)
-LONG = 20.0  # seconds until a test is given up; nothing waits for so long
+LONG = 10.0  # seconds until a test is given up; nothing waits for so long
 
 
 class World:
@@ -106,7 +106,9 @@ class Gate:
     async def suspending(self) -> Any:
         self.calls += 1
         self.begun.set()
+        end = time.monotonic() + LONG
         while not self.open.is_set():
+            assert time.monotonic() < end
             await asyncio.sleep(0.001)
         if isinstance(self.result, BaseException):
             raise self.result
