@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -61,7 +60,6 @@ class Reads(NamedTuple):
 
 def run(directory: str, callers: range, origin: AbstractContextManager[Any], pipe: Connection) -> None:
     """A process's whole life: tasks, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the conductor ends us, in order
     try:
         process = Process(directory, callers, origin, pipe)
         pipe.send("here")

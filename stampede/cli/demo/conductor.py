@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -68,18 +69,20 @@ class Fleet:
     def start(self) -> Iterator[int]:
         """Start all processes; counts those that are there."""
         processes, callers = self._sizes
-        for number in range(processes):
-            ours, theirs = self._context.Pipe()
-            share = range(number * callers, (number + 1) * callers)
-            process = self._context.Process(
-                target=run, args=(self._directory, share, self._origin, theirs), daemon=True
-            )
-            self._members.append(Member(process, ours, share))
-            process.start()
-            theirs.close()
+        with _undisturbed():
+            for number in range(processes):
+                self._add(range(number * callers, (number + 1) * callers))
         for count, member in enumerate(self._members, 1):
             self._expect(member, "here")
             yield count
+
+    def _add(self, callers: range) -> None:
+        ours, theirs = self._context.Pipe()
+        arguments = (self._directory, callers, self._origin, theirs)
+        process = self._context.Process(target=run, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        self._members.append(Member(process, ours, callers))
 
     def play(self, timeline: Timeline, task: Task, show: Callable[[Timeline], object], *, lasts: float = 0.0) -> None:
         """One scene, told to `show` while it goes on. A lasting one is stopped after so many seconds."""
@@ -167,3 +170,16 @@ class Fleet:
             return member.pipe.recv()
         except (EOFError, OSError):
             raise StampedeError("a process of the demo has ended by itself: its last words are above") from None
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No signal ends us between a process's start and its entry in the list; who would end it?
+
+    What is started meanwhile stays deaf to them: a terminal's Ctrl-C goes to all, and we end the others in order.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -25,21 +25,24 @@ __all__ = ["demo"]
 
 COLUMNS = ["scene", "computations", "all served after", "last waiter late by", "blocked"]
 
+LASTS = 1.75
+"""How many times a hot value's ttl it is read."""
+
 
 def demo(screen: Screen, processes: int, callers: int, seconds: float, out: Path) -> None:
     """Play all scenes, print their figures, and leave the page (or, for a name that ends in .svg, the picture)."""
     _check(out)
     herd = processes * callers
     room = max(herd // 8, 1)
-    screen.say(
-        f"{processes} processes × {callers} callers want one value at once; the origin computes it in {seconds:g} s, "
-        f"for {room} at a time."
-    )
     with (
         _ended_in_order(),
         tempfile.TemporaryDirectory(prefix="stampede-demo-") as directory,
         Fleet(directory, processes, callers, room) as fleet,
     ):
+        screen.say(
+            f"{processes} processes × {callers} callers want one value at once; the origin computes it "
+            f"in {seconds:g} s, for {room} at a time."
+        )
         timelines = _play(screen, fleet, directory, seconds)
     rows = [_row(timeline) for timeline in timelines]
     screen.table(COLUMNS, rows)
@@ -61,7 +64,7 @@ def _play(screen: Screen, fleet: Fleet, directory: str, cost: float) -> list[Tim
         fleet.play(plain, Task("plain", cost, 60, guarded=False, lasting=False), show)
         fleet.play(cold, Task("cold", cost, 60, guarded=True, lasting=False), show)
         _warm(directory, "hot", cost, ttl)
-        fleet.play(hot, Task("hot", cost, ttl, guarded=True, lasting=True), show, lasts=1.75 * ttl)
+        fleet.play(hot, Task("hot", cost, ttl, guarded=True, lasting=True), show, lasts=LASTS * ttl)
         fleet.play_murder(murder, Task("murder", 2 * cost, 60, guarded=True, lasting=False), show)
     return [plain, cold, hot, murder]
 
@@ -122,10 +125,10 @@ def _figure(timeline: Timeline) -> tuple[str, str]:
 def _panels(timelines: list[Timeline]) -> list[Panel]:
     plain, cold, hot, murder = timelines
     longest = max(plain.end - plain.begin, cold.end - cold.begin) * 1.02  # one scale for the two
-    spans = [longest, longest, hot.end - hot.begin, (murder.end - murder.begin) * 1.3]
+    spans = [longest, longest, LASTS * hot.ttl, (murder.end - murder.begin) * 1.3]
     for each, span in zip(timelines, spans, strict=True):
         each.end = each.begin + span  # who is served, stays it
-    return [Panel(each, *_figure(each), span) for each, span in zip(timelines, spans, strict=True)]
+    return [Panel(each, *_figure(each), span, each is plain) for each, span in zip(timelines, spans, strict=True)]
 
 
 # -- the page -------------------------------------------------------------------------------------------------------
@@ -138,7 +141,7 @@ def _write(out: Path, timelines: list[Timeline], rows: list[list[str]], herd: st
         f"{herd}, one key: who computes?",
         f"A row is a caller, from left to right is time. {origin}",
     )
-    text = picture if out.suffix == ".svg" else page(picture, COLUMNS, rows, origin)
+    text = picture if out.suffix == ".svg" else page(picture, COLUMNS, rows)
     try:
         out.write_text(text, "utf-8")
     except OSError as error:
