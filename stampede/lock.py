@@ -222,9 +222,11 @@ class _Grip:
         self.token = token
         self.fence = fence
         port, name = lock._locks, lock.name
-        self.hold = Hold(
-            keeper, port, name, token, lock._lease, lock._max_hold, lambda: run_blocking(port.release(name, token))
-        )
+
+        def drop() -> None:
+            run_blocking(_quietly(port.release(name, token)))
+
+        self.hold = Hold(keeper, port, name, token, lock._lease, lock._max_hold, drop)
         keeper.add(self.hold)
 
 
