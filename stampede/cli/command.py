@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
 
@@ -20,6 +22,8 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: done. 1: no value, an engine out of reach. 2: wrong arguments or settings, or an engine that failed."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a value may hold what a terminal can't show
     logging.getLogger("stampede").addHandler(logging.NullHandler())  # what matters here is printed
     try:
         done: int = options.run(options)
@@ -37,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stampede", description="A read-through cache that stops stampedes.")
+    version = import_module("stampede").__version__
+    parser.add_argument("--version", action="version", version=f"stampede {version}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_demo(commands.add_parser("demo", help="herds of processes with and without stampede, counted and drawn"))
     for name, add, help in (

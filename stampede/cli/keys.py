@@ -48,7 +48,8 @@ def _facts(entry: Entry[Any]) -> str:
     facts = [f"stored {_long(entry.ttl - entry.fresh)} ago"] if 0 < entry.fresh < inf else []
     facts.append(f"fresh for {_long(entry.fresh)}" if entry.fresh > 0 else f"stale since {_long(-entry.fresh)}")
     facts.append(f"kept for {_long(entry.keep)}")
-    return ", ".join([*facts, f"took {entry.cost:.3g} s to compute"])
+    facts += [f"took {entry.cost:.3g} s to compute"] if entry.cost else []
+    return ", ".join(facts)
 
 
 def _long(seconds: float) -> str:
@@ -70,6 +71,8 @@ def _json(key: str, entry: Entry[Any] | None) -> str:
     durations = {name: getattr(entry, name) for name in ("fresh", "keep", "ttl", "cost", "margin")}
     facts = {name: None if seconds == inf else round(seconds, 6) for name, seconds in durations.items()}
     try:
-        return json.dumps({"key": key, "found": True, "value": entry.value, "raised": entry.raised, **facts})
+        return json.dumps(
+            {"key": key, "found": True, "value": entry.value, "raised": entry.raised, **facts}, allow_nan=False
+        )
     except (TypeError, ValueError) as error:
         raise OptionError(f"the value is no JSON ({error}): leave --json out") from error

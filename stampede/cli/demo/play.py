@@ -23,7 +23,7 @@ from stampede.errors import StampedeError
 
 __all__ = ["demo"]
 
-COLUMNS = ["scene", "computations", "all served after", "last waiter late by", "blocked"]
+COLUMNS = ["scene", "computations", "all served after", "last late by", "blocked"]
 
 LASTS = 1.75
 """How many times a hot value's ttl it is read."""
@@ -52,10 +52,10 @@ def demo(screen: Screen, processes: int, callers: int, seconds: float, out: Path
 
 def _play(screen: Screen, fleet: Fleet, directory: str, cost: float) -> list[Timeline]:
     ttl = 12 * cost
-    plain = Timeline("A cold key, get / compute / set", fleet.callers)
-    cold = Timeline("A cold key, with stampede", fleet.callers)
-    hot = Timeline("A hot key expires under load", fleet.callers, lasting=True, ttl=ttl)
-    murder = Timeline("The process that computes is killed", fleet.callers)
+    plain = Timeline("cold, get/compute/set", "A cold key, get / compute / set", fleet.callers)
+    cold = Timeline("cold, with stampede", "A cold key, with stampede", fleet.callers)
+    hot = Timeline("hot key expires", "A hot key expires under load", fleet.callers, lasting=True, ttl=ttl)
+    murder = Timeline("process is killed", "The process that computes is killed", fleet.callers)
     with screen.board(["scene", "computations", "computing", "waiting", "served", "seconds"]) as board:
         begin = clock()
         for _ in fleet.start():
@@ -80,7 +80,7 @@ def _shower(board: Board) -> Callable[[Timeline], None]:
         counts = timeline.counts()
         served = f"{timeline.callers} readers" if timeline.lasting else str(counts.served)
         passed = f"{timeline.end - timeline.begin:.1f}"
-        board.show(timeline.title, *map(str, counts[:3]), served, passed)
+        board.show(timeline.name, *map(str, counts[:3]), served, passed)
 
     return show
 
@@ -91,7 +91,7 @@ def _shower(board: Board) -> Callable[[Timeline], None]:
 def _row(timeline: Timeline) -> list[str]:
     lateness = timeline.lateness
     return [
-        timeline.title,
+        timeline.name,
         f"{len(timeline.computations)}{' (1 killed)' if timeline.killed else ''}",
         "" if timeline.lasting else f"{timeline.last_served - timeline.begin:.2f} s",
         _ms(lateness) if lateness is not None else "",
