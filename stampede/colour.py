@@ -167,7 +167,10 @@ class _Suspending:
                 heard.set_result(rung)
 
         def ring() -> None:
-            _soon(loop, settle, True)
+            if running_loop() is loop:
+                settle(True)  # a thousand waiters of the leader's own loop need no thousand wake-ups
+            else:
+                _soon(loop, settle, True)
 
         if not bell.listen(ring):
             return True
