@@ -77,8 +77,10 @@ def test_many_holds_are_all_renewed_in_time() -> None:
 def test_a_shorter_lease_that_comes_later_is_renewed_first() -> None:
     """The thread would sleep until the longer one's time."""
     keeper, port = Keeper(), Port()
-    with hold_of(keeper, Port(), lease=1000.0), hold_of(keeper, port):
-        port.wait(2)
+    with hold_of(keeper, Port(), lease=1000.0):
+        until(lambda: len(keeper._changed._waiters) == 1)  # type: ignore[attr-defined]
+        with hold_of(keeper, port):
+            port.wait(2)
 
 
 def test_renewal_ends_after_max_hold() -> None:
