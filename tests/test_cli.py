@@ -408,7 +408,7 @@ def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
     first, *_, last = said.splitlines()
     assert first.startswith("2 processes × 3 callers want one value at once")
     assert last == "every caller's timeline: demo.html"
-    assert re.search(r"\ncold, get/compute/set +6 ", said)
+    assert re.search(r"\ncold, without +[2-6] ", said)
     assert re.search(r"\ncold, with stampede +1 ", said)
     assert re.search(r"\nprocess is killed +2 \(1 killed\) ", said)
     assert list((home / "tmp").iterdir()) == []
@@ -419,10 +419,9 @@ def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
     panels = panels_of(next(page.iter(f"{SVG}svg")))
     assert [len(rows_of(panel)) for panel in panels] == [6, 6, 6, 6]
     stories = [rows_of(panel) for panel in panels]
-    assert all("computing" in story for story in stories[0])
+    assert sum("computing" in story for story in stories[0]) > 1
     assert sum("computing" in story for story in stories[1]) == 1
-    assert sum("waiting" in story and "served" in story for story in stories[1]) >= 5
-    assert all("served" in story for story in stories[2])
+    assert all("served" in story for scene in stories[:3] for story in scene)
     assert sum("killed" in story for story in stories[3]) == 3
     assert "SIGKILL" in text
 

@@ -43,6 +43,7 @@ class Fleet:
         self._context = multiprocessing.get_context("spawn")
         self._directory = directory
         self._origin = self._context.BoundedSemaphore(room)
+        self._killed, self._tell_killed = self._context.Pipe(duplex=False)
         self._sizes = processes, callers
         self._members: list[Member] = []
 
@@ -59,6 +60,8 @@ class Fleet:
     ) -> None:
         for member in self._members:
             member.pipe.close()  # the end of their tasks
+        self._killed.close()
+        self._tell_killed.close()
         for member in self._members:
             member.process.join(2.0 if kind is None else 0)
             if member.process.is_alive():
@@ -78,7 +81,7 @@ class Fleet:
 
     def _add(self, callers: range) -> None:
         ours, theirs = self._context.Pipe()
-        arguments = (self._directory, callers, self._origin, theirs)
+        arguments = (self._directory, callers, self._origin, self._killed, theirs)
         process = self._context.Process(target=run, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -99,13 +102,13 @@ class Fleet:
         show(timeline)
 
     def play_murder(self, timeline: Timeline, task: Task, show: Callable[[Timeline], object]) -> None:
-        """The same, and the process that computes is killed half-way, once all are waiting for it."""
+        """The same, and the process that computes is killed, once all are waiting for it."""
         self._line_up(timeline, task)
         for _ in self._news(timeline, show):
             admitted = [marks["admitted"] for _, marks in timeline.computations if "admitted" in marks]
             if admitted and sum("asked" in marks for marks in timeline.marks.values()) == timeline.callers:
                 break
-        for _ in self._news(timeline, show, until=admitted[0] + task.cost / 2):
+        for _ in self._news(timeline, show, until=admitted[0] + task.cost):
             pass
         self._kill(timeline, timeline.computations[0][0])
         for _ in self._news(timeline, show):
@@ -153,6 +156,7 @@ class Fleet:
         assert victim.process.pid is not None
         at = clock()
         os.kill(victim.process.pid, signal.SIGKILL)
+        self._tell_killed.send(at)
         timeline.kill(victim.callers, at)
         victim.process.join()
         victim.busy = False

@@ -52,7 +52,7 @@ def demo(screen: Screen, processes: int, callers: int, seconds: float, out: Path
 
 def _play(screen: Screen, fleet: Fleet, directory: str, cost: float) -> list[Timeline]:
     ttl = 12 * cost
-    plain = Timeline("cold, get/compute/set", "A cold key, get / compute / set", fleet.callers)
+    plain = Timeline("cold, without", "A cold key, get / compute / set", fleet.callers)
     cold = Timeline("cold, with stampede", "A cold key, with stampede", fleet.callers)
     hot = Timeline("hot key expires", "A hot key expires under load", fleet.callers, lasting=True, ttl=ttl)
     murder = Timeline("process is killed", "The process that computes is killed", fleet.callers)
@@ -65,7 +65,7 @@ def _play(screen: Screen, fleet: Fleet, directory: str, cost: float) -> list[Tim
         fleet.play(cold, Task("cold", cost, 60, guarded=True, lasting=False), show)
         _warm(directory, "hot", cost, ttl)
         fleet.play(hot, Task("hot", cost, ttl, guarded=True, lasting=True), show, lasts=LASTS * ttl)
-        fleet.play_murder(murder, Task("murder", 2 * cost, 60, guarded=True, lasting=False), show)
+        fleet.play_murder(murder, Task("murder", cost, 60, guarded=True, lasting=False, doomed=True), show)
     return [plain, cold, hot, murder]
 
 
