@@ -106,7 +106,8 @@ def _ms(seconds: float) -> str:
 def _figure(timeline: Timeline) -> tuple[str, str]:
     """What counts in a scene, and what else there is to know."""
     count, lateness = len(timeline.computations), timeline.lateness
-    served = f"all served after {timeline.last_served - timeline.begin:.2f} s"
+    who = f"the other {timeline.callers - len(timeline.killed)}" if timeline.killed else "all"
+    served = f"{who} served after {timeline.last_served - timeline.begin:.2f} s"
     late = f", the last {_ms(lateness)} after the computation" if lateness is not None else ""
     if timeline.lasting:
         reads = sum(each.reads for each in timeline.reads)
