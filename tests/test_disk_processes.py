@@ -388,6 +388,8 @@ def daemonize(pipe: Connection, directory: Path) -> None:
         run_blocking(engine.store.set(f"k{number}", value_of(b"x" * 1000)))
     pipe.send("done")
     pipe.recv()
+    pipe.send(run_blocking(engine.store.get(["after"]))[0] is not None)
+    pipe.recv()
 
 
 def test_a_daemons_writes_are_not_lost(tmp_path: Path) -> None:
@@ -396,12 +398,15 @@ def test_a_daemons_writes_are_not_lost(tmp_path: Path) -> None:
     with other(daemonize, directory) as parent:
         parent.hear()
         parent.join()
+        engine = DiskEngine(directory)
+        run_blocking(engine.store.set("between", value_of(b"x")))
         parent.tell()
         assert parent.hear() == "done"
-        engine = DiskEngine(directory)
         assert None not in run_blocking(engine.store.get(["before", *[f"k{number}" for number in range(50)]]))
-        engine.close()
+        run_blocking(engine.store.set("after", value_of(b"x")))
         parent.tell()
+        assert parent.hear() is True
+        engine.close()
 
 
 def test_forks_while_others_write(engine: DiskEngine) -> None:
@@ -421,6 +426,7 @@ def test_forks_while_others_write(engine: DiskEngine) -> None:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if child == 0:
+                signal.alarm(20)
                 try:
                     run_blocking(engine.store.set(f"child {number}", value_of(b"x")))
                     os._exit(0)
