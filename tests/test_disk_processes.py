@@ -438,3 +438,13 @@ def test_forks_while_others_write(engine: DiskEngine) -> None:
         for writer in writers:
             writer.join()
     assert None not in run_blocking(engine.store.get([f"child {number}" for number in range(10)]))
+
+
+def test_an_end_nobody_noticed_is_an_end(engine: DiskEngine) -> None:
+    """A holder that slept would store what it computed long ago, because nobody happened to ask meanwhile."""
+    token = new_id()
+    assert isinstance(claim(engine, token, lease=0.01), Granted)
+    time.sleep(0.02)
+    assert not fill(engine, token)
+    assert not run_blocking(engine.claims.renew(KEY, token, LEASE))
+    assert run_blocking(engine.store.get([KEY])) == [None]
