@@ -124,10 +124,10 @@ def measured(way: str, processes: int, rate: float, seconds: float) -> Told:
 
 
 def expiries(computations: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The computations of each value: those that began before the first of them had ended. Not the cold start's."""
+    """The computations of each value: those that began before all could see the first one's. Not the cold start's."""
     values: list[list[tuple[float, float]]] = []
     for begun, ended in sorted(computations):
-        if values and begun < values[-1][0][1]:
+        if values and begun < values[-1][0][1] + COST:
             values[-1].append((begun, ended))
         else:
             values.append([(begun, ended)])
