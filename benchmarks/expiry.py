@@ -4,7 +4,7 @@ Readers come at random (Poisson) at a known rate; a value lives for a second and
 database elsewhere. Printed for each way: computations per expiry, reads that took half a computation or longer, the
 slowest read, and how long before the end of the old value its refresh began.
 
-    python benchmarks/expiry.py [--seconds 7] [--rate 1000] [--processes 4]
+    python benchmarks/expiry.py [--quick] [--seconds 7] [--rate 1000] [--processes 4]
 """
 
 from __future__ import annotations
@@ -153,13 +153,15 @@ def row(way: str, told: Told) -> list[object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="a look, not a measure")
     parser.add_argument("--seconds", type=float, default=7.0, help="of each of the four ways")
     parser.add_argument("--rate", type=float, default=1000.0, help="reads per second, of all processes together")
     parser.add_argument("--processes", type=int, default=4)
     options = parser.parse_args()
+    seconds = 2.5 if options.quick else options.seconds
     print(f"# Expiry of a hot key on disk: {machine()}\n")
     print(f"{options.processes} processes, {options.rate:,.0f} reads/s, ttl {TTL:g} s, cost {COST * 1e3:g} ms\n")
-    rows = [row(way, measured(way, options.processes, options.rate, options.seconds)) for way in WAYS]
+    rows = [row(way, measured(way, options.processes, options.rate, seconds)) for way in WAYS]
     long = f"reads >= {LONG * 1e3:g} ms"
     head = ["", "reads", "expiries", "computations/expiry", long, "waited", "slowest read, ms", "began early, ms"]
     table(head, rows)

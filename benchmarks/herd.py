@@ -7,7 +7,7 @@ most caches are (get, compute, set), and diskcache's recipe against stampedes, w
 Killed: the process that computes is killed with SIGKILL while the herd waits. How long after that the next
 computation begins.
 
-    python benchmarks/herd.py [--runs 5]
+    python benchmarks/herd.py [--quick] [--runs 5]
 """
 
 from __future__ import annotations
@@ -247,8 +247,10 @@ def show_killed(herd: Herd, folder: str, title: str, runs: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="a look, not a measure")
     parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
+    options = parser.parse_args()
+    runs = 1 if options.quick else options.runs
     print(f"# Herds at the disk engine: {machine()}, {runs} runs each\n")
     with tempfile.TemporaryDirectory() as folder:
         for processes, callers, tasks in [(8, 8, False), (2, 1000, True)]:
