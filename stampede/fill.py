@@ -224,6 +224,9 @@ async def store(
         if error is None and not isinstance(refusal, TooLarge):
             raise
         return await unkept(call, entry, error, str(refusal))
+    except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
+        await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
+        return Landing(error=trouble)
     call.tell(events.Computed(call.scope, call.label, why, cost, stored))
     if not stored:
         call.tell(events.LeaseLost(call.scope, call.label))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,8 @@ class Outage:
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
         self.refugees: set[bytes] = set()  # tokens of leases that the refuge granted
+        self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
+        self.unknown: deque[tuple[str, bytes]] = deque(maxlen=1000)  # claims that got no answer, and may stand
         self.last: EngineError | None = None
         self._tell = tell
         self._breaker = Breaker()
@@ -50,13 +53,17 @@ class Outage:
             self._tell(events.EngineDown("", "", self.engine, error))
 
     def forget(self, key: str) -> None:
-        """What the refuge keeps of this key is not to be served any more."""
+        """What the refuge keeps of this key is not to be served any more, nor what is being computed."""
+        for token, under_way in list(self.granted.items()):
+            if under_way == key:
+                self.granted.pop(token, None)
         if self.refugees or self.down:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.invalidate(key))
 
     def forget_all(self) -> None:
         """The same for all keys."""
+        self.granted.clear()
         if self.refugees or self.down:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
@@ -85,11 +92,15 @@ class GuardedClaims:
         outage = self._outage
         if outage.may_ask():
             try:
+                await self._settle()
                 reply = await self._port.claim(key, token, ask)
             except EngineError as error:
+                outage.unknown.append((key, token))
                 outage.failed(error)
             else:
                 outage.answered()
+                if isinstance(reply, Granted):
+                    outage.granted[token] = key
                 return reply
         if outage.strict:
             raise EngineError(f"{outage.engine} can't be asked: {outage.last}") from outage.last
@@ -98,15 +109,29 @@ class GuardedClaims:
             outage.refugees.add(token)
         return reply
 
+    async def _settle(self) -> None:
+        """Give back what claims without an answer may have been granted: our own leases must not lock us out."""
+        unknown = self._outage.unknown
+        while unknown:
+            key, token = unknown[0]
+            await self._port.abandon(key, token)
+            if unknown and unknown[0] == (key, token):
+                unknown.popleft()
+
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         outage = self._outage
         if token not in outage.refugees:
             try:
-                return await self._port.fill(key, token, entry)
+                stored = await self._port.fill(key, token, entry)
             except EngineError as error:
                 outage.failed(error)
                 if outage.strict:
                     raise
+            else:
+                outage.granted.pop(token, None)
+                return stored
+            if outage.granted.pop(token, None) is None:
+                return False  # invalidated since: it must not outlive that here
             await self._refuge.claim(key, token, Ask(lease=REFUGE_TTL, force=True))
         outage.refugees.discard(token)
         brief = min(entry.fresh, REFUGE_TTL)
@@ -117,7 +142,9 @@ class GuardedClaims:
         if token in outage.refugees:
             outage.refugees.discard(token)
             await self._refuge.abandon(key, token, verdict, rest)
-        elif not outage.down:
+            return
+        outage.granted.pop(token, None)
+        if not outage.down:
             try:
                 await self._port.abandon(key, token, verdict, rest)
             except EngineError as error:
