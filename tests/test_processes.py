@@ -15,6 +15,8 @@ import pytest
 from disk_world import Connection, other, others
 
 from stampede import Cache, ComputationFailed, WaitTimeout
+from stampede.colour import BLOCKING
+from stampede.engines import disk
 
 LEASE = 60.0
 """So long that no test here ends by it."""
@@ -59,6 +61,7 @@ def ask(pipe: Connection, directory: Path, options: dict[str, Any]) -> None:
     except Exception as error:
         got = error
     pipe.send((got, report.stats().lease_lost))
+    pipe.recv()  # stay until the test's end: a process that ends wakes those who wait for it
 
 
 def mine(directory: Path, value: str = "mine", **options: Any) -> Any:
@@ -263,6 +266,44 @@ def ask_and_wait(pipe: Connection, directory: Path, options: dict[str, Any]) -> 
         pipe.send(report(1))
     except Exception as error:
         pipe.send(error)
+
+
+@pytest.mark.parametrize("news", ["fill", "abandon", "invalidate", "set"])
+def test_news_are_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, news: str) -> None:
+    """Promise 2: waiters would sleep until their next look, a second later; here, half a minute."""
+    monkeypatch.setattr(disk, "SAFETY", 30.0)
+    asleep, got = threading.Event(), []
+    report = mine(tmp_path)
+    park = type(BLOCKING).park
+
+    async def note_and_park(*args: Any) -> bool:
+        asleep.set()  # the lease has been looked at, and stood: nothing but news will end this
+        return await park(*args)
+
+    monkeypatch.setattr(type(BLOCKING), "park", note_and_park)
+
+    def call() -> None:
+        try:
+            got.append(report(1))
+        except ComputationFailed as error:
+            got.append(error.type_name)
+
+    with other(ask, tmp_path, {}) as holder:
+        assert holder.hear() == "computing"
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        assert asleep.wait(10)
+        match news:
+            case "fill":
+                holder.tell(Answer("theirs"))
+            case "abandon":
+                holder.tell(Answer(error=LookupError()))
+            case "invalidate":
+                mine(tmp_path).invalidate(1)
+            case "set":
+                mine(tmp_path).set("set", 1)
+        caller.join(10)
+        assert got == [{"fill": "theirs", "abandon": "builtins.LookupError", "invalidate": "mine", "set": "set"}[news]]
 
 
 def fork_and_compute(pipe: Connection, directory: Path) -> None:

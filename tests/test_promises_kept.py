@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class Breakable:
 
         async def asked(*args: Any, **kwargs: Any) -> Any:
             self._world.asked.append(name)
+            self._world.before.pop(name, int)()
             if self._world.cut:
                 raise EngineError("there is nobody at the other end")
             return await verb(*args, **kwargs)
@@ -44,6 +46,7 @@ class World:
         inner = MemoryEngine(sealed=True)
         self.cut = False
         self.asked: list[str] = []
+        self.before: dict[str, Any] = {}  # what is done once, just before a verb reaches the engine
         self.claims, self.aclaims = Breakable(inner.claims, self), Breakable(inner.aclaims, self)
         self.store, self.astore = Breakable(inner.store, self), Breakable(inner.astore, self)
         self.locks, self.alocks = Breakable(inner.locks, self), Breakable(inner.alocks, self)
@@ -75,6 +78,15 @@ def test_a_change_that_can_not_be_made_raises(world: World, cache: Cache, verb: 
     world.cut = True
     with pytest.raises(EngineError):
         getattr(cache, verb)(*{"set": ("k", "new"), "clear": ()}.get(verb, ("k",)))
+
+
+def test_who_reads_during_an_invalidation_keeps_nothing(world: World) -> None:
+    """What was read just before the engine forgot it would be served by the local tier, after the invalidation."""
+    with Cache(engine=world, local={"ttl": 600}, ttl=600, early=0) as cache:  # type: ignore[arg-type]
+        cache.set("k", "old")
+        world.before = {"invalidate": lambda: cache.get_or_compute("k", lambda: "not yet")}
+        assert cache.invalidate("k")
+        assert cache.get_or_compute("k", lambda: "new") == "new"
 
 
 # -- 7: an engine that is down is not an outage ---------------------------------------------------------------------
@@ -220,3 +232,27 @@ def test_every_exit_gives_the_lease_back(cache: Cache, world: World, error: type
     done.start()
     done.join(10)
     assert not done.is_alive()
+
+
+def test_a_cancellation_does_not_cut_a_fill_in_two(world: World, cache: Cache) -> None:
+    """The value would be lost, or the lease stand on, where the client's own request can be cancelled."""
+
+    async def main() -> None:
+        filling, go = asyncio.Event(), asyncio.Event()
+        fill = world.aclaims.fill
+
+        async def slow_fill(*args: Any) -> Any:
+            filling.set()
+            await go.wait()
+            return await fill(*args)
+
+        world.aclaims.fill = slow_fill  # type: ignore[attr-defined]
+        call = asyncio.create_task(cache.aget_or_compute("k", lambda: "value", lease=60))
+        await filling.wait()
+        call.cancel()
+        asyncio.get_running_loop().call_soon(go.set)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await asyncio.wait_for(cache.aget_or_compute("k", lambda: "computed twice"), 10) == "value"
+
+    asyncio.run(main())

@@ -216,7 +216,7 @@ def test_twins() -> None:
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)", README))))
 def test_links_lead_somewhere(link: str) -> None:
     """A reader would be sent to a file that is not there."""
-    assert link.startswith("https://") or (ROOT / link).is_file()
+    assert link.startswith("https://") or (ROOT / link).exists()
 
 
 def test_what_the_text_names_of_the_package_is_there() -> None:
