@@ -184,6 +184,8 @@ class Scope:
         if found is None or entry is None or entry.raised:
             return None
         if core.tier is not None:
+            if self._prefix(looks) + key != physical:
+                return None  # bumped before the ticket was taken: it would hold for ever
             self.keep(physical, Landing(entry, ticket=found.ticket, at=at), None, self.policy)
         elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
             return None
@@ -217,6 +219,8 @@ class Scope:
         finally:
             if place is not None:
                 place.free()
+        if landing.ticket is not None and self.core.own_tier and await self.learn(colour) + key != physical:
+            return landing  # bumped before the ticket was taken: kept, it would hold for ever
         resident = self.keep(physical, landing, sample, policy)
         if resident is not None and home is not None:
             home(resident)
