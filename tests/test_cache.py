@@ -263,6 +263,35 @@ def _same(x: int) -> int:
     return x
 
 
+@pytest.mark.parametrize("way", ["look", "claim"])
+def test_an_invalidate_all_between_generation_and_ticket(way: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Read under the old generation, with a ticket from after it: every hit would be stale until the ttl's end."""
+    answers = ["old"]
+
+    def answer(x: int) -> str:
+        return answers[-1]
+
+    with made("disk local", tmp_path) as first, made("disk local", tmp_path) as second:
+        f, g = first.cached(answer), second.cached(answer)
+        g(1)
+        f.peek(1)  # the generation is known here
+        engine: Any = first.engine
+        port = engine.looks if way == "look" else engine.claims
+        if way == "claim":
+            monkeypatch.setattr(engine.looks, "look", lambda key: None)
+        asked = getattr(port, way)
+
+        def meanwhile(*args: Any) -> Any:
+            if len(answers) == 1:
+                answers.append("new")
+                g.invalidate_all()
+            return asked(*args)
+
+        monkeypatch.setattr(port, way, meanwhile)
+        assert f(1) in ("old", "new")
+        assert [f(1) for _ in range(3)] == ["new"] * 3
+
+
 def test_bytes_that_are_not_ours_are_a_miss(tmp_path: Path) -> None:
     """An entry written with another key is refused, told, and computed anew."""
     seen: list[events.Event] = []
