@@ -91,6 +91,7 @@ class Cached:
         self._find = find
         self._lock = threading.Lock()
         self._home: Home | None = None
+        self.told = False  # that another function has its name
         self._scope: Scope | None = None
         self._make_key: Callable[..., str] | None = None
         if isinstance(key, str):
@@ -142,7 +143,7 @@ class Cached:
                 name = name_of(self.function)
                 name = f"{namespace}:{name}" if namespace else name
                 name = name if version is None else f"{name}@{version}"
-                _note_name(name, self)
+                _note_name(name, self, home)
                 policy = home.policy.with_options(**_among(self.options, Policy.__dataclass_fields__))
                 coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(f"{name}:")
@@ -485,11 +486,19 @@ def _set_switch(off: bool) -> None:
     unbind_all()  # or hits would go on
 
 
-def _note_name(name: str, cached: Cached) -> None:
-    """Say once if two functions that both live share their keys: closures of one factory, mostly."""
+def _note_name(name: str, cached: Cached, home: Home) -> None:
+    """Say once if two functions that both live share their keys: lambdas, and closures of one factory, mostly."""
     other = _names.setdefault(name, cached)
-    if other is not cached and other.function is not cached.function and other.function.__closure__:
-        _log.warning("two functions are called %s and share their values: give each a version= or namespace=", name)
+    if other is cached or other._home is not home or cached.told or not _differ(other.function, cached.function):
+        return
+    cached.told = True
+    _log.warning("two functions are called %s and share their values: give each a version= or namespace=", name)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """May they compute different values? What was loaded anew from the same source does not."""
+    same = one is other or getattr(one, "__code__", one) == getattr(other, "__code__", other)
+    return one is not other and (not same or bool(getattr(one, "__closure__", None)))
         _names[name] = cached
 
 
