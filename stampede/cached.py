@@ -491,7 +491,7 @@ def _note_name(name: str, cached: Cached, home: Home) -> None:
     other = _names.setdefault(name, cached)
     if other is cached or other._home is not home or cached.told or not _differ(other.function, cached.function):
         return
-    cached.told = True
+    cached.told = other.told = True
     _log.warning("two functions are called %s and share their values: give each a version= or namespace=", name)
 
 
@@ -499,7 +499,6 @@ def _differ(one: Any, other: Any) -> bool:
     """May they compute different values? What was loaded anew from the same source does not."""
     same = one is other or getattr(one, "__code__", one) == getattr(other, "__code__", other)
     return one is not other and (not same or bool(getattr(one, "__closure__", None)))
-        _names[name] = cached
 
 
 def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
