@@ -345,6 +345,23 @@ def test_disabled_reaches_every_door() -> None:
     assert [f(), f()] == [9, 9]
 
 
+def test_testing_is_light_and_holds_what_it_names(tmp_path: Path) -> None:
+    """Application code may import it outside of tests, where there is no pytest."""
+    program = """
+import sys
+sys.modules["pytest"] = None
+import stampede.testing as testing
+with testing.isolated(), testing.disabled(): testing.FakeClock().advance(1)
+assert "stampede.testing.explorer" not in sys.modules
+assert callable(testing.explore) and callable(testing.roam)
+"""
+    run(tmp_path, program)
+    import stampede.testing
+
+    assert all(hasattr(stampede.testing, name) for name in stampede.testing.__all__)
+    assert not hasattr(stampede.testing, "no_such_name")
+
+
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +383,31 @@ def test_closures_that_share_a_name_are_told_of(caplog: pytest.LogCaptureFixture
         f"two functions are called {first.__module__}:{first.__qualname__} "
         "and share their values: give each a version= or namespace="
     ]
+
+
+def test_lambdas_that_share_a_name_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """All lambdas of one place are called the same. In two caches they share nothing, and nothing is said."""
+    double, triple = cached(lambda x: x * 2), cached(lambda x: x * 3)
+    elsewhere = cached(cache=Cache())(lambda x: x * 4)
+    with caplog.at_level(logging.WARNING, "stampede"):
+        double(1)
+        assert elsewhere(1) == 4
+        assert caplog.records == []
+        triple(1)
+        triple(2)
+        configure(ttl=5)
+        double(1)
+        triple(1)
+    assert len(caplog.records) == 1
+
+
+def test_a_function_decorated_twice_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Two doors to one function share its values on purpose."""
+    compute = counting()
+    first, second = cached(compute), cached(ttl=5)(compute)
+    with caplog.at_level(logging.WARNING, "stampede"):
+        assert [first(), second(), first()] == [1, 1, 1]
+    assert caplog.records == []
 
 
 def test_versions_and_namespaces_keep_apart() -> None:
