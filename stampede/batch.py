@@ -13,7 +13,8 @@ from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import CodecError, WaitTimeout
 from stampede.fill import Call, claim, land, quietly
-from stampede.flight import Flight, Landing
+from stampede.flight import Flight
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Granted
 

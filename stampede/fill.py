@@ -25,7 +25,8 @@ from stampede.errors import (
     TooLarge,
     WaitTimeout,
 )
-from stampede.flight import Flight, Flights, Landing, nested
+from stampede.flight import Flight, Flights, nested
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted
 

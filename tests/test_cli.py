@@ -193,7 +193,7 @@ class Unversioned:
 
 
 class PlainStore:
-    scheme, shared, fenced, pushes, coherent, looks = "plain", True, False, False, False, None
+    scheme, shared, fenced, pushes, coherent, looks, tier = "plain", True, False, False, False, None, None
     claims = aclaims = locks = alocks = None
 
     def __init__(self) -> None:

@@ -60,6 +60,7 @@ class Switched:
     shared = fenced = pushes = True
     coherent = False
     looks = None
+    tier = None
 
     def __init__(self) -> None:
         self.plug = Plug()

@@ -43,6 +43,7 @@ class FileEngine:
     pushes = True
     coherent = False
     looks = None
+    tier = None
 
     claims = aclaims = store = astore = None
 

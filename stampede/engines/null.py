@@ -22,6 +22,7 @@ class NullEngine:
     pushes = True
     coherent = False
     looks = None
+    tier = None
 
     def __init__(self) -> None:
         self.claims = self.aclaims = self.store = self.astore = _Nothing()

@@ -56,6 +56,7 @@ class Paired:
         self.pushes = locks.pushes
         self.coherent = False
         self.looks = None
+        self.tier = None
         self.locks = locks.locks
         self.alocks = locks.alocks or _LocksBeside(locks.locks)
         self._holds = _Holds(max_hold, clock)
@@ -197,7 +198,7 @@ class _Verbs:
             await self.invalidate(key)  # for the sake of a computation under way
             return False
         fresh = kept.fresh > 0
-        stale = replace(there, id=new_id(), fresh=min(there.fresh, 0.0))  # of a new version, so that its fill is refused
+        stale = replace(there, id=new_id(), fresh=min(there.fresh, 0.0))  # a new version: fills under way are refused
         return await self._store.replace(key, there.id, stale) and fresh
 
     async def invalidate(self, key: str) -> bool:
