@@ -465,6 +465,15 @@ switch = Switch()
 switch.off = os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0")
 
 
+def _after_fork() -> None:
+    for cached in list(_all):
+        cached._lock = threading.Lock()  # a thread that was binding is not here to open it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def unbind_all() -> None:
     """Every function finds its cache again at its next call."""
     for cached in list(_all):
