@@ -261,7 +261,9 @@ class Scope:
     async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
         policy = policy or self.policy
         ttl = policy.ttl_of(kept_whole(value))
-        entry = Entry(value, new_id(), 0.0, 0.0, ttl, ttl, ttl + policy.stale)
+        known = self.core.front.known(await self.learn(colour) + key)
+        cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
+        entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
         await self._change(colour, key, "set", lambda store, physical: store.set(physical, entry))
 
     async def expire(self, colour: Colour, key: str) -> bool:

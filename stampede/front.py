@@ -48,6 +48,11 @@ class Front:
         resident.hits += 1
         return resident
 
+    def known(self, key: str) -> Entry[Any] | None:
+        """What was kept of this key last, whatever has become of it."""
+        resident = self.tier.get(key) if self.tier is not None else None
+        return None if resident is None else resident.entry
+
     def is_due(self, key: str) -> bool:
         """Is there a resident, fresh and true, whose early moment has come?"""
         resident = self.tier.get(key) if self.tier is not None else None
