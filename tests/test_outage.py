@@ -59,7 +59,7 @@ class Switched:
     scheme = "switched"
     shared = fenced = pushes = True
     coherent = False
-    looks = None
+    looks = tier = None
     tier = None
 
     def __init__(self) -> None:
