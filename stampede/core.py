@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import itertools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -39,7 +40,8 @@ class Core:
         self.outage = outage
         self.tell = tell
         self.flights = Flights()
-        self.epoch = 0  # grows with every invalidate_all and clear of this process
+        self._epochs = itertools.count(1)
+        self.epoch = 0  # another one after every invalidate_all and clear of this process
 
     def forget(self, key: str, *, hard: bool = True) -> None:
         """From now on nobody in this process gets what is kept here, nor (if hard) what is being computed."""
@@ -51,7 +53,7 @@ class Core:
 
     def forget_all(self, prefix: str = "", scope: str | None = None) -> None:
         """The same for the keys with this prefix, of this scope; or for all."""
-        self.epoch += 1
+        self.epoch = next(self._epochs)
         self.flights.detach_all(prefix)
         if self.outage is not None:
             self.outage.forget_all()
