@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import itertools
+import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
