@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from herd import Herd, Origin, until
 
-from stampede import Cache, CodecError, EngineError, Lock, core, events, try_lock
+from stampede import Cache, CodecError, EngineError, Lock, core, events, front, try_lock
 from stampede.engines.disk import rows
 from stampede.engines.memory import MemoryEngine
 from stampede.testing import FakeClock
@@ -42,7 +42,7 @@ class Breakable:
 class World:
     """An engine that holds bytes, as a server would, and a cable that can be cut."""
 
-    scheme, shared, fenced, pushes, coherent, looks = "breakable", True, True, True, False, None
+    scheme, shared, fenced, pushes, coherent, looks, tier = "breakable", True, True, True, False, None, None
 
     def __init__(self) -> None:
         inner = MemoryEngine(sealed=True)
@@ -206,7 +206,8 @@ def test_nothing_is_something(cache: Cache, value: object) -> None:
 def test_time_left_counts_from_before_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow reply would lengthen a value's life by as long as it was under way."""
     clock = FakeClock()
-    monkeypatch.setattr(core, "_clock", clock)
+    for module in (core, front):
+        monkeypatch.setattr(module, "_clock", clock)
     world = World()
     inner = MemoryEngine(sealed=True, clock=clock)
     world.claims, world.store = _Slow(inner.claims, clock), inner.store
