@@ -125,7 +125,7 @@ class GuardedClaims:
         return reply
 
     async def _settle(self) -> None:
-        """Give back what claims without an answer may have been granted: our own leases must not lock us out."""
+        """Give back what may still be ours from before the outage: our own leases must not lock us out."""
         unknown = self._outage.unknown
         while unknown:
             key, token = unknown[0]
@@ -140,7 +140,9 @@ class GuardedClaims:
                 stored = await self._port.fill(key, token, entry)
             except EngineError as error:
                 outage.failed(error)
+                outage.unknown.append((key, token))
                 if outage.strict:
+                    outage.granted.pop(token, None)
                     raise
             else:
                 outage.granted.pop(token, None)
@@ -159,11 +161,13 @@ class GuardedClaims:
             await self._refuge.abandon(key, token, verdict, rest)
             return
         outage.granted.pop(token, None)
-        if not outage.down:
-            try:
+        try:
+            if not outage.down:
                 await self._port.abandon(key, token, verdict, rest)
-            except EngineError as error:
-                outage.failed(error)
+                return
+        except EngineError as error:
+            outage.failed(error)
+        outage.unknown.append((key, token))  # it goes when the engine is back
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         outage = self._outage
