@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from stampede.entry import Entry
@@ -24,6 +25,7 @@ class Landing:
     stored: bool = False  # computed here, and the engine has it
     at: float = 0.0  # the moment from which the entry's durations count
     until: float | None = None  # nobody needs to ask again before so many seconds have passed
+    as_of: float = inf  # the moment before the engine was asked: who began later must ask it anew
 
     def for_follower(self) -> Landing:
         """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
