@@ -14,6 +14,7 @@ from stampede.entry import Entry, Verdict
 
 __all__ = [
     "Ask",
+    "Asked",
     "Busy",
     "Claims",
     "Engine",
@@ -22,6 +23,7 @@ __all__ = [
     "Granted",
     "Locks",
     "Looks",
+    "Many",
     "Reply",
     "Store",
     "Ticket",
@@ -190,6 +192,21 @@ class Looks(Protocol):
         ...
 
 
+class Asked(NamedTuple):
+    """A verb of `Claims`, to be asked together with others."""
+
+    verb: str
+    args: tuple[Any, ...]
+
+
+class Many(Protocol):
+    """Of an engine to which the way is long: many verbs in one round trip."""
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        """What each would have returned, or the EngineError that it would have raised; blocking."""
+        ...
+
+
 class Locks(Protocol):
     """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
 
@@ -236,6 +253,8 @@ class Engine(Protocol):
     def astore(self) -> Store | None: ...
     @property
     def looks(self) -> Looks | None: ...
+    @property
+    def many(self) -> Many | None: ...
     @property
     def tier(self) -> Any:
         """The `local.Tier` that is its store, of an engine inside this process; else None."""

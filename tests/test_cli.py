@@ -193,7 +193,8 @@ class Unversioned:
 
 
 class PlainStore:
-    scheme, shared, fenced, pushes, coherent, looks, tier = "plain", True, False, False, False, None, None
+    scheme, shared, fenced, pushes, coherent = "plain", True, False, False, False
+    looks = tier = many = None
     claims = aclaims = locks = alocks = None
 
     def __init__(self) -> None:

@@ -485,7 +485,7 @@ def test_an_engine_of_values_only_is_no_lock() -> None:
     class Values:
         scheme = "values"
         shared = fenced = pushes = coherent = False
-        claims = aclaims = store = astore = locks = alocks = looks = tier = None
+        claims = aclaims = store = astore = locks = alocks = looks = tier = many = None
 
         def ping(self) -> float:
             return 0.0

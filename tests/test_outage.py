@@ -61,6 +61,7 @@ class Switched:
     coherent = False
     looks = tier = None
     tier = None
+    many = None
 
     def __init__(self) -> None:
         self.plug = Plug()

@@ -42,7 +42,8 @@ class Breakable:
 class World:
     """An engine that holds bytes, as a server would, and a cable that can be cut."""
 
-    scheme, shared, fenced, pushes, coherent, looks, tier = "breakable", True, True, True, False, None, None
+    scheme, shared, fenced, pushes, coherent = "breakable", True, True, True, False
+    looks = tier = many = None
 
     def __init__(self) -> None:
         inner = MemoryEngine(sealed=True)

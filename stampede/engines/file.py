@@ -44,6 +44,7 @@ class FileEngine:
     coherent = False
     looks = None
     tier = None
+    many = None
 
     claims = aclaims = store = astore = None
 
@@ -145,7 +146,7 @@ class _Names:
 
     def _begin(self) -> None:
         self._held: dict[tuple[str, bytes], _Held] = {}
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # reentrant: a signal's handler may want a lock in the middle of this
         self._watchman: threading.Thread | None = None
 
     def prepare(self) -> None:

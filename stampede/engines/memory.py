@@ -35,6 +35,7 @@ class MemoryEngine:
     pushes = True
     coherent = False
     looks = None
+    many = None
 
     def __init__(
         self,

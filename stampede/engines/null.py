@@ -23,6 +23,7 @@ class NullEngine:
     coherent = False
     looks = None
     tier = None
+    many = None
 
     def __init__(self) -> None:
         self.claims = self.aclaims = self.store = self.astore = _Nothing()

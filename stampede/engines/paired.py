@@ -57,6 +57,7 @@ class Paired:
         self.coherent = False
         self.looks = None
         self.tier = None
+        self.many = None
         self.locks = locks.locks
         self.alocks = locks.alocks or _LocksBeside(locks.locks)
         self._holds = _Holds(max_hold, clock)

@@ -48,6 +48,7 @@ class DiskEngine:
     pushes = True
     coherent = True
     tier = None
+    many = None
 
     def __init__(self, directory: str | os.PathLike[str], *, max_bytes: int = 1 << 30, timeout: float = 2.0) -> None:
         if max_bytes < _LEAST:

@@ -56,6 +56,13 @@ class Opened:
     def current(self) -> bool:
         return self.stamps.current and self.file.exists()
 
+    def rested(self) -> sqlite3.Connection | None:
+        """A connection that nobody is using."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return None
+
 
 class Write:
     """One transaction under way: its connection, and the slots that it has marked."""
@@ -98,9 +105,10 @@ class Database:
         self.opened()
 
     def _begin(self) -> None:
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()  # these two may be wanted by a finalizer, or a signal, that interrupts us
+        self._pool = threading.RLock()
         self._writing = threading.Lock()
-        self._pool = threading.Lock()
+        self._writer = 0  # the thread that is writing
         self._out = 0
         self._halted = False
 
@@ -238,7 +246,7 @@ class Database:
         """A connection that no other thread has. One that met trouble isn't used again."""
         with self._pool:
             self._out += 1
-            connection = opened.idle.pop() if opened.idle else None
+            connection = opened.rested()
         try:
             if connection is None:
                 connection = self._connect(opened)
@@ -278,7 +286,7 @@ class Database:
         """One row, of one statement. `Locked`: not at this moment."""
         with self._pool:
             self._out += 1
-            connection = opened.idle.pop() if opened.idle else None
+            connection = opened.rested()
         try:
             if connection is None:
                 connection = self._connect(opened)
@@ -329,11 +337,14 @@ class Database:
     def writing(self) -> Iterator[Write]:
         """One transaction, with no other writer in any process. It holds if the block ends well, else nothing does."""
         deadline = time.monotonic() + self._timeout
+        if self._writer == threading.get_ident():
+            raise EngineError(f"a finalizer or signal interrupted a write to {self.directory}, and can't write itself")
         if not self._writing.acquire(timeout=self._timeout):
             raise EngineError(f"another thread has been writing to {self.directory} for {self._timeout:g} s")
         opened: Opened | None = None
         trouble: sqlite3.Error | None = None
         try:
+            self._writer = threading.get_ident()
             opened = self._gate(deadline)
             try:
                 with self._connection(opened) as connection:
@@ -352,6 +363,7 @@ class Database:
         except sqlite3.Error as error:
             trouble = error
         finally:
+            self._writer = 0
             self._writing.release()
         if trouble is not None and opened is not None:
             raise self._told(trouble, opened) from trouble
@@ -398,6 +410,7 @@ class Database:
         if not self._writing.acquire(blocking=False):
             return
         try:
+            self._writer = threading.get_ident()
             if opened.stamps.enter():
                 try:
                     if opened.stamps.words[slot] == MARK and opened.current:
@@ -410,6 +423,7 @@ class Database:
         except sqlite3.Error:
             pass  # the mark stays: nothing is kept locally
         finally:
+            self._writer = 0
             self._writing.release()
 
     # -- trouble ------------------------------------------------------------------------------------------------
