@@ -108,7 +108,7 @@ class Database:
         self._opening = threading.RLock()  # these two may be wanted by a finalizer, or a signal, that interrupts us
         self._pool = threading.RLock()
         self._writing = threading.Lock()
-        self._writer = 0  # the thread that is writing
+        self._writers: set[int] = set()  # threads that write, or wait to
         self._out = 0
         self._halted = False
 
@@ -337,14 +337,10 @@ class Database:
     def writing(self) -> Iterator[Write]:
         """One transaction, with no other writer in any process. It holds if the block ends well, else nothing does."""
         deadline = time.monotonic() + self._timeout
-        if self._writer == threading.get_ident():
-            raise EngineError(f"a finalizer or signal interrupted a write to {self.directory}, and can't write itself")
-        if not self._writing.acquire(timeout=self._timeout):
-            raise EngineError(f"another thread has been writing to {self.directory} for {self._timeout:g} s")
+        self._take_turn(self._timeout)
         opened: Opened | None = None
         trouble: sqlite3.Error | None = None
         try:
-            self._writer = threading.get_ident()
             opened = self._gate(deadline)
             try:
                 with self._connection(opened) as connection:
@@ -363,10 +359,23 @@ class Database:
         except sqlite3.Error as error:
             trouble = error
         finally:
-            self._writer = 0
-            self._writing.release()
+            self._end_turn()
         if trouble is not None and opened is not None:
             raise self._told(trouble, opened) from trouble
+
+    def _take_turn(self, timeout: float) -> None:
+        """Be the only thread of this process that writes."""
+        me = threading.get_ident()
+        if me in self._writers:
+            raise EngineError(f"a finalizer or signal interrupted a write to {self.directory}, and can't write itself")
+        self._writers.add(me)
+        if not self._writing.acquire(timeout=timeout):
+            self._writers.discard(me)
+            raise EngineError(f"another thread has been writing to {self.directory} for {timeout:g} s")
+
+    def _end_turn(self) -> None:
+        self._writing.release()
+        self._writers.discard(threading.get_ident())
 
     def _gate(self, deadline: float) -> Opened:
         """The gate of what the directory means at this moment, locked."""
@@ -407,10 +416,11 @@ class Database:
 
     def mend(self, opened: Opened, slot: int) -> None:
         """Put a stamp where a writer that was killed left its mark. Nothing, if a writer is at work."""
-        if not self._writing.acquire(blocking=False):
+        try:
+            self._take_turn(0)
+        except EngineError:
             return
         try:
-            self._writer = threading.get_ident()
             if opened.stamps.enter():
                 try:
                     if opened.stamps.words[slot] == MARK and opened.current:
@@ -423,8 +433,7 @@ class Database:
         except sqlite3.Error:
             pass  # the mark stays: nothing is kept locally
         finally:
-            self._writer = 0
-            self._writing.release()
+            self._end_turn()
 
     # -- trouble ------------------------------------------------------------------------------------------------
 
@@ -447,7 +456,9 @@ class Database:
 
     def _heal(self, opened: Opened) -> str:
         """Move the damaged file aside and begin a new one: by one process, if several find the damage at once."""
-        if not self._writing.acquire(timeout=self._timeout):
+        try:
+            self._take_turn(self._timeout)
+        except EngineError:
             return "it is still in use"
         try:
             if not self._enter(opened.stamps, time.monotonic() + self._timeout):
@@ -467,7 +478,7 @@ class Database:
             finally:
                 opened.stamps.leave()
         finally:
-            self._writing.release()
+            self._end_turn()
 
     def _keep_two_damaged(self) -> None:
         for path in sorted(self.directory.glob("*.damaged-*"), key=lambda path: path.stat().st_mtime)[:-2]:
