@@ -111,12 +111,13 @@ class Flights:
                     flight.loops.add(loop)
                 return flight, False
             orphan = flight
-            flight = self._flights[key] = Flight(self, key)
+            flight = Flight(self, key)
             if loop is None:
                 flight.thread = threading.get_ident()
             else:
                 flight.loop = loop
                 flight.loops.add(loop)
+            self._flights[key] = flight  # whole: a signal's handler that joined it half made would wait for itself
         if orphan is not None:
             self._cut(orphan)
         return flight, True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stampede import Cache, events
+from stampede import Cache, EngineError, RecursiveComputation, events
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.rows import key_number
 
@@ -66,3 +67,60 @@ def test_a_hostile_holder_s_name_is_nobody_s_and_no_path(tmp_path: Path, holder:
             file.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", row)
         assert cache.get_or_compute("k", lambda: "mine") == "mine"
     assert victim.exists()
+
+
+Line = tuple[str, int]
+
+
+def lines_of(act: Callable[[], object], at: Callable[[Line], object]) -> None:
+    """Do `act`, and tell of each line of ours before it runs: any of them may be interrupted by a finalizer."""
+    busy = False
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal busy
+        name = frame.f_code.co_filename
+        if busy or ("/stampede/" not in name and "<stampede" not in name):
+            return None
+        if event == "line":
+            busy = True
+            try:
+                at((name, frame.f_lineno))
+            finally:
+                busy = False
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("url", ["memory://", "disk://{}"])
+def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, url: str) -> None:
+    """A __del__, or a signal's handler, that calls the function in the middle of a call would wait for itself."""
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    def called(at: Callable[[Any, Line], object]) -> None:
+        with Cache(url.format(tmp_path), ttl=0) as cache:
+            function = cache.cached(double)
+            lines_of(lambda: function(1), lambda line: at(function, line))
+
+    def interrupted(function: Any, line: Line, where: list[Line]) -> None:
+        if [line] == where:
+            where.clear()
+            try:
+                assert function(1) == 2
+            except (RecursiveComputation, EngineError):
+                pass  # said at once, and not waited for
+
+    lines: dict[Line, None] = {}
+    called(lambda _, line: lines.setdefault(line))
+    for where in lines:
+        once = [where]
+        thread, _ = in_thread(lambda once=once: called(lambda function, line: interrupted(function, line, once)))
+        thread.join(5)
+        assert not thread.is_alive(), where
