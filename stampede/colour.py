@@ -101,6 +101,7 @@ class Crowd(Protocol):
     """The callers of one computation, as the colour that runs it sees them."""
 
     cancel: Callable[[], object] | None
+    unborn: Callable[[], object] | None  # what is left to do if the computation is cancelled before its first step
 
     def leave(self) -> bool:
         """One caller less. True: it was the last, and the computation was cancelled."""
@@ -190,6 +191,7 @@ class _Suspending:
         loop = asyncio.get_running_loop()
         task = hold_task(loop.create_task(work))
         crowd.cancel = lambda: _soon(loop, task.cancel)
+        task.add_done_callback(lambda ended: crowd.unborn() if ended.cancelled() and crowd.unborn else None)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -120,7 +122,65 @@ def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, ur
     lines: dict[Line, None] = {}
     called(lambda _, line: lines.setdefault(line))
     for where in lines:
-        once = [where]
-        thread, _ = in_thread(lambda once=once: called(lambda function, line: interrupted(function, line, once)))
+        thread, _ = in_thread(partial(called, partial(interrupted, where=[where])))
         thread.join(5)
         assert not thread.is_alive(), where
+
+
+def test_a_computation_that_is_cancelled_before_its_first_step_gives_its_lease_back() -> None:
+    """A loop that ended in the same turn in which somebody began to compute would leave the key locked for a lease."""
+    cache = Cache("memory://", lease=60)
+
+    @cache.cached
+    async def value() -> int:
+        return 1
+
+    async def leave_at_once() -> None:
+        begin = asyncio.Event()
+
+        async def ask() -> None:
+            await begin.wait()
+            await value()
+
+        task = asyncio.create_task(ask())
+        await asyncio.sleep(0.01)
+        begin.set()
+        assert not task.done()
+
+    asyncio.run(leave_at_once())
+    assert asyncio.run(asyncio.wait_for(value(), 10)) == 1
+
+
+class Shaped(Exception):
+    def __init__(self, status: int, *, reason: str) -> None:
+        super().__init__(f"{status} {reason}")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("url", ["memory://", "disk://{}"])
+def test_errors_with_odd_constructors_are_raised_again_as_themselves(tmp_path: Path, url: str) -> None:
+    """Who asks second would get the TypeError of an __init__ that takes other arguments than it hands on."""
+    with Cache(url.format(tmp_path)) as cache:
+
+        def fail() -> None:
+            raise Shaped(404, reason="gone")
+
+        for _ in range(2):
+            with pytest.raises(Shaped, match="404 gone"):
+                cache.get_or_compute("k", fail, raises=Shaped)
+
+
+@pytest.mark.parametrize("url", ["memory://", "disk://{}"])
+def test_an_error_whose_message_fails_reaches_its_caller(tmp_path: Path, url: str) -> None:
+    """An error whose __str__ raises would be replaced by what that raises."""
+    with Cache(url.format(tmp_path)) as cache:
+
+        def fail() -> None:
+            raise Mute
+
+        with pytest.raises(Mute):
+            cache.get_or_compute("k", fail)
