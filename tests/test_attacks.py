@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -184,3 +185,21 @@ def test_an_error_whose_message_fails_reaches_its_caller(tmp_path: Path, url: st
 
         with pytest.raises(Mute):
             cache.get_or_compute("k", fail)
+
+
+def test_an_exit_under_computations_releases_before_it_closes(tmp_path: Path) -> None:
+    """At exit the engine would be closed before its leases are given back: a warning, and the leases stay."""
+    script = """
+import sys, threading
+from stampede import Cache
+cache, begun = Cache(sys.argv[1]), threading.Event()
+def compute():
+    begun.set()
+    threading.Event().wait()
+threading.Thread(target=lambda: cache.get_or_compute("k", compute), daemon=True).start()
+begun.wait()
+"""
+    command = [sys.executable, "-c", script, f"disk://{tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    with closing(sqlite3.connect(next(tmp_path.glob("*.sqlite")))) as file:
+        assert (done.stderr, file.execute("SELECT * FROM leases").fetchall()) == ("", [])
