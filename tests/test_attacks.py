@@ -19,6 +19,7 @@ import pytest
 from stampede import Cache, EngineError, RecursiveComputation, events
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.rows import key_number
+from stampede.errors import OptionError
 
 
 def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -203,3 +204,9 @@ begun.wait()
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     with closing(sqlite3.connect(next(tmp_path.glob("*.sqlite")))) as file:
         assert (done.stderr, file.execute("SELECT * FROM leases").fetchall()) == ("", [])
+
+
+def test_more_seconds_than_a_float_can_hold_are_an_option_error() -> None:
+    """Who writes such a ttl would get an OverflowError that names nothing."""
+    with pytest.raises(OptionError, match="ttl"):
+        Cache("memory://", ttl=10**400)
