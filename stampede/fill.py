@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
 from random import random
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from stampede import early, events
 from stampede.colour import Colour, Loop, running_loop
@@ -44,6 +44,10 @@ class Hold(Protocol):
     foreign: bool  # we are a forked child: the lease is the parent's
 
 
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], Callable[[], object]], object]
+"""Have the work done; if it is cancelled before its first step, the second is called."""
+
+
 @dataclass(slots=True)
 class Call:
     """One caller's question, and the means to answer it."""
@@ -61,7 +65,7 @@ class Call:
     hold: Callable[[Call, float], AbstractContextManager[Hold]]  # keeps the lease for at most so many seconds
     drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
     tell: Callable[[events.Event], object]
-    spawn: Callable[[Coroutine[Any, Any, Any]], object] | None = None  # a place beside the caller, if it has one
+    spawn: Spawn | None = None  # a place beside the caller, if it has one
     seen: Entry[Any] | None = None  # the local tier's entry, which is due
     force: bool = False  # compute, whatever is there
     draws: bool = True  # no local tier has drawn the early moment: this call does
@@ -108,7 +112,7 @@ async def lead(call: Call, flight: Flight) -> Landing:
         call.flights.offer(flight, Landing(kept, as_of=asked_at))
         if call.spawn is not None:
             flight.hand_over()
-            call.spawn(compute(call, flight, kept))
+            call.spawn(compute(call, flight, kept), lambda: never_begun(call, flight))
             return served(call, kept, "computing", until=call.policy.lease)
     flight.unborn = lambda: never_begun(call, flight)
     return await call.colour.aside(compute(call, flight, kept), flight)

@@ -210,3 +210,41 @@ def test_more_seconds_than_a_float_can_hold_are_an_option_error() -> None:
     """Who writes such a ttl would get an OverflowError that names nothing."""
     with pytest.raises(OptionError, match="ttl"):
         Cache("memory://", ttl=10**400)
+
+
+def test_wrong_types_in_the_file_are_a_miss(tmp_path: Path) -> None:
+    """A hostile row would reach the caller as a TypeError of our own comparisons."""
+    with Cache(f"disk://{tmp_path}/c", ttl=60) as cache:
+        f = cache.cached(lambda n: n)
+        assert [f(n) for n in range(3)] == [0, 1, 2]
+        (file,) = (tmp_path / "c").glob("*.sqlite")
+    with closing(sqlite3.connect(file)) as connection, connection:
+        for name in ("fresh", "keep", "cost", "margin", "ttl"):
+            connection.execute(f"UPDATE entries SET {name} = 'soon'")
+        connection.execute("UPDATE verdicts SET ends = x'00', rests = 'never'")
+    with Cache(f"disk://{tmp_path}/c", ttl=60) as cache:
+        g = cache.cached(lambda n: n)
+        assert [g(n) for n in range(3)] == [0, 1, 2]
+
+
+def test_a_refresh_that_never_began_gives_its_lease_back() -> None:
+    """A loop that ends in the turn in which a refresh is begun: the key would rest for a lease, with a warning."""
+    cache = Cache("memory://?codec=sealed", ttl=60, stale=60, background=True, lease=60)
+
+    @cache.cached
+    async def f() -> int:
+        return 1
+
+    async def main(*, last: bool) -> None:
+        await f()
+        await f.expire()
+        if last:
+            await f()  # a task is made, and the loop is over
+
+    asyncio.run(main(last=True))
+    began = monotonic()
+    assert asyncio.run(f()) == 1
+    assert asyncio.run(f.refresh()) == 1
+    assert monotonic() - began < 10
+    keys = cache.engine._parts[0]
+    assert not len(keys.leases)
