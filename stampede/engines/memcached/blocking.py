@@ -43,13 +43,21 @@ class Connection:
         self.longest = self._server.longest
         self.born = time.monotonic()
 
-    async def ask(self, commands: bytes, count: int = 1) -> list[Reply]:
+    async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
         try:
-            self._sock.sendall(commands)
-            replies = self._replies(count)
+            try:
+                self._sock.sendall(commands)
+                replies = self._replies(count)
+            except ConnectionError as closed:
+                if not twice or isinstance(closed, EngineError):
+                    raise
+                self._client.close()
+                self.connect()
+                self._sock.sendall(commands)
+                replies = self._replies(count)
         except BaseException as error:
             self.broken = True
-            if isinstance(error, (OSError, ValueError, IndexError)) and not isinstance(error, EngineError):
+            if isinstance(error, Exception):
                 raise trouble(self._server, error) from error
             raise
         for reply in replies:
@@ -118,8 +126,8 @@ class BlockingLine:
             link.close()
         elif link.broken:
             pool.destroy(link)
-            for other in pool.free:  # what broke one has broken them all, or they will find that out one by one
-                pool.destroy(other)
+            while pool.free:  # what broke one has broken them all, or they would find that out one by one
+                pool.destroy(pool.get())
         else:
             pool.release(link)
 

@@ -24,13 +24,20 @@ class Link(Protocol):
     born: float  # when it stood
     longest: int  # bytes of an item that the server takes
 
-    async def ask(self, commands: bytes, count: int = 1) -> list[Reply]:
-        """The replies, in order, of what goes out together. EngineError if there are none, or a refusal."""
+    async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
+        """The replies, in order, of what goes out together. EngineError if there are none, or a refusal.
+
+        `twice`: it may be sent again, over a new connection, where the old one turns out to have been closed. Not so
+        with a CAS number, which the server may have forgotten and given anew meanwhile.
+        """
         ...
 
 
 class Hold:
-    """One lease of ours. Who uses `link` has taken it out under the lock: one command at a time is about a lease."""
+    """One lease of ours.
+
+    Its signature and its fill never overlap: who signs holds the lock meanwhile, and who fills takes `link` under it.
+    """
 
     __slots__ = ("aliases", "bare", "cas", "lease", "link", "lock", "lost", "name", "sent", "signed", "token", "until")
 
@@ -55,7 +62,9 @@ class Hold:
         self.aliases.append(alias(cas))
 
     def take_link(self) -> Link | None:
-        """The connection that was kept for it, which is the caller's from now on."""
+        """The connection that was kept for it, which is the caller's from now on. It is waited for while in use."""
+        if self.signed:
+            return None
         with self.lock:
             link, self.link = self.link, None
         return link

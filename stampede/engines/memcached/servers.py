@@ -91,7 +91,7 @@ def trouble(server: Server, error: BaseException) -> EngineError:
 
 
 def refusal(server: Server, reply: Reply) -> EngineError | TooLarge:
-    """The server's own words. It says "large" of an item above its limit, and "out of memory" where it finds no room."""
+    """The server's own words: "large" is an item above its limit, "out of memory" one for which it finds no room."""
     told = reply.text.decode("utf-8", "replace")
     if b"large" in reply.text or b"out of memory" in reply.text:
         return TooLarge(f"{server.name}: {told}")

@@ -1,4 +1,4 @@
-"""The suspending side: one connection with each server for each event loop; what a turn of the loop asks goes together."""
+"""The suspending side: one connection per server and event loop; what one turn of the loop asks goes together."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stream(asyncio.Protocol):
         self.longest = self._server.longest
         self.born = time.monotonic()
 
-    async def ask(self, commands: bytes, count: int = 1) -> list[Reply]:
+    async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
         replies = await self._ask(commands, count)
         for reply in replies:
             if reply.text:

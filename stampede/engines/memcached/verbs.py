@@ -63,7 +63,7 @@ class Costs(dict[bytes, float]):
 
 
 class Keys(Versioned):
-    """Claims and Store of one colour. `later` takes leases to be signed in a moment; without it that is done at once."""
+    """Claims and Store of one colour. `later` takes leases to be signed in a moment; else that is done at once."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Keys(Versioned):
         try:
             for _ in range(TRIES):
                 sent = time.monotonic()
-                reply = (await link.ask(meta.claim(name)))[0]
+                reply = (await link.ask(meta.claim(name), twice=True))[0]
                 if reply.flags == PLAIN:
                     entry = items.read_plain(reply)
                     if entry is not None and items.good(entry, ask):
@@ -108,6 +108,52 @@ class Keys(Versioned):
             hold = self._holds.get(name, token)
             if hold is None or hold.link is not link:
                 self._line.give(link)
+
+    async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
+        """The answers to many claims, each with its own lease: one round trip per server, one more for its grants."""
+        names = [items.name_of(key) for key, _, _ in questions]
+        replies: dict[int, Reply] = {}
+        for group in self._line.groups(names):
+            link = await self._line.take(names[group[0]])
+            try:
+                for start in range(0, len(group), AT_ONCE):
+                    some = {at: names[at] for at in group[start : start + AT_ONCE]}
+                    replies.update(await self._claimed(link, some, questions))
+            except TooLarge as full:
+                raise EngineError(f"there is no room even for leases: {full}") from full
+            finally:
+                self._line.give(link)
+        return [replies[at] if at in replies else await self.claim(*question) for at, question in enumerate(questions)]
+
+    async def _claimed(
+        self, link: Link, names: dict[int, bytes], questions: Sequence[tuple[str, bytes, Ask]]
+    ) -> dict[int, Reply]:
+        """What can be said at once. The rest, which others are changing, is for claims of its own."""
+        sent = time.monotonic()
+        said: dict[int, Reply] = {}
+        won: list[tuple[int, Hold]] = []
+        seen = await link.ask(b"".join(map(meta.claim, names.values())), len(names), twice=True)
+        for (at, name), reply in zip(names.items(), seen, strict=True):
+            _, token, ask = questions[at]
+            if reply.won:
+                hold = Hold(name, token, ask.lease)
+                hold.vivid(reply.cas, sent)
+                self._holds.add(hold)
+                won.append((at, hold))
+            elif reply.flags != b"0":
+                answer = items.answer(items.read(reply), token, ask)
+                if answer is not None:
+                    said[at] = answer
+        sent = time.monotonic()
+        signatures = [self._signature(hold, Item(), hold.cas) for _, hold in won]
+        signed = await link.ask(b"".join(signatures), len(won)) if won else []
+        for (at, hold), reply in zip(won, signed, strict=True):
+            if reply.code == b"HD":
+                self._signed(hold, Item(), reply, sent)
+                said[at] = Granted(fence=int(reply.cas))
+            else:
+                self._holds.pop(hold.name, hold.token)
+        return said
 
     async def _vivid(
         self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float
@@ -151,14 +197,19 @@ class Keys(Versioned):
 
     async def _sign(self, link: Link, hold: Hold, item: Item, cas: bytes) -> bool:
         """Let a lease stand from now on, in its holder's name."""
+        sent = time.monotonic()
+        reply = (await link.ask(self._signature(hold, item, cas)))[0]
+        if reply.code == b"HD":
+            self._signed(hold, item, reply, sent)
+        return reply.code == b"HD"
+
+    def _signature(self, hold: Hold, item: Item, cas: bytes) -> bytes:
         item.holder, item.lease = hold.token, items.standing(hold.lease)
-        sent, body = time.monotonic(), items.write(item)
-        reply = (await link.ask(meta.put(hold.name, *body, cas)))[0]
-        if reply.code != b"HD":
-            return False
-        hold.stands(reply.cas, sent, item.lease - 1)
+        return meta.put(hold.name, *items.write(item), cas)
+
+    def _signed(self, hold: Hold, item: Item, reply: meta.Reply, sent: float) -> None:
+        hold.stands(reply.cas, sent, items.standing(hold.lease) - 1)
         hold.signed, hold.bare = True, item.bare
-        return True
 
     # -- the end of a lease -------------------------------------------------------------------------------------
 
@@ -240,14 +291,13 @@ class Keys(Versioned):
         name = items.name_of(key)
         hold = self._holds.get(name, token) or Hold(name, token, lease)
         hold.lease = lease
-        with hold.lock:
-            link, hold.link = hold.link, None
-            if link is None:
-                link = await self._line.take(name)
-            try:
-                return await self._renewed(link, hold)
-            finally:
-                self._line.give(link)
+        if hold.link is not None and self.sign(hold):
+            return True
+        link = await self._line.take(name)
+        try:
+            return await self._renewed(link, hold)
+        finally:
+            self._line.give(link)
 
     async def _renewed(self, link: Link, hold: Hold) -> bool:
         if hold.bare and hold.known_to(link) and await self._sign(link, hold, Item(), hold.cas):
@@ -261,16 +311,16 @@ class Keys(Versioned):
                 return True
         return False
 
-    def sign(self, hold: Hold) -> None:
+    def sign(self, hold: Hold) -> bool:
         """Put the holder's token into the stub, and let go of the connection. Of the blocking colour."""
         with hold.lock:
             link, hold.link = hold.link, None
             if link is None:
-                return
+                return hold.signed
             try:
-                run_blocking(self._sign(link, hold, Item(), hold.cas))
-            except EngineError:
-                pass  # its fill will see
+                return run_blocking(self._sign(link, hold, Item(), hold.cas))
+            except (EngineError, TooLarge):
+                return False  # its fill will see
             finally:
                 self._line.give(link)
 
@@ -287,7 +337,7 @@ class Keys(Versioned):
             await self._colour.park(Bell(), min(pause(waited, cost, random()), timeout - waited))
             link = await self._line.take(name)
             try:
-                reply = (await link.ask(meta.look(name)))[0]
+                reply = (await link.ask(meta.look(name), twice=True))[0]
             finally:
                 self._line.give(link)
             if reply.flags == b"0" and busy.token == alias(reply.cas):
@@ -319,7 +369,7 @@ class Keys(Versioned):
             try:
                 for start in range(0, len(group), AT_ONCE):
                     some = group[start : start + AT_ONCE]
-                    answers = await link.ask(b"".join([command(names[at]) for at in some]), len(some))
+                    answers = await link.ask(b"".join([command(names[at]) for at in some]), len(some), twice=True)
                     replies.update(zip(some, answers, strict=True))
             finally:
                 self._line.give(link)
@@ -333,7 +383,7 @@ class Keys(Versioned):
         link = await self._line.take(name)
         try:
             before(link)
-            return (await link.ask(command()))[0]
+            return (await link.ask(command(), twice=True))[0]
         finally:
             self._line.give(link)
 
@@ -378,7 +428,7 @@ class Keys(Versioned):
         name = items.name_of(key)
         link = await self._line.take(name)
         try:
-            seen, _ = await link.ask(meta.look(name) + meta.delete(name), 2)
+            seen, _ = await link.ask(meta.look(name) + meta.delete(name), 2, twice=True)
         finally:
             self._line.give(link)
         return items.kept(items.read(seen).entry) is not None
@@ -398,7 +448,7 @@ class Keys(Versioned):
         link = await self._line.take(name)
         try:
             for _ in range(TRIES):
-                reply = (await link.ask(meta.look(name)))[0]
+                reply = (await link.ask(meta.look(name), twice=True))[0]
                 if reply.code == b"VA":
                     return reply.value.decode("ascii", "replace")
                 await link.ask(meta.add(name, _new_generation(), b"0", 0))
