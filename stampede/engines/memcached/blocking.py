@@ -89,6 +89,9 @@ class Connection:
     def close(self) -> None:
         self._client.close()
 
+    def __del__(self) -> None:
+        self.close()
+
 
 class BlockingLine:
     """Connections with every server of the ring, from any thread."""

@@ -222,11 +222,11 @@ class Keys(Versioned):
             if hold is not None and hold.known_to(link):
                 try:
                     reply = (await link.ask(meta.put(name, *body, hold.cas)))[0]
-                except EngineError:
-                    if hold.signed:
+                except EngineError as error:
+                    if not isinstance(error.__cause__, ConnectionError):
                         raise
-                    # The connection of a lease without a signature is lost, and so is the lease, if the value
-                    # hasn't come through. Whether the server is lost too is for the next question to find out.
+                    # The connection is lost, and so is a lease without a signature, unless the value has come
+                    # through. Whether the server is lost too is for the next question to find out.
                     self._line.give(link)
                     link = await self._line.take(name)
                     return await self._over(link, name, token, entry.id, body)
