@@ -10,7 +10,7 @@ __all__ = ["pause"]
 
 LONGEST, SHARE = 0.05, 0.1
 FIRST = 0.008
-"""The first pause of one who knows nothing; each next one is longer by half of the time waited."""
+"""The first pause of one who knows nothing; each next one is longer by an eighth of the time waited."""
 NEAR = 0.004
 """The shortest pause: looks around the expected end."""
 
@@ -24,5 +24,5 @@ def pause(waited: float, cost: float, chance: float) -> float:
     elif cost > 0:
         wanted = NEAR - left / 2
     else:
-        wanted = FIRST + waited / 2
+        wanted = FIRST + waited / 8
     return min(wanted, cap) * (1 - 0.2 * chance) if wanted > cap or cost <= 0 else wanted
