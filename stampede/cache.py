@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -14,23 +15,26 @@ from stampede.batch import fetch_many
 from stampede.cached import decorate, switch
 from stampede.codec import make_codec
 from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
-from stampede.core import Core, Scope, landed
+from stampede.core import Core, Scope
 from stampede.engines import open_engine, safe_url
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
 from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options, PolicyOptions
-from stampede.flight import Landing
+from stampede.front import Front
 from stampede.local import Tier
 from stampede.lock import Lock
 from stampede.metrics import Counters, Observers, Stats, log_events
 from stampede.outage import Outage
+from stampede.outcome import Landing, landed
 from stampede.policy import Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
 
 __all__ = ["Cache"]
+
+_log = logging.getLogger("stampede")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,21 +88,31 @@ class Cache:
         if locks is not None:
             self.engine = Paired(self.engine, locks)
         self.name = self.engine.scheme if engine is not None else safe_url(settings.url)
-        self._core = Core(self.engine, *self._tier(settings), self._outage(settings), self.observers.emit)
+        self._listened_to = bool(observers)
+        self._core = Core(
+            self.engine, self._front(settings), self._outage(settings), self.observers.emit, self._count_found
+        )
         self._trust = tuple(_imported(name) for name in settings.trust)
         self._lock = threading.Lock()
         self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._root = self.scope(self.namespace, self.policy)
         self._root_prefix = f"{self.namespace}:" if self.namespace else ""
 
-    def _tier(self, settings: CacheSettings) -> tuple[Tier | None, float | None]:
-        """The local tier, and for how long it believes an entry without news."""
+    def _count_found(self, scope: str, key: str) -> None:
+        if self._listened_to or _log.isEnabledFor(logging.DEBUG):
+            self.observers.emit(events.Found(scope, key))
+        else:
+            self.counters.found(scope)
+
+    def _front(self, settings: CacheSettings) -> Front:
+        """The memory engine's own tier, or the one asked for in front of a shared engine."""
         if not self.engine.shared:
-            return getattr(self.engine, "tier", None), None
+            return Front(self.engine.tier, shared=False, believed=None)
         if not settings.local:
-            return None, None
-        believed = settings.local.ttl
-        return Tier(settings.local.entries), (believed or (None if self.engine.coherent else 1.0))
+            return Front(None, shared=True, believed=None)
+        self.engine.follow()
+        believed = settings.local.ttl or (None if self.engine.coherent else 1.0)
+        return Front(Tier(settings.local.entries), shared=True, believed=believed)
 
     def _outage(self, settings: CacheSettings) -> Outage | None:
         if not self.engine.shared:
@@ -263,17 +277,18 @@ class Cache:
 
     def stats(self) -> Stats:
         """Counts since the cache was made, of this process."""
-        return replace(self.counters.total(), hits=self._core.tier.hits if self._core.tier is not None else 0)
+        tier = self._core.front.tier
+        return replace(self.counters.total(), hits=tier.hits if tier is not None else 0)
 
     def stats_of(self, scope: str) -> Stats:
         """The same for one function."""
-        hits = self._core.tier.hits_of(scope) if self._core.tier is not None else 0
-        return replace(self.counters.of(scope), hits=hits)
+        tier = self._core.front.tier
+        return replace(self.counters.of(scope), hits=tier.hits_of(scope) if tier is not None else 0)
 
     def close(self) -> None:
         """Let go of the engine's connections and threads. The cache can't be used afterwards."""
-        if self._core.tier is not None:
-            self._core.tier.clear()
+        if self._core.front.tier is not None:
+            self._core.front.tier.clear()
         self.engine.close()
 
     def __enter__(self) -> Cache:

@@ -20,11 +20,12 @@ from typing import Any, ClassVar, Protocol
 
 from stampede.codec import make_codec, returns_of
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking, together
-from stampede.core import Scope, landed
+from stampede.core import Scope
 from stampede.errors import KeyingError, OptionError
 from stampede.hot import Hot
 from stampede.keys import Parameters, key_maker, name_of
 from stampede.local import Resident
+from stampede.outcome import landed
 from stampede.policy import DEFAULT, Policy, nearest
 from stampede.settings.checks import CACHE, checked
 
@@ -212,7 +213,7 @@ class Cached:
 
     def _take_home(self, scope: Scope, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
-        tier = scope.core.tier
+        tier = scope.core.front.tier
         fast = None if resident.homes or tier is None else self.hot.key(args, kwargs)
         if fast is not None and tier is not None:
             tier.adopt(resident, self.hot.fast, fast)
@@ -462,6 +463,15 @@ class Switch:
 
 switch = Switch()
 switch.off = os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0")
+
+
+def _after_fork() -> None:
+    for cached in list(_all):
+        cached._lock = threading.Lock()  # a thread that was binding is not here to open it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def unbind_all() -> None:

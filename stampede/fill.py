@@ -25,7 +25,8 @@ from stampede.errors import (
     TooLarge,
     WaitTimeout,
 )
-from stampede.flight import Flight, Flights, Landing, nested
+from stampede.flight import Flight, Flights, nested
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted
 
@@ -92,6 +93,7 @@ async def fill(call: Call) -> Landing:
 async def lead(call: Call, flight: Flight) -> Landing:
     """Claim for the whole flight; compute if the claim is granted."""
     answer: Landing | Granted | None = None
+    asked_at = call.clock()
     try:
         answer = await claim(call)
     except EngineError as error:
@@ -103,7 +105,7 @@ async def lead(call: Call, flight: Flight) -> Landing:
         return answer
     kept = answer.entry
     if kept is not None and not call.force:
-        call.flights.offer(flight, Landing(kept))
+        call.flights.offer(flight, Landing(kept, as_of=asked_at))
         if call.spawn is not None:
             flight.hand_over()
             call.spawn(compute(call, flight, kept))
@@ -127,7 +129,7 @@ async def claim(call: Call) -> Landing | Granted:
                 due, ask.seen = entry, entry.id  # one more question: is anybody refreshing it already?
             case Found(entry, ticket):
                 tell_found(call, ask)
-                return Landing(entry, ticket=ticket, at=at)
+                return Landing(entry, ticket=ticket, at=at, as_of=at)
             case Failed(verdict, entry, rest):
                 if entry or due:
                     return served(call, entry or due, "resting", until=rest, shared=entry is not None)
@@ -230,14 +232,15 @@ async def store(
     call.tell(events.Computed(call.scope, call.label, why, cost, stored))
     if not stored:
         call.tell(events.LeaseLost(call.scope, call.label))
-    return Landing(entry, error, shared=stored, stored=stored, at=at)
+    return Landing(entry, error, shared=stored, stored=stored, at=at, as_of=at)
 
 
 async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why: str) -> Landing:
     """The value goes to this flight; other processes are told not to wait for it."""
+    as_of = call.clock()
     await call.colour.whole(quietly(call.port.abandon(call.key, call.token, Verdict("unkept", message=why))))
     call.tell(events.Unkept(call.scope, call.label, why))
-    return Landing(entry, error)
+    return Landing(entry, error, as_of=as_of)
 
 
 async def give_up(
@@ -272,15 +275,14 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
                 return None
     finally:
         flight.leave()
-    if flight.landing is not None:
+    landing, offered = flight.landing, flight.offered
+    # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
+    if landing is not None and call.began <= landing.as_of:
         call.tell(events.Waited(call.scope, call.label, call.waited))
-        return flight.landing.for_follower()
-    offered = flight.offered
-    return (
-        None
-        if offered is None or offered.entry is None
-        else served(call, offered.entry, "computing", until=call.policy.lease)
-    )
+        return landing.for_follower()
+    if offered is not None and call.began <= offered.as_of:
+        return served(call, offered.entry, "computing", until=call.policy.lease)
+    return None
 
 
 def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any
 
 from stampede.colour import Bell, Loop
-from stampede.entry import Entry
-from stampede.ports import Ticket
+from stampede.outcome import Landing
 
-__all__ = ["Flight", "Flights", "Landing", "nested", "outside", "own_copy"]
-
-
-@dataclass(frozen=True, slots=True)
-class Landing:
-    """How a call ends: an entry or an error, and whether it may be shared."""
-
-    entry: Entry[Any] | None = None
-    error: BaseException | None = None
-    shared: bool = True  # False: whoever else waits must claim again
-    ticket: Ticket | None = None  # the entry was read from the engine under this proof
-    stored: bool = False  # computed here, and the engine has it
-    at: float = 0.0  # the moment from which the entry's durations count
-    until: float | None = None  # nobody needs to ask again before so many seconds have passed
-
-    def for_follower(self) -> Landing:
-        """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
-        return self if self.error is None else replace(self, error=own_copy(self.error))
+__all__ = ["Flight", "Flights", "nested", "outside"]
 
 
 class Flight:
@@ -200,25 +179,6 @@ class Flights:
     def _forget(self, flight: Flight) -> None:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
-
-
-def own_copy(error: BaseException) -> BaseException:
-    """The same error with a traceback of its own; the very same one where it can't be copied."""
-    try:
-        twin = copy.copy(error)
-        if type(twin) is not type(error):
-            return error
-        if twin.args != error.args:
-            raise ValueError  # its __init__ makes other arguments of these: do without it
-    except Exception:
-        try:
-            twin = type(error).__new__(type(error), *error.args)
-            twin.__dict__.update(error.__dict__)
-        except Exception:
-            return error
-    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
-    twin.__suppress_context__ = error.__suppress_context__
-    return twin.with_traceback(error.__traceback__)
 
 
 _all: weakref.WeakSet[Flights] = weakref.WeakSet()

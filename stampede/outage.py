@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,6 +38,7 @@ class Outage:
         self._tell = tell
         self._breaker = Breaker()
         self._lock = threading.Lock()
+        _outages.add(self)
 
     @property
     def down(self) -> bool:
@@ -80,6 +83,18 @@ class Outage:
             self._tell(events.EngineUp("", "", self.engine, seconds))
 
 
+_outages: weakref.WeakSet[Outage] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for outage in list(_outages):
+        outage._lock = threading.Lock()  # a thread that was inside is not here to open it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class GuardedClaims:
     """`Claims` that never fail: what the engine can't do is done by the refuge, one computation per key and process."""
 
@@ -110,7 +125,7 @@ class GuardedClaims:
         return reply
 
     async def _settle(self) -> None:
-        """Give back what claims without an answer may have been granted: our own leases must not lock us out."""
+        """Give back what may still be ours from before the outage: our own leases must not lock us out."""
         unknown = self._outage.unknown
         while unknown:
             key, token = unknown[0]
@@ -125,7 +140,9 @@ class GuardedClaims:
                 stored = await self._port.fill(key, token, entry)
             except EngineError as error:
                 outage.failed(error)
+                outage.unknown.append((key, token))
                 if outage.strict:
+                    outage.granted.pop(token, None)
                     raise
             else:
                 outage.granted.pop(token, None)
@@ -144,11 +161,13 @@ class GuardedClaims:
             await self._refuge.abandon(key, token, verdict, rest)
             return
         outage.granted.pop(token, None)
-        if not outage.down:
-            try:
+        try:
+            if not outage.down:
                 await self._port.abandon(key, token, verdict, rest)
-            except EngineError as error:
-                outage.failed(error)
+                return
+        except EngineError as error:
+            outage.failed(error)
+        outage.unknown.append((key, token))  # it goes when the engine is back
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         outage = self._outage

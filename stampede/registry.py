@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,7 @@ class Registry:
         self._discovers = discovers
         self._caches: dict[str, Cache] = {}
         self._engines: dict[str, Engine] = {}
+        _registries.add(self)
 
     @property
     def settings(self) -> Settings:
@@ -75,7 +77,17 @@ class Registry:
             each.close()
 
 
+_registries: weakref.WeakSet[Registry] = weakref.WeakSet()
 _registry = Registry()
+
+
+def _after_fork() -> None:
+    for registry in list(_registries):
+        registry._lock = threading.RLock()  # a thread that was opening a cache is not here to open this
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def configure(settings: Any = None, /, **tables: Any) -> None:

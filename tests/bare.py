@@ -14,8 +14,9 @@ from stampede.colour import BLOCKING, SUSPENDING, run_blocking, running_loop
 from stampede.engines.memory import MemoryEngine
 from stampede.events import Event
 from stampede.fill import Call, fill, quietly
-from stampede.flight import Flights, Landing
+from stampede.flight import Flights
 from stampede.keeper import Hold, keeper
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Granted
 

@@ -11,7 +11,8 @@ import pytest
 
 from stampede import fill
 from stampede.entry import Entry
-from stampede.flight import Flight, Flights, Landing
+from stampede.flight import Flight, Flights
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Reply
 from stampede.testing.explorer import (

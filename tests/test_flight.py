@@ -17,8 +17,9 @@ from stampede.colour import hold_task, run_blocking
 from stampede.entry import Entry
 from stampede.errors import RecursiveComputation, WaitTimeout
 from stampede.events import Computed
-from stampede.flight import Flight, own_copy
+from stampede.flight import Flight
 from stampede.keeper import keeper
+from stampede.outcome import own_copy
 from stampede.policy import Policy
 
 # -- one flight for all -------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from herd import Herd, Origin, had, until, until_async
 
 from stampede import Cache, EngineError, Lock, cached, events, try_lock
 from stampede.engines.memory import MemoryEngine
+from stampede.ports import Engine
 from stampede.testing import FakeClock, isolated
 
 
@@ -53,13 +54,15 @@ class Port:
         return act
 
 
-class Switched:
+class Switched(Engine):
     """A memory engine of bytes behind a plug, as shared engines are behind a network."""
 
     scheme = "switched"
     shared = fenced = pushes = True
     coherent = False
-    looks = None
+    looks = tier = None
+    tier = None
+    many = None
 
     def __init__(self) -> None:
         self.plug = Plug()

@@ -127,23 +127,6 @@ def test_a_frozen_holder_stores_nothing_late(tmp_path: Path) -> None:
         assert report.peek(1).value == "new"
 
 
-def test_a_frozen_holder_stores_nothing_even_if_nobody_came(tmp_path: Path) -> None:
-    """Promise 5: a lease that has ended is no lease, also where no other has followed it."""
-    with other(ask, tmp_path, {"lease": 0.2}) as holder:
-        assert holder.hear() == "computing"
-        holder.freeze()
-        with pytest.raises(RuntimeError, match="only to see"):
-            report_of(tmp_path, lambda: _fail("only to see"))(1)  # granted: so the lease has ended
-        holder.thaw()
-        holder.tell(Answer("late"))
-        assert holder.hear() == ("late", 1)
-        assert mine(tmp_path).peek(1) is None
-
-
-def _fail(message: str) -> str:
-    raise RuntimeError(message)
-
-
 def block_the_loop(pipe: Connection, directory: Path) -> None:
     cache = Cache(f"disk://{directory}/cache")
 
@@ -213,21 +196,21 @@ def test_a_change_is_seen_by_hits_elsewhere(tmp_path: Path) -> None:
     """Promise 4: a local tier would go on serving what another process has invalidated."""
     report = mine(tmp_path, "new")
     with other(hit_when_told, tmp_path) as reader:
-        assert reader.hear() == "old"
+        assert reader.hear() == ["old"] * 3
         for verb in (lambda: report.invalidate(1), report.invalidate_all, lambda: report.expire(1)):
             report.set("old", 1)
             reader.tell()
-            assert reader.hear() == "old"
+            assert reader.hear() == ["old"] * 3
             verb()
             reader.tell()
-            assert reader.hear() == "computed"
+            assert reader.hear() == ["computed"] * 3
 
 
 def hit_when_told(pipe: Connection, directory: Path) -> None:
     report = report_of(directory, lambda: "computed")
     report.set("old", 1)
     while True:
-        pipe.send(report(1))
+        pipe.send([report(1) for _ in range(3)])  # from the engine, from the local tier, from the function's own table
         pipe.recv()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -201,6 +202,22 @@ def test_engines_of_this_release_are_in_the_table() -> None:
 
 def _is_here(scheme: str) -> bool:
     return find_spec(stampede.engines._KNOWN[scheme][0]) is not None
+
+
+def test_figures() -> None:
+    """The README tells sizes and seconds that are the code's."""
+    from stampede.breaker import Breaker
+    from stampede.engines.disk import DiskEngine
+    from stampede.engines.memory import MemoryEngine
+    from stampede.outage import REFUGE_TTL
+
+    def default(function: Any, name: str) -> Any:
+        return inspect.signature(function).parameters[name].default
+
+    assert "kept in memory for 5 seconds at most" in README and REFUGE_TTL == 5
+    assert "asked again once a second" in README and default(Breaker, "pause") == 1
+    assert "`?max_bytes=` (1 GiB)" in README and default(DiskEngine, "max_bytes") == 2**30
+    assert "`?entries=10000`" in README and default(MemoryEngine, "entries") == 10_000
 
 
 def test_twins() -> None:

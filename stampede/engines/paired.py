@@ -35,7 +35,7 @@ MOMENT = 10.0
 BUSY, PAST = "computing\x00", "\x00past\x00"  # before a key: its lock's name, and where its failures are told
 
 
-class Paired:
+class Paired(Engine):
     """One engine's values under another engine's locks.
 
     `max_hold` is the longest that any computation is let to take: a fill that comes later is refused, and for so long
@@ -55,7 +55,6 @@ class Paired:
         self.fenced = isinstance(store.store, Versioned)
         self.pushes = locks.pushes
         self.coherent = False
-        self.looks = None
         self.locks = locks.locks
         self.alocks = locks.alocks or _LocksBeside(locks.locks)
         self._holds = _Holds(max_hold, clock)
@@ -197,7 +196,7 @@ class _Verbs:
             await self.invalidate(key)  # for the sake of a computation under way
             return False
         fresh = kept.fresh > 0
-        stale = replace(there, id=new_id(), fresh=min(there.fresh, 0.0))  # of a new version, so that its fill is refused
+        stale = replace(there, id=new_id(), fresh=min(there.fresh, 0.0))  # a new version: fills under way are refused
         return await self._store.replace(key, there.id, stale) and fresh
 
     async def invalidate(self, key: str) -> bool:

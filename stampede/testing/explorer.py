@@ -25,7 +25,8 @@ from typing import Any, TypeAlias
 from stampede import events, fill
 from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
-from stampede.flight import Flight, Flights, Landing
+from stampede.flight import Flight, Flights
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.testing.ports import TRAPPING, Model, Shield, Spawn, Trap, TrapHold, TrapPort, told
 
