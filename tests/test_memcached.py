@@ -21,7 +21,7 @@ from stampede.engines.memcached.waiting import pause
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, LockLost, OptionError, TooLarge
 from stampede.lock import Lock
-from stampede.ports import Ask, Busy, Failed, Found, Granted
+from stampede.ports import Ask, Asked, Busy, Failed, Found, Granted
 
 LONG = 60.0
 
@@ -86,36 +86,35 @@ def test_a_hit_is_one_command_and_a_miss_two(server: MemcachedServer, engine: Me
     assert server.commands() - before == 7
 
 
-def test_many_claims_are_few_round_trips(engine: MemcachedEngine) -> None:
+def test_many_claims_are_few_round_trips(engine: MemcachedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch would ask for one key after another."""
     put(engine, some(b"there"), "there")
     stale = some(b"stale", fresh=0.0, keep=LONG)
     put(engine, stale, "stale")
     busy = granted(engine, key="busy")
-    questions = [(key, new_id(), Ask(LONG)) for key in ("new", "there", "busy", "stale", "other")]
+    tokens = {key: new_id() for key in ("new", "there", "busy", "stale", "other")}
+    claims = [Asked("claim", (key, token, Ask(LONG))) for key, token in tokens.items()]
     asked: list[int] = []
     link = engine._line.connection(engine._servers.all[0])
     engine._line.give(link)
-    ask = type(link).ask
+    send = type(link).send
 
-    async def counted(self: Any, commands: bytes, count: int = 1, **more: Any) -> Any:
+    def counted(self: Any, commands: bytes, count: int, *, twice: bool) -> Any:
         asked.append(count)
-        return await ask(self, commands, count, **more)
+        return send(self, commands, count, twice=twice)
 
-    type(link).ask = counted  # type: ignore[method-assign]
-    try:
-        new, there, other_busy, kept_stale, other = run_blocking(engine.claims.claim_many(questions))
-    finally:
-        type(link).ask = ask  # type: ignore[method-assign]
-    assert asked[:2] == [5, 2]
+    monkeypatch.setattr(type(link), "send", counted)
+    new, there, other_busy, kept_stale, other = engine.many.ask_many(claims)
+    assert asked == [5, 3]
+    fills = [Asked("fill", (key, tokens[key], some())) for key in ("new", "stale", "other")]
+    assert engine.many.ask_many(fills) == [True] * 3
+    assert asked == [5, 3, 3]
     assert isinstance(new, Granted) and isinstance(other, Granted)
     assert isinstance(there, Found) and there.entry.value == b"there"
     assert isinstance(other_busy, Busy)
     assert isinstance(kept_stale, Granted) and kept_stale.entry is not None
-    for key, token, _ in (questions[0], questions[3], questions[4]):
-        assert fill(engine, token, key=key)
     assert fill(engine, busy, key="busy")
-    assert run_blocking(engine.claims.claim_many([])) == []
+    assert engine.many.ask_many([]) == []
 
 
 # -- the traps ----------------------------------------------------------------------------------------------------

@@ -20,10 +20,10 @@ from memcached_server import MemcachedServer, shared_memcached
 
 from stampede import Cache
 from stampede.colour import run_blocking
-from stampede.engines.memcached import MemcachedEngine
+from stampede.engines.memcached import MemcachedEngine, items
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Found, Granted
+from stampede.ports import Ask, Asked, Busy, Found, Granted
 
 LONG = 60.0
 
@@ -348,7 +348,7 @@ def test_a_ring_of_three(ring: list[MemcachedServer]) -> None:
     for key in keys:
         run_blocking(one.store.set(key, some(key.encode())))
     assert [entry and entry.value for entry in run_blocking(two.store.get(keys))] == [key.encode() for key in keys]
-    replies = run_blocking(two.claims.claim_many([(key, new_id(), Ask(LONG)) for key in keys]))
+    replies = two.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
     assert all(isinstance(reply, Found) for reply in replies)
     for server in ring:
         stats = server.say(b"stats\r\n", b"END\r\n").split()
@@ -373,12 +373,41 @@ def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
         else:
             assert isinstance(reply, Found) and reply.entry.value == key.encode()
     assert 3 < len(failed) < 20
+    answers = engine.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
+    assert [key for key, answer in zip(keys, answers, strict=True) if isinstance(answer, EngineError)] == failed
     with pytest.raises(EngineError):
         run_blocking(engine.store.invalidate(failed[0]))
     ring[0].start()
+    end = time.monotonic() + 10
+    while engine._servers.of(items.name_of(failed[0])).breaker.open:
+        assert time.monotonic() < end
+        with suppress(EngineError):
+            engine.ping()
+        time.sleep(0.02)
     for key in failed:
         assert isinstance(run_blocking(engine.claims.claim(key, new_id(), Ask(LONG))), Granted)
     engine.close()
+
+
+def test_the_rest_of_a_ring_goes_on(ring: list[MemcachedServer]) -> None:
+    """One dead server of three would send all keys of all functions to this process's refuge."""
+    url = "memcached://" + ",".join(server.address for server in ring)
+    cache, other = Cache(url, ttl=LONG), Cache(url, ttl=LONG)
+    keys = [f"user:{number}" for number in range(30)]
+    for dead in ring:
+        for key in keys:
+            assert cache.get_or_compute(key, lambda key=key: key) == key
+        dead.stop()
+        computed: list[str] = []
+        for _ in range(20):
+            for key in keys:
+                assert cache.get_or_compute(key, lambda key=key: computed.append(key) or key) == key
+        assert len(computed) <= len(keys)
+        dead.start()
+    for key in keys:
+        assert cache.get_or_compute(key, lambda key=key: key) == key
+    other.close()
+    cache.close()
 
 
 # -- all together -------------------------------------------------------------------------------------------------

@@ -11,17 +11,19 @@ from weakref import WeakSet
 
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.memcached.blocking import BlockingLine
+from stampede.engines.memcached.gathering import Together
 from stampede.engines.memcached.holds import Holds, Signer
 from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.servers import Servers
 from stampede.engines.memcached.suspending import SuspendingLine
 from stampede.engines.memcached.verbs import Costs, Generations, Keys
 from stampede.engines.url import anything, flag, number, options_of
+from stampede.ports import Engine
 
 __all__ = ["MemcachedEngine", "from_url"]
 
 
-class MemcachedEngine:
+class MemcachedEngine(Engine):
     """Values and leases on one memcached server (1.6.13 or newer), or on a ring of several, by its meta protocol.
 
     What memcached is not:
@@ -45,11 +47,7 @@ class MemcachedEngine:
     """
 
     scheme = "memcached"
-    shared = True
     fenced = True
-    pushes = False
-    coherent = False
-    looks = None
 
     def __init__(self, *servers: str, sign: float = 0.2, **options: Any) -> None:
         self._servers = Servers(servers, options)
@@ -61,6 +59,7 @@ class MemcachedEngine:
         if sign > 0:
             keys = Keys(self._line, *common, BLOCKING, self._signer.add)
         self.claims = self.store = keys
+        self.many = Together(self._line, *common)
         self.aclaims = self.astore = Keys(self._aline, *common, SUSPENDING)
         self.locks = MemcachedLocks(self._line, BLOCKING)
         self.alocks = MemcachedLocks(self._aline, SUSPENDING)

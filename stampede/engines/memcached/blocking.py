@@ -44,6 +44,16 @@ class Connection:
         self.born = time.monotonic()
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
+        replies = self.send(commands, count, twice=twice)
+        for reply in replies:
+            if reply.text:
+                raise refusal(self._server, reply)
+        return replies
+
+    def send(self, commands: bytes, count: int, *, twice: bool) -> list[Reply]:
+        """The same, refusals too."""
+        if self.broken:
+            raise trouble(self._server, ConnectionResetError("the connection is broken"))
         try:
             try:
                 self._sock.sendall(commands)
@@ -60,9 +70,6 @@ class Connection:
             if isinstance(error, Exception):
                 raise trouble(self._server, error) from error
             raise
-        for reply in replies:
-            if reply.text:
-                raise refusal(self._server, reply)
         return replies
 
     def _replies(self, count: int) -> list[Reply]:
@@ -97,7 +104,7 @@ class BlockingLine:
     """Connections with every server of the ring, from any thread."""
 
     def __init__(self, servers: Servers) -> None:
-        self._servers = servers
+        self.servers = servers
         self.start_again()
 
     def start_again(self) -> None:
@@ -105,21 +112,30 @@ class BlockingLine:
         from pymemcache.pool import ObjectPool
 
         self._pools: dict[Server, ObjectPool[Connection]] = {
-            server: ObjectPool(_maker(server), after_remove=Connection.close) for server in self._servers.all
+            server: ObjectPool(_maker(server), after_remove=Connection.close) for server in self.servers.all
         }
 
     async def take(self, name: bytes) -> Link:
-        return self.connection(self._servers.of(name))
+        return self.connection(self.servers.of(name))
+
+    async def reach(self, server: Server) -> Link:
+        return self.connection(server)
 
     def connection(self, server: Server) -> Connection:
         pool = self._pools[server]
         connection: Connection = pool.get()
         if not connection.born:
             try:
+                server.admit()
                 connection.connect()
             except BaseException as error:
                 pool.destroy(connection)
-                raise trouble(server, error) if isinstance(error, Exception) else error from error
+                if not isinstance(error, Exception):
+                    raise
+                if not isinstance(error, EngineError):
+                    server.failed()
+                raise trouble(server, error) from error
+            server.breaker.succeeded(time.monotonic())
         return connection
 
     def give(self, link: Link) -> None:
@@ -135,7 +151,7 @@ class BlockingLine:
             pool.release(link)
 
     def groups(self, names: Sequence[bytes]) -> list[list[int]]:
-        return self._servers.groups(names)
+        return self.servers.groups(names)
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -21,8 +21,10 @@ __all__ = ["Hold", "Holds", "Link", "Signer", "alias"]
 class Link(Protocol):
     """One connection."""
 
-    born: float  # when it stood
     longest: int  # bytes of an item that the server takes
+
+    @property
+    def born(self) -> float: ...  # when it stood
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
         """The replies, in order, of what goes out together. EngineError if there are none, or a refusal.

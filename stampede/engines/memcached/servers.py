@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from stampede.breaker import Breaker
 from stampede.engines.memcached.meta import Reply
 from stampede.errors import EngineError, OptionError, TooLarge
 
@@ -29,7 +31,17 @@ class Server:
         self.address = address
         self.name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else address
         self.options = _DEFAULTS | dict(options)
+        self.others: list[Server] = []  # of its ring
+        self.breaker = Breaker()
         self.longest = 0  # bytes of an item that it takes; 0: not asked yet
+
+    def admit(self) -> None:
+        """EngineError if it was down a moment ago. A server alone is asked always: its cache knows when to."""
+        if self.others and not self.breaker.allow(time.monotonic()):
+            raise trouble(self, ConnectionError("it was down a moment ago"))
+
+    def failed(self) -> None:
+        self.breaker.failed(time.monotonic())
 
     def client(self) -> Client:
         """A connection of pymemcache, not yet connected."""
@@ -53,6 +65,8 @@ class Servers:
             raise OptionError(f"memcached://{','.join(addresses)}: {wrong}") from wrong
         if not self.all:
             raise OptionError("memcached:// names no server: give memcached://host:port,host:port")
+        for server in self.all:
+            server.others = [other for other in self.all if other is not server]
         self._by_name = {server.name: server for server in self.all}
         self._ring = RendezvousHash(list(self._by_name), hash_function=_score)
         self._only = self.all[0] if len(self._by_name) == 1 else None
@@ -87,7 +101,9 @@ def trouble(server: Server, error: BaseException) -> EngineError:
     """What went wrong, as ours."""
     if isinstance(error, EngineError):
         return error
-    return EngineError(f"{server.name}: {type(error).__name__}: {error}")
+    failure = EngineError(f"{server.name}: {type(error).__name__}: {error}")
+    failure.partial = any(not other.breaker.open for other in server.others)
+    return failure
 
 
 def refusal(server: Server, reply: Reply) -> EngineError | TooLarge:

@@ -153,7 +153,7 @@ class SuspendingLine:
     """Connections with every server of the ring, from any event loop."""
 
     def __init__(self, servers: Servers) -> None:
-        self._servers = servers
+        self.servers = servers
         self.start_again()
 
     def start_again(self) -> None:
@@ -161,7 +161,10 @@ class SuspendingLine:
         self._streams: WeakKeyDictionary[Loop, dict[Server, asyncio.Future[Stream]]] = WeakKeyDictionary()
 
     async def take(self, name: bytes) -> Link:
-        server, loop = self._servers.of(name), asyncio.get_running_loop()
+        return await self.reach(self.servers.of(name))
+
+    async def reach(self, server: Server) -> Link:
+        loop = asyncio.get_running_loop()
         streams = self._streams.get(loop)
         if streams is None:
             streams = self._streams[loop] = {}
@@ -171,6 +174,7 @@ class SuspendingLine:
                 return coming.result()
             coming = None
         if coming is None:
+            server.admit()
             coming = streams[server] = loop.create_task(_connected(server, loop))
         return await asyncio.shield(coming)
 
@@ -178,7 +182,7 @@ class SuspendingLine:
         pass  # it is everybody's
 
     def groups(self, names: Sequence[bytes]) -> list[list[int]]:
-        return self._servers.groups(names)
+        return self.servers.groups(names)
 
     def close(self) -> None:
         for loop, streams in list(self._streams.items()):
@@ -193,7 +197,10 @@ async def _connected(server: Server, loop: Loop) -> Stream:
         await stream.connect()
     except (OSError, EngineError) as error:
         stream.lose(error)
+        if not isinstance(error, EngineError):
+            server.failed()
         raise trouble(server, error) from error
+    server.breaker.succeeded(time.monotonic())
     await anext(stream.ended)
     return stream
 

@@ -16,6 +16,7 @@ from stampede.colour import Bell, Colour, run_blocking
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import Hold, Holds, Link, alias
 from stampede.engines.memcached.items import PLAIN, Body, Item
+from stampede.engines.memcached.servers import Server, Servers
 from stampede.engines.memcached.waiting import pause
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
@@ -39,7 +40,10 @@ AT_ONCE = 200
 class Line(Protocol):
     """How one colour comes to a connection with the server of a name."""
 
+    servers: Servers
+
     async def take(self, name: bytes) -> Link: ...
+    async def reach(self, server: Server) -> Link: ...
     def give(self, link: Link) -> None: ...
     def groups(self, names: Sequence[bytes]) -> list[list[int]]:
         """The positions of names that are asked for together: one group per server."""
@@ -51,6 +55,7 @@ class Generations:
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[str, float]] = {}
+        self.own: dict[str, str] = {}  # while the server that knows is down
 
 
 class Costs(dict[bytes, float]):
@@ -108,52 +113,6 @@ class Keys(Versioned):
             hold = self._holds.get(name, token)
             if hold is None or hold.link is not link:
                 self._line.give(link)
-
-    async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
-        """The answers to many claims, each with its own lease: one round trip per server, one more for its grants."""
-        names = [items.name_of(key) for key, _, _ in questions]
-        replies: dict[int, Reply] = {}
-        for group in self._line.groups(names):
-            link = await self._line.take(names[group[0]])
-            try:
-                for start in range(0, len(group), AT_ONCE):
-                    some = {at: names[at] for at in group[start : start + AT_ONCE]}
-                    replies.update(await self._claimed(link, some, questions))
-            except TooLarge as full:
-                raise EngineError(f"there is no room even for leases: {full}") from full
-            finally:
-                self._line.give(link)
-        return [replies[at] if at in replies else await self.claim(*question) for at, question in enumerate(questions)]
-
-    async def _claimed(
-        self, link: Link, names: dict[int, bytes], questions: Sequence[tuple[str, bytes, Ask]]
-    ) -> dict[int, Reply]:
-        """What can be said at once. The rest, which others are changing, is for claims of its own."""
-        sent = time.monotonic()
-        said: dict[int, Reply] = {}
-        won: list[tuple[int, Hold]] = []
-        seen = await link.ask(b"".join(map(meta.claim, names.values())), len(names), twice=True)
-        for (at, name), reply in zip(names.items(), seen, strict=True):
-            _, token, ask = questions[at]
-            if reply.won:
-                hold = Hold(name, token, ask.lease)
-                hold.vivid(reply.cas, sent)
-                self._holds.add(hold)
-                won.append((at, hold))
-            elif reply.flags != b"0":
-                answer = items.answer(items.read(reply), token, ask)
-                if answer is not None:
-                    said[at] = answer
-        sent = time.monotonic()
-        signatures = [self._signature(hold, Item(), hold.cas) for _, hold in won]
-        signed = await link.ask(b"".join(signatures), len(won)) if won else []
-        for (at, hold), reply in zip(won, signed, strict=True):
-            if reply.code == b"HD":
-                self._signed(hold, Item(), reply, sent)
-                said[at] = Granted(fence=int(reply.cas))
-            else:
-                self._holds.pop(hold.name, hold.token)
-        return said
 
     async def _vivid(
         self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float
@@ -377,13 +336,10 @@ class Keys(Versioned):
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         name, body = items.name_of(key), items.plain(entry)
-        await self._changed(name, lambda link: _fits(link, name, body), lambda: _put(name, body))
-
-    async def _changed(self, name: bytes, before: Callable[[Link], object], command: Callable[[], bytes]) -> meta.Reply:
         link = await self._line.take(name)
         try:
-            before(link)
-            return (await link.ask(command(), twice=True))[0]
+            _fits(link, name, body)
+            await link.ask(_put(name, body), twice=True)
         finally:
             self._line.give(link)
 
@@ -439,29 +395,54 @@ class Keys(Versioned):
         known, now = self._generations.known.get(scope), time.monotonic()
         if known is not None and now < known[1]:
             return known[0]
-        parts = [await self._generation_of(name) for name in (_ALL, _scope_name(scope))]
-        generation = ".".join(parts)
+        try:
+            generation = await self._generation_of(scope)
+            self._generations.own.pop(scope, None)
+        except EngineError as error:
+            if not error.partial:
+                raise
+            # The other servers go on, under names that are this process's own: it can't know which are out of date.
+            generation = self._generations.own.setdefault(scope, _new_generation().decode())
         self._generations.known[scope] = generation, now + KNOWN
         return generation
 
-    async def _generation_of(self, name: bytes) -> str:
-        link = await self._line.take(name)
+    async def _generation_of(self, scope: str) -> str:
+        """Its own number and that of all scopes, of which each server has one: so only one is to be asked."""
+        names = _ALL, _scope_name(scope)
+        link = await self._line.take(names[1])
         try:
             for _ in range(TRIES):
-                reply = (await link.ask(meta.look(name), twice=True))[0]
-                if reply.code == b"VA":
-                    return reply.value.decode("ascii", "replace")
-                await link.ask(meta.add(name, _new_generation(), b"0", 0))
+                replies = await link.ask(b"".join(map(meta.look, names)), 2, twice=True)
+                missing = [name for name, reply in zip(names, replies, strict=True) if reply.code != b"VA"]
+                if not missing:
+                    return ".".join(reply.value.decode("ascii", "replace") for reply in replies)
+                additions = [meta.add(name, _new_generation(), b"0", 0) for name in missing]
+                await link.ask(b"".join(additions), len(additions))
         finally:
             self._line.give(link)
         raise EngineError("the server forgets generations as soon as they are stored")
 
     async def bump(self, scope: str) -> None:
         name = _scope_name(scope) if scope else _ALL
+        servers = [self._line.servers.of(name)] if scope else self._line.servers.all
+        failure: EngineError | None = None
         try:
-            await self._changed(name, lambda link: None, lambda: meta.put(name, _new_generation(), b"0", 0))
+            for server in servers:
+                try:
+                    await self._bumped(server, name)
+                except EngineError as error:
+                    failure = error  # and on to the others: what can be cleared is
+            if failure is not None:
+                raise failure
         finally:
             self._generations.known.clear()
+
+    async def _bumped(self, server: Server, name: bytes) -> None:
+        link = await self._line.reach(server)
+        try:
+            await link.ask(meta.put(name, _new_generation(), b"0", 0), twice=True)
+        finally:
+            self._line.give(link)
 
 
 def _fits(link: Link, name: bytes, body: Body) -> None:
