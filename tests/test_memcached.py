@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pymemcache")
 
+from herd import Herd
 from memcached_server import MemcachedServer, shared_memcached
 
 from stampede import Cache
 from stampede.colour import run_blocking
+from stampede.engines import open_engine
 from stampede.engines.memcached import MemcachedEngine, from_url, items, meta
 from stampede.engines.memcached.waiting import pause
 from stampede.entry import Entry, Verdict, new_id
-from stampede.errors import EngineError, LockLost, OptionError, TooLarge
+from stampede.errors import EngineError, LockLost, MissingExtra, OptionError, TooLarge
 from stampede.lock import Lock
 from stampede.ports import Ask, Asked, Busy, Failed, Found, Granted
 
@@ -458,6 +468,81 @@ def test_urls() -> None:
     for wrong in ("memcached://", "memcached://h:port", "memcached://h?timout=1"):
         with pytest.raises(OptionError):
             from_url(wrong)
+
+
+def test_without_pymemcache_there_is_a_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has not installed the extra would have to guess its name."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pymemcache"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pymemcache", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'stampede-guard\[memcached\]'"):
+        open_engine("memcached://h")
+
+
+def test_a_connection_is_one_threads_at_a_time(server: MemcachedServer) -> None:
+    """What the signer gives back would be given back twice, and two threads read each other's replies."""
+    engine = MemcachedEngine(server.address, sign=1e-6)
+
+    def work(number: int) -> None:
+        for turn in range(300):
+            key, value = f"{number}.{turn}", b"%d.%d" % (number, turn)
+            assert fill(engine, granted(engine, key=key), some(value), key)
+            entry = kept(engine, key)
+            assert entry is not None and entry.value == value
+
+    herd = Herd(*(partial(work, number) for number in range(6)))
+    assert herd.join() == [None] * 6
+    engine.close()
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    """A server without a port could not be used."""
+    path = tmp_path / "memcached.sock"
+    program = shutil.which("memcached")
+    if program is None:
+        pytest.skip("memcached is not installed")
+    process = subprocess.Popen([program, "-u", "root" if os.getuid() == 0 else getpass.getuser(), "-s", str(path)])
+    try:
+        engine = from_url(f"memcached://{path}")
+        end = time.monotonic() + 10
+        while not path.exists():
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        put(engine, some(b"there"))
+
+        async def scenario() -> Any:
+            return (await engine.astore.get(["k"]))[0]
+
+        entry = asyncio.run(scenario())
+        assert entry.value == b"there"
+        engine.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_forked_child_has_connections_of_its_own(engine: MemcachedEngine) -> None:
+    """Parent and child would read each other's replies, or the child fill for its parent."""
+    token = granted(engine)
+    assert renew(engine, token)
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: that is what is tested
+        pid = os.fork()
+    if pid == 0:
+        try:
+            put(engine, some(b"child"), "child")
+            told = b"lost" if engine._holds.get(b"s:k", token) is None else b"kept"
+            os.write(writer, told if isinstance(claim(engine), Busy) else b"not busy")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 100) == b"lost"
+    os.waitpid(pid, 0)
+    os.close(reader)
+    assert fill(engine, token, some(b"parent"))
+    child = kept(engine, "child")
+    assert child is not None and child.value == b"child"
 
 
 def test_an_old_server_is_named() -> None:

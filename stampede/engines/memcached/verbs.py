@@ -91,6 +91,7 @@ class Keys(Versioned):
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         name = items.name_of(key)
         link = await self._line.take(name)
+        given = False  # to the lease, until it is signed
         try:
             for _ in range(TRIES):
                 sent = time.monotonic()
@@ -100,6 +101,11 @@ class Keys(Versioned):
                     if entry is not None and items.good(entry, ask):
                         self._costs[name] = entry.cost
                         return Found(entry)
+                if reply.won and self._later is not None:
+                    given = True
+                    if self._later(self._won(name, token, ask, reply, sent, link)):
+                        return Granted()
+                    given = False
                 if reply.won or reply.flags == b"0":
                     verdict = await self._vivid(link, name, token, ask, reply, sent)
                 else:
@@ -110,9 +116,18 @@ class Keys(Versioned):
         except TooLarge as full:
             raise EngineError(f"there is no room even for a lease: {full}") from full
         finally:
-            hold = self._holds.get(name, token)
-            if hold is None or hold.link is not link:
+            if not given:
                 self._line.give(link)
+
+    def _won(
+        self, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float, link: Link | None = None
+    ) -> Hold:
+        """A lease that has just been granted, as a stub without a signature."""
+        hold = Hold(name, token, ask.lease)
+        hold.vivid(reply.cas, sent)
+        hold.link = link
+        self._holds.add(hold)
+        return hold
 
     async def _vivid(
         self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float
@@ -120,19 +135,10 @@ class Keys(Versioned):
         """There is a stub without a signature: just won, or somebody's, which may be this very caller."""
         hold = self._holds.get(name, token)
         if reply.won:
-            hold = Hold(name, token, ask.lease)
-            hold.vivid(reply.cas, sent)
-            self._holds.add(hold)
-            if self._later is not None:
-                hold.link = link
-                if self._later(hold):
-                    return Granted()
-                hold.link = None
-        elif hold is not None and hold.cas == reply.cas and hold.known_to(link):
+            self._won(name, token, ask, reply, sent)
+        elif hold is not None and hold.link is not None:
             hold.lease = ask.lease
-            own = hold.take_link()
-            if own is not None:
-                self._line.give(own)
+            return Granted(fence=int(hold.cas)) if self.sign(hold) else None
         elif not ask.force:
             return Busy(alias(reply.cas), items.left_of(reply.left))
         return await self._lease(link, Item(), name, token, ask, reply.cas)
