@@ -280,7 +280,9 @@ def test_a_restarted_server_is_only_empty(own_server: MemcachedServer) -> None:
         assert isinstance(run_blocking(engine.claims.claim(f"k{number}", new_id(), Ask(LONG))), Granted)
     own_server.restart()
     for number in range(5):
-        assert isinstance(run_blocking(engine.claims.claim(f"k{number}", new_id(), Ask(LONG))), Granted)
+        token = new_id()
+        assert isinstance(run_blocking(engine.claims.claim(f"k{number}", token, Ask(LONG))), Granted)
+        assert run_blocking(engine.claims.fill(f"k{number}", token, some()))
     engine.close()
 
 

@@ -36,8 +36,11 @@ class MemcachedEngine(Engine):
       and fractions are rounded up. Nothing with an end is kept for more than 30 days.
     - It can't push: waiters look again, soon at first and at the moment at which the key's last cost says, and at the
       latest after a tenth of the time waited, or 50 ms.
-    - A key belongs to one server of the ring by its name. While that one is down its keys count as those of an engine
-      that is down, and no other server has them meanwhile: what came back later would be out of date.
+    - A key belongs to one server of the ring by its name. While that one is down, its keys are computed once per
+      process and kept there for seconds, as with any engine that is down, and the other servers go on. No other server
+      has them meanwhile: what came back later would be out of date. `invalidate` of such a key raises.
+    - `clear` and `invalidate_all` change a number that is asked for once a second. Where the server that has a
+      function's number is down, each process goes on with one of its own, and shares that function's values with none.
     - Values above the server's item limit (`-I`) are returned and not kept.
     - Other programs' plain `get` sees our items with the client flags 1470758913 (a header of 50 bytes, then the
       value) or 1470758914 (a lease, perhaps with a value), and stubs of no bytes and flags 0: none is a value for them.

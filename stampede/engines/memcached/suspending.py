@@ -176,6 +176,7 @@ class SuspendingLine:
         if coming is None:
             server.admit()
             coming = streams[server] = loop.create_task(_connected(server, loop))
+            coming.add_done_callback(_seen)
         return await asyncio.shield(coming)
 
     def give(self, link: Link) -> None:
@@ -212,6 +213,12 @@ async def _until_the_end(stream: Stream) -> AsyncGenerator[None, None]:
     finally:
         stream.lose(ConnectionResetError("the event loop has ended"))
         await asyncio.sleep(0)  # the transport closes in the next turn
+
+
+def _seen(coming: asyncio.Future[Stream]) -> None:
+    """Its error is for those who wait; there may be none any more."""
+    if not coming.cancelled():
+        coming.exception()
 
 
 def _close_all(coming: list[asyncio.Future[Stream]]) -> None:

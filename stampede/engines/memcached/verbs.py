@@ -99,11 +99,11 @@ class Keys(Versioned):
                 if reply.flags == PLAIN:
                     entry = items.read_plain(reply)
                     if entry is not None and items.good(entry, ask):
-                        self._costs[name] = entry.cost
+                        self._costs.learn(name, entry)
                         return Found(entry)
                 if reply.won and self._later is not None:
                     given = True
-                    if self._later(self._won(name, token, ask, reply, sent, link)):
+                    if self._later(self._won(link, name, token, ask, reply, sent, keep=True)):
                         return Granted()
                     given = False
                 if reply.won or reply.flags == b"0":
@@ -120,12 +120,12 @@ class Keys(Versioned):
                 self._line.give(link)
 
     def _won(
-        self, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float, link: Link | None = None
+        self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float, *, keep: bool
     ) -> Hold:
-        """A lease that has just been granted, as a stub without a signature."""
+        """A lease that has just been granted, as a stub without a signature. It may `keep` its connection."""
         hold = Hold(name, token, ask.lease)
-        hold.vivid(reply.cas, sent)
-        hold.link = link
+        hold.vivid(reply.cas, max(sent, link.born + 1e-6))  # the question may have been sent again, over a new one
+        hold.link = link if keep else None
         self._holds.add(hold)
         return hold
 
@@ -135,7 +135,7 @@ class Keys(Versioned):
         """There is a stub without a signature: just won, or somebody's, which may be this very caller."""
         hold = self._holds.get(name, token)
         if reply.won:
-            self._won(name, token, ask, reply, sent)
+            self._won(link, name, token, ask, reply, sent, keep=False)
         elif hold is not None and hold.link is not None:
             hold.lease = ask.lease
             return Granted(fence=int(hold.cas)) if self.sign(hold) else None
@@ -184,6 +184,7 @@ class Keys(Versioned):
         link = (hold.take_link() if hold is not None else None) or await self._line.take(name)
         try:
             _fits(link, name, body)
+            self._costs.learn(name, entry)
             if hold is not None and hold.known_to(link):
                 try:
                     reply = (await link.ask(meta.put(name, *body, hold.cas)))[0]
