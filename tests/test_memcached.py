@@ -440,6 +440,19 @@ def test_a_look_is_aimed_at_the_known_end(cost: float) -> None:
     assert waited - cost < 0.01
 
 
+def test_a_signature_wakes_nobody(engine: MemcachedEngine, server: MemcachedServer) -> None:
+    """Waiters would begin to wait anew, just when the value is about to come."""
+    other = MemcachedEngine(server.address)
+    token = granted(engine)
+    busy = claim(other)
+    herd = Herd(lambda: run_blocking(other.claims.wait("k", busy, 0.5)))
+    start = time.monotonic()
+    assert renew(engine, token)
+    assert herd.join() == [None]
+    assert time.monotonic() - start > 0.4
+    other.close()
+
+
 # -- locks --------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from stampede.engines.memcached.meta import VIVID, Reply
 
-__all__ = ["Hold", "Holds", "Link", "Signer", "alias"]
+__all__ = ["Hold", "Holds", "Link", "Signer", "alias", "is_alias"]
 
 
 class Link(Protocol):
@@ -150,3 +150,8 @@ class Signer:
 def alias(cas: bytes) -> bytes:
     """What a stub without a signature is called."""
     return b"cas " + cas
+
+
+def is_alias(token: bytes) -> bool:
+    """Such a name, and no holder's token."""
+    return token.startswith(b"cas ")

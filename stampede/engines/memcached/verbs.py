@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from stampede.colour import Bell, Colour, run_blocking
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.holds import Hold, Holds, Link, alias
+from stampede.engines.memcached.holds import Hold, Holds, Link, alias, is_alias
 from stampede.engines.memcached.items import PLAIN, Body, Item
 from stampede.engines.memcached.servers import Server, Servers
 from stampede.engines.memcached.waiting import pause
@@ -295,7 +295,7 @@ class Keys(Versioned):
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         """Looks that begin soon and become rarer; one is aimed at the computation's end, where its cost is known."""
         name, began = items.name_of(key), time.monotonic()
-        cost = self._costs.get(name, 0.0)
+        cost, awaited = self._costs.get(name, 0.0), busy.token
         while True:
             waited = time.monotonic() - began
             if waited >= timeout:
@@ -306,10 +306,12 @@ class Keys(Versioned):
                 reply = (await link.ask(meta.look(name), twice=True))[0]
             finally:
                 self._line.give(link)
-            if reply.flags == b"0" and busy.token == alias(reply.cas):
+            if reply.flags == b"0" and awaited == alias(reply.cas):
                 continue
             item = items.read(reply)
-            if item.holder and item.holder == busy.token:
+            if item.holder and is_alias(awaited):
+                awaited = item.holder  # it has been signed
+            if item.holder and item.holder == awaited:
                 continue
             return self._news(name, item, busy, time.monotonic() - began)
 

@@ -11,7 +11,7 @@ __all__ = ["pause"]
 LONGEST, SHARE = 0.05, 0.1
 FIRST = 0.008
 """The first pause of one who knows nothing; each next one is longer by an eighth of the time waited."""
-NEAR = 0.004
+NEAR = 0.003
 """The shortest pause: looks around the expected end."""
 
 
@@ -20,9 +20,9 @@ def pause(waited: float, cost: float, chance: float) -> float:
     cap = max(LONGEST, SHARE * waited)
     left = cost - waited
     if left > 0:
-        wanted = left + NEAR * chance  # all of a herd come in one moment, but not in one instant
+        wanted = max(0.8 * left, NEAR) + NEAR * chance  # costs vary: a little early, and then often
     elif cost > 0:
-        wanted = NEAR - left / 2
+        wanted = NEAR - left / 5
     else:
         wanted = FIRST + waited / 8
     return min(wanted, cap) * (1 - 0.2 * chance) if wanted > cap or cost <= 0 else wanted
