@@ -110,7 +110,15 @@ async def lead(call: Call, flight: Flight) -> Landing:
             flight.hand_over()
             call.spawn(compute(call, flight, kept))
             return served(call, kept, "computing", until=call.policy.lease)
+    flight.unborn = lambda: never_begun(call, flight)
     return await call.colour.aside(compute(call, flight, kept), flight)
+
+
+def never_begun(call: Call, flight: Flight) -> None:
+    """A loop that ends cancels tasks before their first step, too: no `finally` of theirs gives the lease back."""
+    if not flight.ended:
+        call.drop(call)
+        call.flights.end(flight, None)
 
 
 async def claim(call: Call) -> Landing | Granted:
@@ -254,7 +262,7 @@ async def give_up(
         return Landing(error=error, shared=False)
     may_serve = kept is not None and not call.force and not isinstance(error, (CodecError, RecursiveComputation))
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
-    verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", str(error))
+    verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
     await call.colour.whole(quietly(call.port.abandon(call.key, call.token, verdict, rest)))
     call.tell(events.Failed(call.scope, call.label, why, cost, error))
     return served(call, kept, "failed", until=rest) if kept and may_serve else Landing(error=error)
@@ -283,6 +291,13 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
     if offered is not None and call.began <= offered.as_of:
         return served(call, offered.entry, "computing", until=call.policy.lease)
     return None
+
+
+def message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # the caller is to get its own error, not that of an error's __str__
+        return f"(its message can't be had: {type(failure).__name__})"
 
 
 def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:

@@ -28,7 +28,7 @@ class Workers:
         self._taken = 0
         self._idle = 0
         self._jobs: deque[Callable[[], object]] = deque()
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # reentrant, for finalizers and signals
 
     def reserve(self) -> bool:
         """Take a place; `run` or `free` gives it back."""
