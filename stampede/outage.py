@@ -23,6 +23,9 @@ __all__ = ["GuardedClaims", "Outage"]
 REFUGE_TTL = 5.0
 """Seconds that a value which the engine could not take is kept in this process."""
 
+PARTLY = 60.0
+"""Seconds between two events of an engine that is down in part: its recovery can't be told from its other part's."""
+
 
 class Outage:
     """What a cache knows about its engine's health, for both colours and all functions."""
@@ -35,6 +38,7 @@ class Outage:
         self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
         self.unknown: deque[tuple[str, bytes]] = deque(maxlen=1000)  # claims that got no answer, and may stand
         self.last: EngineError | None = None
+        self.partly_since: float | None = None  # a part of the engine was down then
         self._tell = tell
         self._breaker = Breaker()
         self._lock = threading.Lock()
@@ -49,9 +53,22 @@ class Outage:
 
     def failed(self, error: EngineError) -> None:
         self.last = error
+        if error.partial:
+            self._failed_partly(error)
+            return
         with self._lock:
             news = not self._breaker.open
             self._breaker.failed(time.monotonic())
+        if news:
+            self._tell(events.EngineDown("", "", self.engine, error))
+
+    def _failed_partly(self, error: EngineError) -> None:
+        """This key is the refuge's for now; what the engine has of others is as good as ever."""
+        now = time.monotonic()
+        with self._lock:
+            news = self.partly_since is None or now - self.partly_since > PARTLY
+            if news:
+                self.partly_since = now
         if news:
             self._tell(events.EngineDown("", "", self.engine, error))
 
@@ -60,14 +77,14 @@ class Outage:
         for token, under_way in list(self.granted.items()):
             if under_way == key:
                 self.granted.pop(token, None)
-        if self.refugees or self.down:
+        if self.refugees or self.down or self.partly_since is not None:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.invalidate(key))
 
     def forget_all(self) -> None:
         """The same for all keys."""
         self.granted.clear()
-        if self.refugees or self.down:
+        if self.refugees or self.down or self.partly_since is not None:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
 
