@@ -37,6 +37,7 @@ class Outage:
         self.refugees: set[bytes] = set()  # tokens of leases that the refuge granted
         self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
         self.unknown: deque[tuple[str, bytes]] = deque(maxlen=1000)  # claims that got no answer, and may stand
+        self.settles_at = 0.0
         self.last: EngineError | None = None
         self.partly_since: float | None = None  # a part of the engine was down then
         self._tell = tell
@@ -144,9 +145,18 @@ class GuardedClaims:
     async def _settle(self) -> None:
         """Give back what may still be ours from before the outage: our own leases must not lock us out."""
         unknown = self._outage.unknown
-        while unknown:
+        while unknown and time.monotonic() >= self._outage.settles_at:
             key, token = unknown[0]
-            await self._port.abandon(key, token)
+            try:
+                await self._port.abandon(key, token)
+            except EngineError as error:
+                if not error.partial:
+                    raise
+                unknown.rotate(-1)
+                self._outage.settles_at = (
+                    time.monotonic() + 1
+                )  # its part is still down, which is no matter of this call's
+                return
             if unknown and unknown[0] == (key, token):
                 unknown.popleft()
 
