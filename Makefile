@@ -4,8 +4,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-# Debian packages of the servers that tests start. The engines of this release are embedded and need none.
-SERVERS :=
+# Debian packages of the servers that tests start.
+SERVERS := redis-server
 
 .PHONY: help demo test lint format bench clean venv servers
 .NOTPARALLEL:

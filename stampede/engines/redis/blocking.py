@@ -1,0 +1,87 @@
+"""The blocking side: each question on a connection of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.scripts import Command, Scripts
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection as Connection
+
+__all__ = ["Blocking"]
+
+_AT_ONCE = 500
+"""Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
+
+
+class Blocking:
+    """Asks a server, from any thread."""
+
+    def __init__(self, server: Server, scripts: Scripts) -> None:
+        from redis import exceptions
+
+        self._server = server
+        self._scripts = scripts
+        self._pool = server.pool()
+        self._broken = (exceptions.ConnectionError, OSError)
+        self._refused = exceptions.ResponseError
+        self._unknown = exceptions.NoScriptError
+        self._any = (exceptions.RedisError, OSError)
+
+    async def ask(self, command: Command) -> Any:
+        """The reply."""
+        return self._asked([command])[0]
+
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies, in order, of what goes out together."""
+        replies: list[Any] = []
+        for start in range(0, len(commands), _AT_ONCE):
+            replies += self._asked(commands[start : start + _AT_ONCE])
+        return replies
+
+    def close(self) -> None:
+        self._pool.disconnect()
+
+    def _asked(self, commands: Sequence[Command]) -> list[Any]:
+        try:
+            replies = self._sent(commands)
+            for number, reply in enumerate(replies):
+                if isinstance(reply, self._unknown):
+                    replies[number] = reply = self._sent([self._scripts.whole(commands[number])])[0]
+                if isinstance(reply, Exception):
+                    raise reply
+        except self._any as error:
+            raise trouble(self._server.name, error) from error
+        return replies
+
+    def _sent(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies as they are. A pooled connection may have broken while it was idle: once more, on a new one."""
+        connection = self._pool.get_connection()
+        try:
+            try:
+                return self._exchange(connection, commands)
+            except self._broken:
+                connection.connect()
+                return self._exchange(connection, commands)
+        finally:
+            self._pool.release(connection)
+
+    def _exchange(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
+        try:
+            if len(commands) == 1:
+                connection.send_command(*commands[0])
+            else:
+                connection.send_packed_command(connection.pack_commands(commands))
+            return [self._read(connection) for _ in commands]
+        except BaseException:
+            connection.disconnect()  # replies that nobody reads would be taken for those of the next question
+            raise
+
+    def _read(self, connection: Connection) -> Any:
+        try:
+            return connection.read_response(disable_decoding=True)
+        except self._refused as refusal:
+            return refusal

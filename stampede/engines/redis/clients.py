@@ -1,0 +1,114 @@
+"""How connections are made: one function for each topology, which says what is behind a URL or a client object.
+
+The client library connects, encrypts and logs in; all of its options go through. Its own retries are off: we send
+again by ourselves, since we know that each verb may be sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stampede.engines.url import safe_url
+from stampede.errors import EngineError, OptionError
+
+if TYPE_CHECKING:
+    from redis import BlockingConnectionPool
+    from redis.asyncio.connection import AbstractConnection as SuspendingConnection
+    from redis.connection import AbstractConnection as Connection
+
+__all__ = ["Server", "of_client", "of_url", "trouble"]
+
+_DEFAULTS: dict[str, Any] = {
+    "socket_timeout": 1.0,  # short, since calls go on without an engine that hangs
+    "socket_connect_timeout": 0.5,
+    "protocol": 2,  # replies are the same, and a connection is ready sooner
+}
+_POOL = {"max_connections": 50, "timeout": 20.0}
+
+_FOREIGN = {
+    "retry", "retry_on_error", "retry_on_timeout", "connection_pool", "event_dispatcher", "parser_class",
+    "maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler",
+    "maintenance_state", "maintenance_notification_hash", "orig_host_address", "orig_socket_timeout",
+    "orig_socket_connect_timeout", "himport_registry", "cache", "cache_config", "redis_connect_func",
+    "encoding", "encoding_errors", "decode_responses", "encoder_class", "command_packer", "legacy_responses",
+}  # fmt: skip
+"""What a client's connections were made with, and ours are not: they belong to its pool, its colour or its replies."""
+
+
+class Server:
+    """One server, as the ways to connect to it."""
+
+    def __init__(self, name: str, kind: str, options: Mapping[str, Any]) -> None:
+        """`kind` is the name of a class of connections, which the library has in both colours."""
+        self.name = name
+        self._kind = kind
+        self._pool = {key: options.get(key, value) for key, value in _POOL.items()}
+        self._options = _DEFAULTS | {key: value for key, value in options.items() if key not in _POOL}
+        if kind == "UnixDomainSocketConnection":
+            for key in ("host", "port", "socket_keepalive", "socket_keepalive_options", "socket_type"):
+                self._options.pop(key, None)
+        self.patience: float | None = self._options["socket_timeout"]
+        try:
+            self.connection()
+        except (TypeError, ValueError) as wrong:
+            raise OptionError(f"{name}: {wrong}") from wrong
+
+    def pool(self) -> BlockingConnectionPool:
+        """Connections of the blocking colour. Who finds none free waits for one."""
+        from redis import BlockingConnectionPool, connection
+
+        kind = getattr(connection, self._kind)
+        return BlockingConnectionPool(connection_class=kind, **self._pool, **self._options, retry=_never())
+
+    def connection(self, **options: Any) -> Connection:
+        """One connection of the blocking colour, not yet connected."""
+        from redis import connection
+
+        made: Connection = getattr(connection, self._kind)(**self._options | options, retry=_never())
+        return made
+
+    def suspending_connection(self) -> SuspendingConnection:
+        """One connection of the running event loop, not yet connected."""
+        from redis.asyncio import connection
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        made: SuspendingConnection = getattr(connection, self._kind)(**self._options, retry=Retry(NoBackoff(), 0))
+        return made
+
+
+def of_url(url: str, options: Mapping[str, Any]) -> Server:
+    """The server of `redis://`, `rediss://` and `unix://`."""
+    from redis.connection import parse_url
+
+    try:
+        found = parse_url(url)
+    except ValueError as wrong:
+        raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
+    kind = found.pop("connection_class", None)
+    return Server(safe_url(url), "Connection" if kind is None else kind.__name__, found | dict(options))
+
+
+def of_client(client: Any, options: Mapping[str, Any]) -> Server:
+    """The server of a `redis.Redis` or `redis.asyncio.Redis`: our connections are made as its own, and are ours."""
+    pool = getattr(client, "connection_pool", None)
+    kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
+    if kind not in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
+        raise OptionError(f"client is {type(client).__name__!r}: give a redis.Redis, or a URL")
+    given = {key: value for key, value in pool.connection_kwargs.items() if key not in _FOREIGN}
+    timeouts = {key for key in ("socket_timeout", "socket_connect_timeout") if given.get(key, 0) is None}
+    given = {key: value for key, value in given.items() if key not in timeouts}
+    return Server(type(client).__name__, kind, given | dict(options))
+
+
+def trouble(server: str, error: Exception) -> EngineError:
+    """What the library raised, as ours."""
+    return EngineError(f"{server}: {type(error).__name__}: {error}")
+
+
+def _never() -> Any:
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    return Retry(NoBackoff(), 0)

@@ -1,0 +1,159 @@
+"""The verbs, written once: each is one script, sent by the line of its colour."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from random import uniform
+from typing import Any, Protocol
+
+from stampede.colour import Colour
+from stampede.engines.redis.news import News
+from stampede.engines.redis.scripts import Command, Scripts
+from stampede.engines.redis.wire import (
+    FOREVER,
+    claim_args,
+    expiry,
+    kept,
+    ms,
+    names,
+    news_of,
+    pack,
+    reply_of,
+    verdict_string,
+)
+from stampede.entry import Entry, Verdict
+from stampede.ports import Ask, Busy, Found, Reply, Versioned
+
+__all__ = ["Generations", "Keys", "Line"]
+
+VERDICT = 5.0
+"""Seconds for which a verdict is told to those who waited for its lease."""
+
+SMALL = 4096
+"""Bytes of an entry that is sent along with the news of it."""
+
+SAFETY = 1.0
+"""Seconds between two looks of a waiter that nobody woke: no push is durable."""
+
+LOOK = 0.1
+"""The same where there are no news."""
+
+KNOWN = 1.0
+"""Seconds for which a generation is believed where there are no news."""
+
+
+class Line(Protocol):
+    """How one colour asks. EngineError if there is no answer, or a refusal."""
+
+    async def ask(self, command: Command) -> Any: ...
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]: ...
+
+
+class Generations:
+    """What this process knows of generations, for both colours."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[str, float]] = {}
+
+
+class Keys(Versioned):
+    """Claims and Store of one colour."""
+
+    def __init__(self, line: Line, scripts: Scripts, news: News, generations: Generations, colour: Colour) -> None:
+        self._line = line
+        self._scripts = scripts
+        self._news = news
+        self._generations = generations
+        self._colour = colour
+
+    # -- claims -------------------------------------------------------------------------------------------------
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        its = names(key)
+        command = self._scripts.claim(its.all, *claim_args(token, ask, its.channel))
+        return reply_of(await self._line.ask(command))
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        its, end = names(key), expiry(entry)
+        string = pack(entry, end)
+        until = b"" if end is None else end
+        command = self._scripts.fill(its.all, token, entry.id, until, string, its.channel, SMALL)
+        return bool(await self._line.ask(command))
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        its = names(key)
+        told = b"" if verdict is None else verdict_string(verdict)
+        why = told or verdict_string(Verdict("failed"))
+        resting = ms(rest) if rest > 0 else 0
+        await self._line.ask(self._scripts.abandon(its.all[1:], token, told, ms(VERDICT), resting, why, its.channel))
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return bool(await self._line.ask(self._scripts.renew([names(key).lease], token, ms(lease))))
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        its = names(key)
+        with self._news.listen(its.channel) as ear:
+            ready = await self._colour.park(ear.ready, min(timeout, SAFETY))
+            # What fell before we listened was told to nobody here.
+            if await self._line.ask((b"GET", its.lease)) == busy.token:
+                longest = SAFETY if ready and ear.hears else LOOK
+                await self._colour.park(ear.bell, min(timeout, busy.lease, longest * uniform(0.9, 1.1)))
+        entry = news_of(ear.message, busy.token)
+        return None if entry is None else Found(entry)
+
+    # -- store --------------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        answers = await self._line.ask_all([self._scripts.get([names(key).entry]) for key in keys])
+        return [kept(answer) for answer in answers]
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        its, end = names(key), expiry(entry)
+        until = b"" if end is None else end
+        await self._line.ask(self._scripts.set(its.all, until, pack(entry, end), its.channel))
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        its, end = names(key), expiry(entry)
+        until = b"" if end is None else end
+        command = self._scripts.replace(its.all, until, pack(entry, end), its.channel, seen or b"", entry.id)
+        return bool(await self._line.ask(command))
+
+    async def expire(self, key: str) -> bool:
+        return bool(await self._line.ask(self._scripts.expire([names(key).entry], FOREVER)))
+
+    async def invalidate(self, key: str) -> bool:
+        its = names(key)
+        return bool(await self._line.ask(self._scripts.invalidate(its.all, its.channel)))
+
+    # -- generations --------------------------------------------------------------------------------------------
+
+    async def generation(self, scope: str) -> str:
+        known, now = self._generations.known.get(scope), time.monotonic()
+        if known is not None and now < known[1]:
+            return known[0]
+        keys = [_ALL, _scope_key(scope)]
+        ids = await self._line.ask(self._scripts.generation(keys, *(_new_generation() for _ in keys)))
+        name = blake2b(b"|".join(ids), digest_size=6).hexdigest()
+        self._generations.known[scope] = name, now + KNOWN
+        return name
+
+    async def bump(self, scope: str) -> None:
+        key = _scope_key(scope) if scope else _ALL
+        try:
+            await self._line.ask((b"SET", key, _new_generation()))
+        finally:
+            self._generations.known.clear()
+
+
+_ALL = b"{stampede}g"
+
+
+def _scope_key(scope: str) -> bytes:
+    return b"{stampede}g:" + scope.encode("utf-8", "surrogatepass")
+
+
+def _new_generation() -> bytes:
+    return os.urandom(6).hex().encode()
