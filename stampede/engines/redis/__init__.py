@@ -24,7 +24,8 @@ class RedisEngine:
 
     def __init__(self, url: str = "", *, client: Any = None, **options: Any) -> None:
         self._server: Server = of_url(url, options) if client is None else of_client(client, options)
-        scripts, self._news, generations = Scripts(), News(), Generations()
+        server = self._server
+        scripts, self._news, generations = Scripts(), News(lambda: server.connection(protocol=3)), Generations()
         self._line = Blocking(self._server, scripts)
         self.claims = self.store = Keys(self._line, scripts, self._news, generations, BLOCKING)
         self.aclaims = self.astore = None
@@ -36,6 +37,7 @@ class RedisEngine:
         return time.perf_counter() - start
 
     def close(self) -> None:
+        self._news.close()
         self._line.close()
 
 

@@ -1,30 +1,332 @@
-"""News from the server, for both colours: one connection that subscribes, and one thread that reads it."""
+"""News from the server, for both colours: one connection that is told, and one daemon thread that reads it.
+
+Waiters subscribe to their key's channel; the local tier's tickets are voided by the server's own invalidation
+messages (CLIENT TRACKING, which the reading connections redirect to this one). Only the thread touches the socket.
+RESP3, since there invalidation messages need no channel rights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from stampede.colour import Bell
 
 __all__ = ["Ear", "News"]
 
+_log = logging.getLogger("stampede")
+
+LINGER = 5.0
+"""Seconds that a channel stays subscribed after its last waiter: the next herd finds it so."""
+
+TICK = 1.0
+"""Seconds between two looks at a connection that is silent: one that is cut without a word would tell nothing."""
+
+AGAIN = 0.5
+"""Seconds before a lost connection is made again."""
+
+SLOTS = 1 << 16
+GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
+
+
+class _Channel:
+    """One channel, subscribed or about to be."""
+
+    __slots__ = ("ears", "left", "name", "ready", "stands")
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.ears: set[Ear] = set()
+        self.ready = Bell()  # there is an answer: subscribed, refused or lost
+        self.stands = False
+        self.left = 0.0  # when the last ear did
+
 
 class Ear:
-    """One waiter's."""
+    """What one waiter hears: `bell` rings at the first message, or when the news are lost."""
 
-    __slots__ = ("bell", "hears", "message", "ready")
+    __slots__ = ("_channel", "bell", "message")
 
-    def __init__(self) -> None:
-        self.ready = Bell()  # the subscription stands, or there will be none
+    def __init__(self, channel: _Channel) -> None:
+        self._channel = channel
         self.bell = Bell()
         self.message = b""
-        self.hears = False
+
+    @property
+    def ready(self) -> Bell:
+        """Rings as soon as it is known whether there will be messages."""
+        return self._channel.ready
+
+    @property
+    def hears(self) -> bool:
+        return self._channel.stands
 
 
 class News:
+    """One server's news. `told` is the id of the connection that they come by, 0 while there is none."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        """`connect` makes a blocking connection that speaks RESP3 and is not connected yet."""
+        self._connect = connect
+        self.stamps = array("Q", bytes(8 * (SLOTS + 1)))
+        self._begin()
+
+    def _begin(self) -> None:
+        self.told = 0
+        self._lock = threading.Lock()
+        self._channels: dict[bytes, _Channel] = {}
+        self._todo: deque[tuple[bytes, _Channel | None]] = deque()  # verbs to send, and what their answer is for
+        self._expected: deque[tuple[bytes, _Channel | None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._poke: tuple[socket.socket, socket.socket] | None = None
+        self._down = False
+        self._closed = False
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
     @contextmanager
-    def listen(self, channel: bytes) -> Iterator[Ear]:
-        ear = Ear()
-        ear.ready.ring()
-        yield ear
+    def listen(self, name: bytes) -> Iterator[Ear]:
+        """An ear for a channel. What is sent after `ready` has rung is heard."""
+        self.start()
+        with self._lock:
+            channel = self._channels.get(name)
+            if channel is None:
+                channel = _Channel(name)
+                if self._down or self._closed:
+                    channel.ready.ring()
+                else:
+                    self._channels[name] = channel
+                    self._ask(b"SUBSCRIBE", channel)
+            ear = Ear(channel)
+            channel.ears.add(ear)
+        try:
+            yield ear
+        finally:
+            with self._lock:
+                channel.ears.discard(ear)
+                channel.left = time.monotonic()
+
+    def start(self) -> None:
+        """Have a connection, soon."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._closed:
+                    self._poke = socket.socketpair()
+                    self._poke[0].setblocking(False)
+                    self._poke[1].setblocking(False)
+                    self._thread = threading.Thread(target=self._live, name="stampede-redis-news", daemon=True)
+                    self._thread.start()
+
+    def close(self) -> None:
+        """Let everybody go. The thread ends by itself."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            self._wake()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(TICK)
+        self._lose()
+
+    def start_again(self) -> None:
+        """In a forked child: the connection is the parent's, and nothing is known of what it will be told."""
+        inherited = self._poke
+        self._begin()
+        self._void_all()
+        for end in inherited or ():
+            end.close()
+
+    def _ask(self, verb: bytes, channel: _Channel | None) -> None:
+        """Under the lock: have the thread send it."""
+        self._todo.append((verb, channel))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._poke is not None:
+            try:
+                self._poke[1].send(b"!")
+            except BlockingIOError:
+                pass  # it has been poked often enough
+            except OSError:
+                pass  # the thread has ended
+
+    # -- tickets ------------------------------------------------------------------------------------------------
+
+    def _void(self, key: bytes) -> None:
+        slot = slot_of(key)
+        if slot is not None:
+            self.stamps[slot] += 1
+
+    def _void_all(self) -> None:
+        for slot in range(SLOTS + 1):
+            self.stamps[slot] += 1
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        assert self._poke is not None
+        pid, poke = os.getpid(), self._poke
+        try:
+            while not self._closed:
+                connection = None
+                try:
+                    connection = self._connected()
+                    self._attend(connection, poke[0])
+                except Exception as error:  # whatever it was, there are no news until they are back
+                    _log.debug("no news from Redis: %s", error)
+                finally:
+                    if os.getpid() == pid:
+                        self._lose()
+                        if connection is not None:
+                            connection.disconnect()
+                self._rest(poke[0])
+        finally:
+            if os.getpid() == pid:
+                for end in poke:
+                    end.close()
+
+    def _connected(self) -> Any:
+        connection = self._connect()
+        connection.connect()
+        parser = connection._parser  # by default the library logs pushes, and drops invalidations
+        parser.set_pubsub_push_handler(_as_it_is)
+        parser.set_invalidation_push_handler(_as_it_is)
+        connection.send_command(b"CLIENT", b"ID")
+        number = connection.read_response()
+        with self._lock:
+            self._down = False
+        self.told = number
+        return connection
+
+    def _attend(self, connection: Any, poke: socket.socket) -> None:
+        """Send what is to be sent, and hear what is said, until the connection breaks."""
+        silent = False
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection._sock, selectors.EVENT_READ)
+            selector.register(poke, selectors.EVENT_READ)
+            while not self._closed:
+                self._send(connection)
+                ready = [key.fileobj for key, _ in selector.select(TICK)]
+                if poke in ready:
+                    _drain(poke)
+                while connection.can_read(0):
+                    self._hear(connection)
+                    silent = False
+                if not ready:
+                    if silent:
+                        raise ConnectionError("it doesn't answer")
+                    silent = True
+                    self._tidy()
+
+    def _send(self, connection: Any) -> None:
+        with self._lock:
+            todo, self._todo = self._todo, deque()
+        self._expected.extend(todo)
+        if todo:
+            commands = [(verb,) if channel is None else (verb, channel.name) for verb, channel in todo]
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+
+    def _hear(self, connection: Any) -> None:
+        from redis.exceptions import ResponseError
+
+        try:
+            push = connection.read_response(disable_decoding=True, push_request=True)
+        except ResponseError as refusal:
+            _log.debug("no subscription: %s", refusal)
+            self._answer(False)
+            return
+        match push:
+            case [b"message" | b"smessage", channel, message]:
+                self._ring(channel, message)
+            case [b"invalidate", None]:
+                self._void_all()
+            case [b"invalidate", keys]:
+                for key in keys:
+                    self._void(key)
+            case [b"subscribe" | b"ssubscribe", *_]:
+                self._answer(True)
+            case _:
+                self._answer(False)
+
+    def _answer(self, stands: bool) -> None:
+        _, channel = self._expected.popleft()
+        if channel is not None:
+            channel.stands = stands
+            channel.ready.ring()
+            if not stands:
+                with self._lock:
+                    if self._channels.get(channel.name) is channel:
+                        del self._channels[channel.name]
+
+    def _ring(self, name: bytes, message: bytes) -> None:
+        with self._lock:
+            channel = self._channels.get(name)
+            ears = list(channel.ears) if channel is not None else []
+            if channel is not None:
+                channel.ears.clear()
+        for ear in ears:
+            ear.message = message
+            ear.bell.ring()
+
+    def _tidy(self) -> None:
+        """Nothing happens: ask whether anybody is there, and leave channels that nobody has waited for lately."""
+        now = time.monotonic()
+        with self._lock:
+            idle = [each for each in self._channels.values() if not each.ears and now - each.left > LINGER]
+            for channel in idle:
+                del self._channels[channel.name]
+                self._todo.append((b"UNSUBSCRIBE", channel))
+            self._todo.append((b"PING", None))
+
+    def _lose(self) -> None:
+        """There are no news: what they kept true is not known to be so, and waiters ask again."""
+        self.told = 0
+        self._void_all()
+        with self._lock:
+            self._down = True
+            channels, self._channels = list(self._channels.values()), {}
+            self._todo.clear()
+            self._expected.clear()
+        for channel in channels:
+            channel.stands = False
+            channel.ready.ring()
+            for ear in list(channel.ears):
+                ear.bell.ring()
+
+    def _rest(self, poke: socket.socket) -> None:
+        end = time.monotonic() + AGAIN
+        with selectors.DefaultSelector() as selector:
+            selector.register(poke, selectors.EVENT_READ)
+            while not self._closed and (left := end - time.monotonic()) > 0:
+                if selector.select(left):
+                    _drain(poke)
+
+
+def slot_of(key: bytes) -> int | None:
+    """The slot of an entry's or a generation's key; None for keys that no ticket is about."""
+    if key[25:27] == b"}:":
+        try:
+            return int(key[1:5], 16)
+        except ValueError:
+            return None
+    return GENERATIONS if key.startswith(b"{stampede}g") else None
+
+
+def _as_it_is(push: Any) -> Any:
+    return push
+
+
+def _drain(poke: socket.socket) -> None:
+    try:
+        while poke.recv(4096):
+            pass
+    except BlockingIOError:
+        pass
