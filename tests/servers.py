@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """One redis-server without persistence: `RedisServer("--maxmemory", "2mb")`. It ends with the tests at the latest."""
+    """One redis-server without persistence: `RedisServer("--maxmemory", "2mb")`. It ends with the tests."""
 
     def __init__(self, *options: str) -> None:
         self._program = need("redis-server")

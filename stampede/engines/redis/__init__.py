@@ -2,44 +2,84 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
+from weakref import WeakSet, finalize
 
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.redis.blocking import Blocking
-from stampede.engines.redis.clients import Server, of_client, of_url
+from stampede.engines.redis.clients import of_client, of_url
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Scripts
+from stampede.engines.redis.suspending import Suspending
 from stampede.engines.redis.verbs import Generations, Keys
+from stampede.errors import OptionError
 
 __all__ = ["RedisEngine", "from_url"]
 
 
 class RedisEngine:
+    """A server's database, shared by all who connect to it.
+
+    `url` takes every option of the client library in its query; options given here win. Or hand over a `client`
+    (`redis.Redis` or `redis.asyncio.Redis`): connections are made as its own are, and none of its own is used.
+    `max_connections` of them at most are open on the blocking side (50), where callers beyond wait for one (for at
+    most `timeout` seconds, 20); an event loop has one.
+    """
+
     scheme = "redis"
     shared = True
     fenced = True
     pushes = True
     coherent = True
 
-    def __init__(self, url: str = "", *, client: Any = None, **options: Any) -> None:
-        self._server: Server = of_url(url, options) if client is None else of_client(client, options)
-        server = self._server
-        scripts, self._news, generations = Scripts(), News(lambda: server.connection(protocol=3)), Generations()
-        self._line = Blocking(self._server, scripts)
-        self.claims = self.store = Keys(self._line, scripts, self._news, generations, BLOCKING)
-        self.aclaims = self.astore = None
+    def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
+        if (url is None) == (client is None):
+            raise OptionError("RedisEngine takes a URL or a client: one of them")
+        server = of_url(url, options) if url is not None else of_client(client, options)
+        scripts, generations = Scripts(), Generations()
+        news = News(lambda: server.connection(protocol=3))
+        line, aline = Blocking(server, scripts), Suspending(server, scripts)
+        self._line = line
+        self._parts = (line, aline, news, generations)
+        self.claims = self.store = Keys(line, scripts, news, generations, BLOCKING)
+        self.aclaims = self.astore = Keys(aline, scripts, news, generations, SUSPENDING)
         self.locks = self.alocks = None
+        self.close = finalize(self, _close, os.getpid(), news, line, aline)
+        _engines.add(self)
 
     def ping(self) -> float:
         start = time.perf_counter()
         run_blocking(self._line.ask((b"PING",)))
         return time.perf_counter() - start
 
-    def close(self) -> None:
-        self._news.close()
-        self._line.close()
+    def _start_again(self) -> None:
+        for part in self._parts:
+            part.start_again()
 
 
 def from_url(url: str, **options: Any) -> RedisEngine:
+    """`redis://user:password@host:6379/0?socket_timeout=0.5`, `rediss://` for TLS, `unix:///run/redis.sock?db=0`."""
     return RedisEngine(url, **options)
+
+
+# -- ends and forks -------------------------------------------------------------------------------------------------
+
+
+def _close(pid: int, *parts: News | Blocking | Suspending) -> None:
+    if os.getpid() == pid:
+        for part in parts:
+            part.close()
+
+
+_engines: WeakSet[RedisEngine] = WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine._start_again()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

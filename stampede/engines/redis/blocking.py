@@ -45,6 +45,10 @@ class Blocking:
     def close(self) -> None:
         self._pool.disconnect()
 
+    def start_again(self) -> None:
+        """In a forked child: the connections are the parent's, and the pool's lock may be one that nobody opens."""
+        self._pool = self._server.pool()
+
     def _asked(self, commands: Sequence[Command]) -> list[Any]:
         try:
             replies = self._sent(commands)

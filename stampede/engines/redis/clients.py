@@ -22,7 +22,6 @@ __all__ = ["Server", "of_client", "of_url", "trouble"]
 _DEFAULTS: dict[str, Any] = {
     "socket_timeout": 1.0,  # short, since calls go on without an engine that hangs
     "socket_connect_timeout": 0.5,
-    "protocol": 2,  # replies are the same, and a connection is ready sooner
 }
 _POOL = {"max_connections": 50, "timeout": 20.0}
 
@@ -45,6 +44,7 @@ class Server:
         self._kind = kind
         self._pool = {key: options.get(key, value) for key, value in _POOL.items()}
         self._options = _DEFAULTS | {key: value for key, value in options.items() if key not in _POOL}
+        self._options["protocol"] = 2  # a connection is ready sooner; news come by one of their own
         if kind == "UnixDomainSocketConnection":
             for key in ("host", "port", "socket_keepalive", "socket_keepalive_options", "socket_type"):
                 self._options.pop(key, None)
@@ -92,7 +92,7 @@ def of_url(url: str, options: Mapping[str, Any]) -> Server:
 
 def of_client(client: Any, options: Mapping[str, Any]) -> Server:
     """The server of a `redis.Redis` or `redis.asyncio.Redis`: our connections are made as its own, and are ours."""
-    pool = getattr(client, "connection_pool", None)
+    pool: Any = getattr(client, "connection_pool", None)
     kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
     if kind not in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
         raise OptionError(f"client is {type(client).__name__!r}: give a redis.Redis, or a URL")

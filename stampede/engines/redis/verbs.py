@@ -56,6 +56,9 @@ class Generations:
     """What this process knows of generations, for both colours."""
 
     def __init__(self) -> None:
+        self.start_again()
+
+    def start_again(self) -> None:
         self.known: dict[str, tuple[str, float]] = {}
 
 

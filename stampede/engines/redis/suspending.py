@@ -1,0 +1,288 @@
+"""The suspending side: what one turn of an event loop asks goes out together, over one connection of that loop.
+
+Replies come in the order of the questions, so that many callers share the connection without waiting for each other,
+and nobody is refused for being one too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from stampede.colour import Loop
+from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.resp import MORE, Parser, parser
+from stampede.engines.redis.scripts import Command, Scripts
+
+__all__ = ["Suspending"]
+
+
+class Suspending:
+    """Asks a server, from any task of any event loop."""
+
+    def __init__(self, server: Server, scripts: Scripts) -> None:
+        from redis import exceptions
+
+        self._server = server
+        self._scripts = scripts
+        self._unknown = exceptions.NoScriptError
+        self._any = (exceptions.RedisError, OSError, asyncio.TimeoutError)
+        self._lock = threading.Lock()
+        self._pipes: WeakKeyDictionary[Loop, _Pipe] = WeakKeyDictionary()
+
+    async def ask(self, command: Command) -> Any:
+        """The reply."""
+        return (await self.ask_all([command]))[0]
+
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies, in order, of what goes out together."""
+        if not commands:
+            return []
+        try:
+            pipe = self._pipe()
+            replies = await pipe.ask(commands)
+            for number, reply in enumerate(replies):
+                if isinstance(reply, self._unknown):
+                    (reply,) = await pipe.ask([self._scripts.whole(commands[number])])
+                    replies[number] = reply
+                if isinstance(reply, Exception):
+                    raise reply
+        except self._any as error:
+            raise trouble(self._server.name, error) from error
+        return replies
+
+    def close(self) -> None:
+        """Close the connections of all loops, also of those that run in other threads."""
+        with self._lock:
+            pipes, self._pipes = list(self._pipes.items()), WeakKeyDictionary()
+        for loop, pipe in pipes:
+            if loop.is_running() and loop is not asyncio._get_running_loop():
+                try:
+                    loop.call_soon_threadsafe(pipe.close)
+                except RuntimeError:
+                    pass  # closed meanwhile, and its connection with it
+            else:
+                pipe.close()
+
+    def start_again(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        self._lock = threading.Lock()
+        inherited, self._pipes = list(self._pipes.values()), WeakKeyDictionary()
+        for pipe in inherited:
+            pipe.disown()
+
+    def _pipe(self) -> _Pipe:
+        loop = asyncio.get_running_loop()
+        pipe = self._pipes.get(loop)
+        if pipe is None:
+            with self._lock:
+                for old in [old for old in self._pipes if old.is_closed()]:
+                    self._pipes.pop(old).close()  # it didn't cancel its tasks, as a loop should that ends
+                pipe = self._pipes[loop] = _Pipe(self._server)
+        return pipe
+
+
+class _Question:
+    """Some commands that were asked together, and their replies so far."""
+
+    __slots__ = ("again", "commands", "future", "replies")
+
+    def __init__(self, commands: Sequence[Command], future: asyncio.Future[list[Any]]) -> None:
+        self.commands = commands
+        self.future = future
+        self.replies: list[Any] = []
+        self.again = False  # it has been sent once before
+
+
+class _Pipe:
+    """One event loop's connection, and the questions before and in it."""
+
+    def __init__(self, server: Server) -> None:
+        from redis.exceptions import TimeoutError as Hung
+
+        self._server = server
+        self._hung = Hung
+        self._waiting: list[_Question] = []
+        self._flying: deque[_Question] = deque()
+        self._flushing = False
+        self._wire: _Wire | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._oldest: _Question | None = None
+
+    def ask(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
+        """The replies to come. Who stops waiting for them bothers nobody else."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Any]] = loop.create_future()
+        self._waiting.append(_Question(commands, future))
+        if not self._flushing:
+            self._flushing = True
+            loop.call_soon(self._flush)
+        return future
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if not self._waiting:
+            return
+        if self._wire is None:
+            if self._connecting is None:
+                self._connecting = asyncio.ensure_future(self._connect())
+            return
+        questions, self._waiting = self._waiting, []
+        asked = [question for question in questions if not question.future.done()]
+        self._flying.extend(asked)
+        self._wire.send([command for question in asked for command in question.commands])
+        if self._watch is None:
+            self._look_out()
+
+    # -- the connection -----------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        try:
+            connection = self._server.suspending_connection()
+            await connection.connect()
+            self._wire = _Wire(connection, self)
+        except Exception as error:
+            self._fail(self._take_waiting(), error)
+        except BaseException as ending:  # the loop is about to end
+            self._fail(self._take_waiting(), ConnectionError(f"the connection was given up: {ending!r}"))
+            raise
+        finally:
+            self._connecting = None
+        self._flush()
+
+    def heard(self, reply: Any) -> None:
+        question = self._flying[0]
+        question.replies.append(reply)
+        if len(question.replies) == len(question.commands):
+            self._flying.popleft()
+            if not question.future.done():
+                question.future.set_result(question.replies)
+
+    def broken(self, error: Exception) -> None:
+        """What was under way is asked once more on a new connection: every verb may be sent twice."""
+        self._wire = None
+        flying, self._flying = list(self._flying), deque()
+        again = [question for question in flying if not question.again and not isinstance(error, self._hung)]
+        self._fail([question for question in flying if question not in again], error)
+        for question in again:
+            question.again = True
+            question.replies = []
+        self._waiting[:0] = again
+        self._flush()
+
+    def _look_out(self) -> None:
+        """Break a connection on which the oldest question has had no answer for as long as a reply may take."""
+        patience = self._server.patience
+        if patience is None:
+            return
+        if self._flying and self._flying[0] is self._oldest and self._wire is not None:
+            self._watch = self._oldest = None
+            self._wire.drop(self._hung(f"no reply within {patience:g} s"))
+            return
+        self._oldest = self._flying[0] if self._flying else None
+        running = asyncio.get_running_loop()
+        self._watch = running.call_later(patience, self._look_out) if self._flying else None
+
+    def _take_waiting(self) -> list[_Question]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def _fail(self, questions: Sequence[_Question], error: Exception) -> None:
+        for question in questions:
+            if not question.future.done():
+                question.future.set_exception(error)
+
+    def gone(self) -> None:
+        """The loop ends, or the engine is closed. (A loop that we refer to would never be collected.)"""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._wire = self._watch = self._oldest = None
+        flying, self._flying = list(self._flying), deque()
+        self._fail([*flying, *self._take_waiting()], ConnectionError("the connection was closed"))
+
+    def close(self) -> None:
+        if self._connecting is not None and not self._connecting.get_loop().is_closed():
+            self._connecting.cancel()
+        if self._wire is not None:
+            self._wire.close()
+        self.gone()
+
+    def disown(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._wire = self._watch = None
+
+
+class _Wire(asyncio.Protocol):
+    """A connection that the client library has made, with its bytes read and written by us."""
+
+    def __init__(self, connection: Any, pipe: _Pipe) -> None:
+        self._connection = connection
+        self._pipe: _Pipe | None = pipe
+        self._parser: Parser = parser(connection._parser.parse_error)
+        self._transport: asyncio.Transport = connection._writer.transport
+        self._pack = _packer(connection)
+        self._transport.set_protocol(self)
+        self._guard = asyncio.ensure_future(self._stay())
+        if self._transport.is_closing():
+            raise ConnectionError("the server closed the connection")
+
+    def send(self, commands: Sequence[Command]) -> None:
+        self._transport.write(self._pack(commands))
+
+    def data_received(self, data: bytes) -> None:
+        pipe, gets = self._pipe, self._parser.gets
+        if pipe is None:
+            return
+        try:
+            self._parser.feed(data)
+            while (reply := gets()) is not MORE:
+                pipe.heard(reply)
+        except Exception as error:  # these are no replies, or not to our questions
+            self.drop(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.drop(error if isinstance(error, OSError) else ConnectionError("the server closed the connection"))
+
+    def drop(self, error: Exception) -> None:
+        """It is of no use any more: what is under way on it needs another."""
+        pipe, self._pipe = self._pipe, None
+        self._guard.cancel()
+        self._transport.abort()
+        if pipe is not None:
+            pipe.broken(error)
+
+    def close(self) -> None:
+        """Close it, also when its loop runs no more."""
+        self._pipe = None
+        try:
+            self._guard.cancel()
+            self._transport.close()
+        except RuntimeError:  # the loop was closed: nobody but us would close the socket
+            lost: Any = self._transport
+            if getattr(lost, "_sock", None) is not None:
+                lost._sock.close()
+                lost._sock = None
+        self._connection._reader = self._connection._writer = None  # or it would warn that it was not closed
+
+    async def _stay(self) -> None:
+        """A loop that ends cancels its tasks: this one is there to close the connection with it."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            pipe = self._pipe
+            self.close()
+            if pipe is not None:
+                pipe.gone()
+
+
+def _packer(connection: Any) -> Callable[[Sequence[Command]], bytes]:
+    try:
+        from hiredis import pack_command
+    except ImportError:
+        return lambda commands: b"".join(connection.pack_commands(commands))
+    return lambda commands: b"".join([pack_command(command) for command in commands])
