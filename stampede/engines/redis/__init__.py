@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakSet, finalize
 
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
@@ -14,6 +15,7 @@ from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.suspending import Suspending
 from stampede.engines.redis.verbs import Generations, Keys
+from stampede.engines.url import flag
 from stampede.errors import OptionError
 
 __all__ = ["RedisEngine", "from_url"]
@@ -25,22 +27,23 @@ class RedisEngine:
     `url` takes every option of the client library in its query; options given here win. Or hand over a `client`
     (`redis.Redis` or `redis.asyncio.Redis`): connections are made as its own are, and none of its own is used.
     `max_connections` of them at most are open on the blocking side (50), where callers beyond wait for one (for at
-    most `timeout` seconds, 20); an event loop has one.
+    most `timeout` seconds, 20); an event loop has one. `tracking` has the server tell of every change in what was
+    read here, which keeps local tiers true, and costs the server a little for each key that is read.
     """
 
     scheme = "redis"
     shared = True
     fenced = True
     pushes = True
-    coherent = True
 
-    def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
+    def __init__(self, url: str | None = None, *, client: Any = None, tracking: bool = True, **options: Any) -> None:
         if (url is None) == (client is None):
             raise OptionError("RedisEngine takes a URL or a client: one of them")
+        self.coherent = tracking
         server = of_url(url, options) if url is not None else of_client(client, options)
-        scripts, generations = Scripts(), Generations()
-        news = News(lambda: server.connection(protocol=3))
-        line, aline = Blocking(server, scripts), Suspending(server, scripts)
+        scripts, news = Scripts(), News(lambda: server.connection(protocol=3), tracks=tracking)
+        generations = Generations(news)
+        line, aline = Blocking(server, scripts, news), Suspending(server, scripts, news)
         self._line = line
         self._parts = (line, aline, news, generations)
         self.claims = self.store = Keys(line, scripts, news, generations, BLOCKING)
@@ -61,7 +64,9 @@ class RedisEngine:
 
 def from_url(url: str, **options: Any) -> RedisEngine:
     """`redis://user:password@host:6379/0?socket_timeout=0.5`, `rediss://` for TLS, `unix:///run/redis.sock?db=0`."""
-    return RedisEngine(url, **options)
+    query = dict(parse_qsl(urlsplit(url).query))
+    tracking = flag("tracking", options.pop("tracking", query.get("tracking", True)))
+    return RedisEngine(url, tracking=tracking, **options)
 
 
 # -- ends and forks -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.scripts import Command, Scripts
 
 if TYPE_CHECKING:
@@ -20,12 +21,13 @@ _AT_ONCE = 500
 class Blocking:
     """Asks a server, from any thread."""
 
-    def __init__(self, server: Server, scripts: Scripts) -> None:
+    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
         from redis import exceptions
 
         self._server = server
         self._scripts = scripts
-        self._pool = server.pool()
+        self._news = news
+        self.start_again()
         self._broken = (exceptions.ConnectionError, OSError)
         self._refused = exceptions.ResponseError
         self._unknown = exceptions.NoScriptError
@@ -33,13 +35,18 @@ class Blocking:
 
     async def ask(self, command: Command) -> Any:
         """The reply."""
-        return self._asked([command])[0]
+        return self._asked([command])[0][0]
+
+    async def read(self, command: Command) -> tuple[Any, int]:
+        """The reply, and which connection will be told when what was read changes (0: none)."""
+        replies, told = self._asked([command])
+        return replies[0], told
 
     async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
         """The replies, in order, of what goes out together."""
         replies: list[Any] = []
         for start in range(0, len(commands), _AT_ONCE):
-            replies += self._asked(commands[start : start + _AT_ONCE])
+            replies += self._asked(commands[start : start + _AT_ONCE])[0]
         return replies
 
     def close(self) -> None:
@@ -48,20 +55,23 @@ class Blocking:
     def start_again(self) -> None:
         """In a forked child: the connections are the parent's, and the pool's lock may be one that nobody opens."""
         self._pool = self._server.pool()
+        # By connection: the socket on which we asked for news, of which news, and whether the server agreed (or 0).
+        self._following: dict[Connection, tuple[object, int, int]] = {}
 
-    def _asked(self, commands: Sequence[Command]) -> list[Any]:
+    def _asked(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         try:
-            replies = self._sent(commands)
+            replies, told = self._sent(commands)
             for number, reply in enumerate(replies):
                 if isinstance(reply, self._unknown):
-                    replies[number] = reply = self._sent([self._scripts.whole(commands[number])])[0]
+                    (reply,), told = self._sent([self._scripts.whole(commands[number])])
+                    replies[number] = reply
                 if isinstance(reply, Exception):
                     raise reply
         except self._any as error:
             raise trouble(self._server.name, error) from error
-        return replies
+        return replies, told
 
-    def _sent(self, commands: Sequence[Command]) -> list[Any]:
+    def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         """The replies as they are. A pooled connection may have broken while it was idle: once more, on a new one."""
         connection = self._pool.get_connection()
         try:
@@ -73,7 +83,23 @@ class Blocking:
         finally:
             self._pool.release(connection)
 
-    def _exchange(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
+    def _exchange(self, connection: Connection, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        told, known = self._news.told, self._following.get(connection)
+        following = known is not None and known[0] is connection._sock
+        if told and (known is None or not following or known[1] != told):
+            return self._exchange_following(connection, commands, told)
+        return self._replies(connection, commands), known[2] if known is not None and following else 0
+
+    def _exchange_following(
+        self, connection: Connection, commands: Sequence[Command], told: int
+    ) -> tuple[list[Any], int]:
+        """The same, after the server has been asked to tell of changes in what this connection reads."""
+        (answer, *replies) = self._replies(connection, [follow(told), *commands])
+        agreed = told if answer == b"OK" else 0
+        self._following[connection] = connection._sock, told, agreed
+        return replies, agreed
+
+    def _replies(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
         try:
             if len(commands) == 1:
                 connection.send_command(*commands[0])

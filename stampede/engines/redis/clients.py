@@ -86,6 +86,7 @@ def of_url(url: str, options: Mapping[str, Any]) -> Server:
         found = parse_url(url)
     except ValueError as wrong:
         raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
+    found.pop("tracking", None)  # the engine's own
     kind = found.pop("connection_class", None)
     return Server(safe_url(url), "Connection" if kind is None else kind.__name__, found | dict(options))
 

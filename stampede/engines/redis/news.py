@@ -21,7 +21,7 @@ from typing import Any
 
 from stampede.colour import Bell
 
-__all__ = ["Ear", "News"]
+__all__ = ["GENERATIONS", "Ear", "News", "follow", "slot_of"]
 
 _log = logging.getLogger("stampede")
 
@@ -72,11 +72,17 @@ class Ear:
 
 
 class News:
-    """One server's news. `told` is the id of the connection that they come by, 0 while there is none."""
+    """One server's news. `told` is the id of the connection that is told of changes, 0 while there is none.
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
+    Whoever reads samples the stamp of the key's slot before the question is sent, and keeps a ticket only if the
+    reading connection had been told to redirect its news to `told`, which is still the one: then news that overtake
+    the reply have changed the stamp already, and those that come later will.
+    """
+
+    def __init__(self, connect: Callable[[], Any], *, tracks: bool = True) -> None:
         """`connect` makes a blocking connection that speaks RESP3 and is not connected yet."""
         self._connect = connect
+        self.tracks = tracks
         self.stamps = array("Q", bytes(8 * (SLOTS + 1)))
         self._begin()
 
@@ -114,6 +120,11 @@ class News:
             with self._lock:
                 channel.ears.discard(ear)
                 channel.left = time.monotonic()
+
+    def follow(self) -> None:
+        """Have changes told, if this is wanted at all. Until they are, there are no tickets."""
+        if self._thread is None and self.tracks:
+            self.start()
 
     def start(self) -> None:
         """Have a connection, soon."""
@@ -203,7 +214,8 @@ class News:
         number = connection.read_response()
         with self._lock:
             self._down = False
-        self.told = number
+        if self.tracks:
+            self.told = number
         return connection
 
     def _attend(self, connection: Any, poke: socket.socket) -> None:
@@ -308,6 +320,11 @@ class News:
             while not self._closed and (left := end - time.monotonic()) > 0:
                 if selector.select(left):
                     _drain(poke)
+
+
+def follow(told: int) -> tuple[bytes, ...]:
+    """The command that has changes in what a connection reads told to another one."""
+    return (b"CLIENT", b"TRACKING", b"ON", b"REDIRECT", b"%d" % told)
 
 
 def slot_of(key: bytes) -> int | None:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from stampede.colour import Loop
 from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, Parser, parser
 from stampede.engines.redis.scripts import Command, Scripts
 
@@ -24,11 +25,12 @@ __all__ = ["Suspending"]
 class Suspending:
     """Asks a server, from any task of any event loop."""
 
-    def __init__(self, server: Server, scripts: Scripts) -> None:
+    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
         from redis import exceptions
 
         self._server = server
         self._scripts = scripts
+        self._news = news
         self._unknown = exceptions.NoScriptError
         self._any = (exceptions.RedisError, OSError, asyncio.TimeoutError)
         self._lock = threading.Lock()
@@ -36,24 +38,34 @@ class Suspending:
 
     async def ask(self, command: Command) -> Any:
         """The reply."""
-        return (await self.ask_all([command]))[0]
+        return (await self._asked([command])).replies[0]
 
     async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
         """The replies, in order, of what goes out together."""
-        if not commands:
-            return []
+        return (await self._asked(commands)).replies if commands else []
+
+    async def read(self, command: Command) -> tuple[Any, int]:
+        """The reply, and which connection will be told when what was read changes (0: none)."""
+        question = await self._asked([command])
+        return question.replies[0], question.told
+
+    async def _asked(self, commands: Sequence[Command]) -> _Question:
         try:
             pipe = self._pipe()
-            replies = await pipe.ask(commands)
+            question = pipe.ask(commands)
+            await question.future
+            replies = question.replies
             for number, reply in enumerate(replies):
                 if isinstance(reply, self._unknown):
-                    (reply,) = await pipe.ask([self._scripts.whole(commands[number])])
+                    again = pipe.ask([self._scripts.whole(commands[number])])
+                    await again.future
+                    (reply,), question.told = again.replies, again.told
                     replies[number] = reply
                 if isinstance(reply, Exception):
                     raise reply
         except self._any as error:
             raise trouble(self._server.name, error) from error
-        return replies
+        return question
 
     def close(self) -> None:
         """Close the connections of all loops, also of those that run in other threads."""
@@ -82,29 +94,31 @@ class Suspending:
             with self._lock:
                 for old in [old for old in self._pipes if old.is_closed()]:
                     self._pipes.pop(old).close()  # it didn't cancel its tasks, as a loop should that ends
-                pipe = self._pipes[loop] = _Pipe(self._server)
+                pipe = self._pipes[loop] = _Pipe(self._server, self._news)
         return pipe
 
 
 class _Question:
     """Some commands that were asked together, and their replies so far."""
 
-    __slots__ = ("again", "commands", "future", "replies")
+    __slots__ = ("again", "commands", "future", "replies", "told")
 
-    def __init__(self, commands: Sequence[Command], future: asyncio.Future[list[Any]]) -> None:
+    def __init__(self, commands: Sequence[Command], future: asyncio.Future[None]) -> None:
         self.commands = commands
         self.future = future
         self.replies: list[Any] = []
+        self.told = 0  # which connection will be told when what was read changes
         self.again = False  # it has been sent once before
 
 
 class _Pipe:
     """One event loop's connection, and the questions before and in it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, news: News) -> None:
         from redis.exceptions import TimeoutError as Hung
 
         self._server = server
+        self._news = news
         self._hung = Hung
         self._waiting: list[_Question] = []
         self._flying: deque[_Question] = deque()
@@ -114,15 +128,15 @@ class _Pipe:
         self._watch: asyncio.TimerHandle | None = None
         self._oldest: _Question | None = None
 
-    def ask(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
-        """The replies to come. Who stops waiting for them bothers nobody else."""
+    def ask(self, commands: Sequence[Command]) -> _Question:
+        """A question whose future ends with its replies. Who stops waiting for them bothers nobody else."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Any]] = loop.create_future()
-        self._waiting.append(_Question(commands, future))
+        question = _Question(commands, loop.create_future())
+        self._waiting.append(question)
         if not self._flushing:
             self._flushing = True
             loop.call_soon(self._flush)
-        return future
+        return question
 
     def _flush(self) -> None:
         self._flushing = False
@@ -134,10 +148,25 @@ class _Pipe:
             return
         questions, self._waiting = self._waiting, []
         asked = [question for question in questions if not question.future.done()]
+        if self._news.told != self._wire.following:
+            asked.insert(0, self._follow(self._wire, self._news.told))
         self._flying.extend(asked)
         self._wire.send([command for question in asked for command in question.commands])
         if self._watch is None:
             self._look_out()
+
+    def _follow(self, wire: _Wire, told: int) -> _Question:
+        """Have the server tell that connection of changes in what is read by this one from here on."""
+        wire.following = told
+        question = _Question([follow(told)], asyncio.get_running_loop().create_future())
+        question.again = True  # on another connection it would be wrong
+
+        def followed(future: asyncio.Future[None]) -> None:
+            if not future.cancelled() and future.exception() is None and question.replies[0] == b"OK":
+                wire.told = told
+
+        question.future.add_done_callback(followed)
+        return question
 
     # -- the connection -----------------------------------------------------------------------------------------
 
@@ -155,13 +184,14 @@ class _Pipe:
             self._connecting = None
         self._flush()
 
-    def heard(self, reply: Any) -> None:
+    def heard(self, reply: Any, told: int) -> None:
         question = self._flying[0]
         question.replies.append(reply)
         if len(question.replies) == len(question.commands):
             self._flying.popleft()
+            question.told = told
             if not question.future.done():
-                question.future.set_result(question.replies)
+                question.future.set_result(None)
 
     def broken(self, error: Exception) -> None:
         """What was under way is asked once more on a new connection: every verb may be sent twice."""
@@ -227,7 +257,10 @@ class _Wire(asyncio.Protocol):
         self._transport: asyncio.Transport = connection._writer.transport
         self._pack = _packer(connection)
         self._transport.set_protocol(self)
-        self._guard = asyncio.ensure_future(self._stay())
+        self.following = 0  # which connection is to be told, as far as we have asked
+        self.told = 0  # and as far as the server has said yes
+        self._guard = asyncio.ensure_future(_for_ever())
+        self._guard.add_done_callback(self._loop_ends)
         if self._transport.is_closing():
             raise ConnectionError("the server closed the connection")
 
@@ -241,7 +274,7 @@ class _Wire(asyncio.Protocol):
         try:
             self._parser.feed(data)
             while (reply := gets()) is not MORE:
-                pipe.heard(reply)
+                pipe.heard(reply, self.told)
         except Exception as error:  # these are no replies, or not to our questions
             self.drop(error)
 
@@ -253,6 +286,7 @@ class _Wire(asyncio.Protocol):
         pipe, self._pipe = self._pipe, None
         self._guard.cancel()
         self._transport.abort()
+        self._connection._reader = self._connection._writer = None
         if pipe is not None:
             pipe.broken(error)
 
@@ -269,15 +303,16 @@ class _Wire(asyncio.Protocol):
                 lost._sock = None
         self._connection._reader = self._connection._writer = None  # or it would warn that it was not closed
 
-    async def _stay(self) -> None:
-        """A loop that ends cancels its tasks: this one is there to close the connection with it."""
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            pipe = self._pipe
-            self.close()
-            if pipe is not None:
-                pipe.gone()
+    def _loop_ends(self, _: asyncio.Future[None]) -> None:
+        pipe = self._pipe
+        self.close()
+        if pipe is not None:
+            pipe.gone()
+
+
+async def _for_ever() -> None:
+    """A loop that ends cancels its tasks: this one is there to say so."""
+    await asyncio.get_running_loop().create_future()
 
 
 def _packer(connection: Any) -> Callable[[Sequence[Command]], bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -10,7 +11,7 @@ from random import uniform
 from typing import Any, Protocol
 
 from stampede.colour import Colour
-from stampede.engines.redis.news import News
+from stampede.engines.redis.news import GENERATIONS, News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
     FOREVER,
@@ -25,7 +26,7 @@ from stampede.engines.redis.wire import (
     verdict_string,
 )
 from stampede.entry import Entry, Verdict
-from stampede.ports import Ask, Busy, Found, Reply, Versioned
+from stampede.ports import Ask, Busy, Found, Reply, Ticket, Versioned
 
 __all__ = ["Generations", "Keys", "Line"]
 
@@ -50,16 +51,47 @@ class Line(Protocol):
 
     async def ask(self, command: Command) -> Any: ...
     async def ask_all(self, commands: Sequence[Command]) -> list[Any]: ...
+    async def read(self, command: Command) -> tuple[Any, int]: ...
 
 
 class Generations:
     """What this process knows of generations, for both colours."""
 
-    def __init__(self) -> None:
+    def __init__(self, news: News) -> None:
+        self._news = news
         self.start_again()
 
     def start_again(self) -> None:
-        self.known: dict[str, tuple[str, float]] = {}
+        self._lock = threading.Lock()
+        self._bumps = 0
+        self._known: dict[str, tuple[str, Ticket | None, float]] = {}
+
+    def get(self, scope: str, now: float) -> str | None:
+        """Today's, as far as it is known to be so: by its ticket, else for a while."""
+        known = self._known.get(scope)
+        if known is None:
+            return None
+        name, ticket, until = known
+        if ticket is None:
+            return name if now < until else None
+        return name if self._news.stamps[ticket.slot] == ticket.stamp else None
+
+    def sample(self) -> tuple[int, int]:
+        """To be taken before one is read."""
+        return self._bumps, self._news.stamps[GENERATIONS]
+
+    def put(self, scope: str, name: str, sample: tuple[int, int], told: int, now: float) -> None:
+        bumps, stamp = sample
+        ticket = Ticket(self._news.stamps, GENERATIONS, stamp) if told and told == self._news.told else None
+        with self._lock:
+            if bumps == self._bumps:
+                self._known[scope] = name, ticket, now + KNOWN
+
+    def forget(self) -> None:
+        """Somebody here has begun a new one."""
+        with self._lock:
+            self._bumps += 1
+            self._known.clear()
 
 
 class Keys(Versioned):
@@ -75,9 +107,12 @@ class Keys(Versioned):
     # -- claims -------------------------------------------------------------------------------------------------
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        its = names(key)
-        command = self._scripts.claim(its.all, *claim_args(token, ask, its.channel))
-        return reply_of(await self._line.ask(command))
+        its, news = names(key), self._news
+        news.follow()
+        slot = its.slot
+        stamp = news.stamps[slot]  # before the question is sent: see News
+        answer, told = await self._line.read(self._scripts.claim(its.all, *claim_args(token, ask, its.channel)))
+        return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         its, end = names(key), expiry(entry)
@@ -134,13 +169,15 @@ class Keys(Versioned):
     # -- generations --------------------------------------------------------------------------------------------
 
     async def generation(self, scope: str) -> str:
-        known, now = self._generations.known.get(scope), time.monotonic()
-        if known is not None and now < known[1]:
-            return known[0]
-        keys = [_ALL, _scope_key(scope)]
-        ids = await self._line.ask(self._scripts.generation(keys, *(_new_generation() for _ in keys)))
+        now = time.monotonic()
+        known = self._generations.get(scope, now)
+        if known is not None:
+            return known
+        self._news.follow()
+        sample, keys = self._generations.sample(), [_ALL, _scope_key(scope)]
+        ids, told = await self._line.read(self._scripts.generation(keys, *(_new_generation() for _ in keys)))
         name = blake2b(b"|".join(ids), digest_size=6).hexdigest()
-        self._generations.known[scope] = name, now + KNOWN
+        self._generations.put(scope, name, sample, told, now)
         return name
 
     async def bump(self, scope: str) -> None:
@@ -148,7 +185,7 @@ class Keys(Versioned):
         try:
             await self._line.ask((b"SET", key, _new_generation()))
         finally:
-            self._generations.known.clear()
+            self._generations.forget()
 
 
 _ALL = b"{stampede}g"

@@ -47,6 +47,7 @@ class Names(NamedTuple):
     past: bytes  # verdicts by token
     rest: bytes
     channel: bytes
+    slot: int  # of the stamp that a local tier looks at
 
     @property
     def all(self) -> tuple[bytes, bytes, bytes, bytes]:
@@ -56,8 +57,9 @@ class Names(NamedTuple):
 def names(key: str) -> Names:
     """The tag is a hash, since users' keys may hold braces; theirs stands behind it, for people who look."""
     raw = key.encode("utf-8", "surrogatepass")
-    tag = b"{%s}" % blake2b(raw, digest_size=12).hexdigest().encode()
-    return Names(tag + b":" + raw, tag + b"l", tag + b"v", tag + b"r", tag + b"c")
+    digest = blake2b(raw, digest_size=12).digest()
+    tag = b"{%s}" % digest.hex().encode()
+    return Names(tag + b":" + raw, tag + b"l", tag + b"v", tag + b"r", tag + b"c", digest[0] << 8 | digest[1])
 
 
 # -- entries ------------------------------------------------------------------------------------------------------
