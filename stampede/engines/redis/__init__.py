@@ -11,6 +11,7 @@ from weakref import WeakSet, finalize
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.redis.blocking import Blocking
 from stampede.engines.redis.clients import of_client, of_url
+from stampede.engines.redis.locks import LockPort
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.suspending import Suspending
@@ -48,7 +49,8 @@ class RedisEngine:
         self._parts = (line, aline, news, generations)
         self.claims = self.store = Keys(line, scripts, news, generations, BLOCKING)
         self.aclaims = self.astore = Keys(aline, scripts, news, generations, SUSPENDING)
-        self.locks = self.alocks = None
+        self.locks = LockPort(line, scripts, news, BLOCKING)
+        self.alocks = LockPort(aline, scripts, news, SUSPENDING)
         self.close = finalize(self, _close, os.getpid(), news, line, aline)
         _engines.add(self)
 

@@ -54,10 +54,11 @@ class _Channel:
 class Ear:
     """What one waiter hears: `bell` rings at the first message, or when the news are lost."""
 
-    __slots__ = ("_channel", "bell", "message")
+    __slots__ = ("_channel", "bell", "message", "only")
 
-    def __init__(self, channel: _Channel) -> None:
+    def __init__(self, channel: _Channel, only: bytes) -> None:
         self._channel = channel
+        self.only = only
         self.bell = Bell()
         self.message = b""
 
@@ -100,8 +101,8 @@ class News:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def listen(self, name: bytes) -> Iterator[Ear]:
-        """An ear for a channel. What is sent after `ready` has rung is heard."""
+    def listen(self, name: bytes, only: bytes = b"") -> Iterator[Ear]:
+        """An ear for a channel, and what is sent after `ready` has rung. With `only`, messages for others are not."""
         self.start()
         with self._lock:
             channel = self._channels.get(name)
@@ -112,7 +113,7 @@ class News:
                 else:
                     self._channels[name] = channel
                     self._ask(b"SUBSCRIBE", channel)
-            ear = Ear(channel)
+            ear = Ear(channel, only)
             channel.ears.add(ear)
         try:
             yield ear
@@ -281,10 +282,12 @@ class News:
     def _ring(self, name: bytes, message: bytes) -> None:
         with self._lock:
             channel = self._channels.get(name)
-            ears = list(channel.ears) if channel is not None else []
+            heard = (
+                [] if channel is None else [ear for ear in channel.ears if not message or ear.only in (b"", message)]
+            )
             if channel is not None:
-                channel.ears.clear()
-        for ear in ears:
+                channel.ears.difference_update(heard)
+        for ear in heard:
             ear.message = message
             ear.bell.ring()
 

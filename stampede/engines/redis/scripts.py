@@ -48,6 +48,7 @@ class Scripts:
         self.claim, self.fill, self.abandon, self.renew = load("claim"), load("fill"), load("abandon"), load("renew")
         self.get, self.set, self.replace = load("get"), load("set"), load("replace")
         self.expire, self.invalidate, self.generation = load("expire"), load("invalidate"), load("generation")
+        self.acquire, self.release, self.standing = load("acquire"), load("release"), load("standing")
 
     def whole(self, command: Command) -> Command:
         """The call with the script's text, for a server that doesn't know it: flushed, restarted, failed over."""

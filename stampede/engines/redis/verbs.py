@@ -132,13 +132,13 @@ class Keys(Versioned):
         return bool(await self._line.ask(self._scripts.renew([names(key).lease], token, ms(lease))))
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        its = names(key)
+        its, end = names(key), time.monotonic() + min(timeout, busy.lease)
         with self._news.listen(its.channel) as ear:
             ready = await self._colour.park(ear.ready, min(timeout, SAFETY))
             # What fell before we listened was told to nobody here.
             if await self._line.ask((b"GET", its.lease)) == busy.token:
-                longest = SAFETY if ready and ear.hears else LOOK
-                await self._colour.park(ear.bell, min(timeout, busy.lease, longest * uniform(0.9, 1.1)))
+                longest = (SAFETY if ready and ear.hears else LOOK) * uniform(0.9, 1.1)
+                await self._colour.park(ear.bell, min(end - time.monotonic(), longest))
         entry = news_of(ear.message, busy.token)
         return None if entry is None else Found(entry)
 
