@@ -45,7 +45,7 @@ class RedisEngine:
         scripts, news = Scripts(), News(lambda: server.connection(protocol=3), tracks=tracking)
         generations = Generations(news)
         line, aline = Blocking(server, scripts, news), Suspending(server, scripts, news)
-        self._line = line
+        self._line, self._aline, self._news, self._generations = line, aline, news, generations
         self._parts = (line, aline, news, generations)
         self.claims = self.store = Keys(line, scripts, news, generations, BLOCKING)
         self.aclaims = self.astore = Keys(aline, scripts, news, generations, SUSPENDING)

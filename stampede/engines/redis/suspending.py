@@ -171,11 +171,12 @@ class _Pipe:
     # -- the connection -----------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
+        connection = self._server.suspending_connection()
         try:
-            connection = self._server.suspending_connection()
             await connection.connect()
             self._wire = _Wire(connection, self)
         except Exception as error:
+            await connection.disconnect(nowait=True)
             self._fail(self._take_waiting(), error)
         except BaseException as ending:  # the loop is about to end
             self._fail(self._take_waiting(), ConnectionError(f"the connection was given up: {ending!r}"))
@@ -259,7 +260,8 @@ class _Wire(asyncio.Protocol):
         self._transport.set_protocol(self)
         self.following = 0  # which connection is to be told, as far as we have asked
         self.told = 0  # and as far as the server has said yes
-        self._guard = asyncio.ensure_future(_for_ever())
+        self._guard: Any = asyncio.ensure_future(_for_ever())
+        self._guard._log_destroy_pending = False  # a loop that doesn't cancel its tasks has nothing to complain of
         self._guard.add_done_callback(self._loop_ends)
         if self._transport.is_closing():
             raise ConnectionError("the server closed the connection")
@@ -294,8 +296,8 @@ class _Wire(asyncio.Protocol):
         """Close it, also when its loop runs no more."""
         self._pipe = None
         try:
-            self._guard.cancel()
             self._transport.close()
+            self._guard.cancel()
         except RuntimeError:  # the loop was closed: nobody but us would close the socket
             lost: Any = self._transport
             if getattr(lost, "_sock", None) is not None:
