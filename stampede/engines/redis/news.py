@@ -85,6 +85,7 @@ class News:
         self._connect = connect
         self.tracks = tracks
         self.stamps = array("Q", bytes(8 * (SLOTS + 1)))
+        self._epoch = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -178,8 +179,8 @@ class News:
             self.stamps[slot] += 1
 
     def _void_all(self) -> None:
-        for slot in range(SLOTS + 1):
-            self.stamps[slot] += 1
+        self._epoch += 1 << 32  # no slot has had so many news by itself
+        self.stamps[:] = array("Q", [self._epoch]) * len(self.stamps)
 
     # -- the thread ---------------------------------------------------------------------------------------------
 

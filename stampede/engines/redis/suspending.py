@@ -148,7 +148,7 @@ class _Pipe:
             return
         questions, self._waiting = self._waiting, []
         asked = [question for question in questions if not question.future.done()]
-        if self._news.told != self._wire.following:
+        if self._news.told not in (0, self._wire.following):
             asked.insert(0, self._follow(self._wire, self._news.told))
         self._flying.extend(asked)
         self._wire.send([command for question in asked for command in question.commands])
@@ -245,6 +245,8 @@ class _Pipe:
 
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""
+        if self._wire is not None:
+            self._wire.disown()
         self._wire = self._watch = None
 
 
@@ -260,8 +262,9 @@ class _Wire(asyncio.Protocol):
         self._transport.set_protocol(self)
         self.following = 0  # which connection is to be told, as far as we have asked
         self.told = 0  # and as far as the server has said yes
-        self._guard: Any = asyncio.ensure_future(_for_ever())
-        self._guard._log_destroy_pending = False  # a loop that doesn't cancel its tasks has nothing to complain of
+        self._guard = asyncio.ensure_future(_for_ever())
+        # A loop that is closed without cancelling its tasks has nothing to complain of.
+        self._guard._log_destroy_pending = False  # type: ignore[attr-defined]
         self._guard.add_done_callback(self._loop_ends)
         if self._transport.is_closing():
             raise ConnectionError("the server closed the connection")
@@ -305,11 +308,25 @@ class _Wire(asyncio.Protocol):
                 lost._sock = None
         self._connection._reader = self._connection._writer = None  # or it would warn that it was not closed
 
+    def disown(self) -> None:
+        """In a forked child: close our copy of the socket only.
+
+        Closed as usual, the transport would take it out of the loop's epoll, which is the parent's too.
+        """
+        self._pipe = None
+        shared = self._transport.get_extra_info("socket")
+        if shared is not None:
+            getattr(shared, "_sock", shared).close()
+        _inherited.append(self)
+
     def _loop_ends(self, _: asyncio.Future[None]) -> None:
         pipe = self._pipe
         self.close()
         if pipe is not None:
             pipe.gone()
+
+
+_inherited: list[_Wire] = []
 
 
 async def _for_ever() -> None:

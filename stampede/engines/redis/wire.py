@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from hashlib import blake2b
 from math import ceil, inf
 from struct import Struct, error
@@ -54,6 +55,7 @@ class Names(NamedTuple):
         return self[:4]
 
 
+@lru_cache(4096)
 def names(key: str) -> Names:
     """The tag is a hash, since users' keys may hold braces; theirs stands behind it, for people who look."""
     raw = key.encode("utf-8", "surrogatepass")
