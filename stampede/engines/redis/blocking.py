@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.scripts import Command, Scripts
+from stampede.errors import EngineError
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection as Connection
@@ -50,11 +52,11 @@ class Blocking:
         return replies
 
     def close(self) -> None:
-        self._pool.disconnect()
+        self._pool.close()
 
     def start_again(self) -> None:
         """In a forked child: the connections are the parent's, and the pool's lock may be one that nobody opens."""
-        self._pool = self._server.pool()
+        self._pool = _Pool(self._server)
         # By connection: the socket on which we asked for news, of which news, and whether the server agreed (or 0).
         self._following: dict[Connection, tuple[object, int, int]] = {}
 
@@ -72,16 +74,18 @@ class Blocking:
         return replies, told
 
     def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        """The replies as they are. A pooled connection may have broken while it was idle: once more, on a new one."""
-        connection = self._pool.get_connection()
+        """The replies as they are. A connection may have broken while it was idle: once more, on a new one."""
+        connection = self._pool.take()
         try:
+            used = connection._sock is not None
             try:
                 return self._exchange(connection, commands)
             except self._broken:
-                connection.connect()
+                if not used:
+                    raise
                 return self._exchange(connection, commands)
         finally:
-            self._pool.release(connection)
+            self._pool.give_back(connection)
 
     def _exchange(self, connection: Connection, commands: Sequence[Command]) -> tuple[list[Any], int]:
         told, known = self._news.told, self._following.get(connection)
@@ -115,3 +119,41 @@ class Blocking:
             return connection.read_response(disable_decoding=True)
         except self._refused as refusal:
             return refusal
+
+
+class _Pool:
+    """Connections that wait for their next question, the last used first.
+
+    The library's own pools look at a connection before they hand it out, which costs a third of a GET. Since our
+    questions may be asked twice, it is enough to see that it was broken.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._idle: list[Connection] = []
+        self._all: list[Connection] = []
+        self._free = threading.Semaphore(server.max_connections)
+
+    def take(self) -> Connection:
+        """One for this thread alone, perhaps not connected; who finds none free waits for one."""
+        if not self._free.acquire(timeout=self._server.timeout):
+            raise EngineError(f"{self._server.name}: no connection has been free for {self._server.timeout:g} s")
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        try:
+            connection = self._server.connection()
+        except BaseException:
+            self._free.release()
+            raise
+        self._all.append(connection)
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        self._idle.append(connection)
+        self._free.release()
+
+    def close(self) -> None:
+        for connection in list(self._all):
+            connection.disconnect()

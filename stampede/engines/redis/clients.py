@@ -13,7 +13,6 @@ from stampede.engines.url import safe_url
 from stampede.errors import EngineError, OptionError
 
 if TYPE_CHECKING:
-    from redis import BlockingConnectionPool
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
     from redis.connection import AbstractConnection as Connection
 
@@ -23,7 +22,7 @@ _DEFAULTS: dict[str, Any] = {
     "socket_timeout": 1.0,  # short, since calls go on without an engine that hangs
     "socket_connect_timeout": 0.5,
 }
-_POOL = {"max_connections": 50, "timeout": 20.0}
+_POOL = {"max_connections", "timeout"}
 
 _FOREIGN = {
     "retry", "retry_on_error", "retry_on_timeout", "connection_pool", "event_dispatcher", "parser_class",
@@ -42,7 +41,8 @@ class Server:
         """`kind` is the name of a class of connections, which the library has in both colours."""
         self.name = name
         self._kind = kind
-        self._pool = {key: options.get(key, value) for key, value in _POOL.items()}
+        self.max_connections = int(options.get("max_connections") or 50)
+        self.timeout = float(options.get("timeout", 20.0))
         self._options = _DEFAULTS | {key: value for key, value in options.items() if key not in _POOL}
         self._options["protocol"] = 2  # a connection is ready sooner; news come by one of their own
         if kind == "UnixDomainSocketConnection":
@@ -53,13 +53,6 @@ class Server:
             self.connection()
         except (TypeError, ValueError) as wrong:
             raise OptionError(f"{name}: {wrong}") from wrong
-
-    def pool(self) -> BlockingConnectionPool:
-        """Connections of the blocking colour. Who finds none free waits for one."""
-        from redis import BlockingConnectionPool, connection
-
-        kind = getattr(connection, self._kind)
-        return BlockingConnectionPool(connection_class=kind, **self._pool, **self._options, retry=_never())
 
     def connection(self, **options: Any) -> Connection:
         """One connection of the blocking colour, not yet connected."""

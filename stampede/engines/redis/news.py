@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stampede.colour import Bell
+from stampede.engines.redis.resp import MORE, Parser, parser
 
 __all__ = ["GENERATIONS", "Ear", "News", "follow", "slot_of"]
 
@@ -36,6 +37,13 @@ AGAIN = 0.5
 
 SLOTS = 1 << 16
 GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
+
+
+_PIECE = 1 << 16
+
+
+class Refusal(Exception):
+    """The server's answer to a subscription that this user may not have."""
 
 
 class _Channel:
@@ -209,9 +217,6 @@ class News:
     def _connected(self) -> Any:
         connection = self._connect()
         connection.connect()
-        parser = connection._parser  # by default the library logs pushes, and drops invalidations
-        parser.set_pubsub_push_handler(_as_it_is)
-        parser.set_invalidation_push_handler(_as_it_is)
         connection.send_command(b"CLIENT", b"ID")
         number = connection.read_response()
         with self._lock:
@@ -222,18 +227,18 @@ class News:
 
     def _attend(self, connection: Any, poke: socket.socket) -> None:
         """Send what is to be sent, and hear what is said, until the connection breaks."""
-        silent = False
+        silent, pushes, sock = False, parser(Refusal), connection._sock
         with selectors.DefaultSelector() as selector:
-            selector.register(connection._sock, selectors.EVENT_READ)
+            selector.register(sock, selectors.EVENT_READ)
             selector.register(poke, selectors.EVENT_READ)
             while not self._closed:
                 self._send(connection)
                 ready = [key.fileobj for key, _ in selector.select(TICK)]
                 if poke in ready:
                     _drain(poke)
-                while connection.can_read(0):
-                    self._hear(connection)
+                if sock in ready:
                     silent = False
+                    self._read(sock, pushes)
                 if not ready:
                     if silent:
                         raise ConnectionError("it doesn't answer")
@@ -248,15 +253,19 @@ class News:
             commands = [(verb,) if channel is None else (verb, channel.name) for verb, channel in todo]
             connection.send_packed_command(connection.pack_commands(commands), check_health=False)
 
-    def _hear(self, connection: Any) -> None:
-        from redis.exceptions import ResponseError
+    def _read(self, sock: Any, pushes: Parser) -> None:
+        """All that has come. By the parser itself: the library would log pushes, and look twice before each."""
+        more = True
+        while more:
+            data = sock.recv(_PIECE)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            pushes.feed(data)
+            more = hasattr(sock, "pending") and sock.pending() > 0  # what TLS has read already
+        while (push := pushes.gets()) is not MORE:
+            self._hear(push)
 
-        try:
-            push = connection.read_response(disable_decoding=True, push_request=True)
-        except ResponseError as refusal:
-            _log.debug("no subscription: %s", refusal)
-            self._answer(False)
-            return
+    def _hear(self, push: Any) -> None:
         match push:
             case [b"message" | b"smessage", channel, message]:
                 self._ring(channel, message)
@@ -267,6 +276,9 @@ class News:
                     self._void(key)
             case [b"subscribe" | b"ssubscribe", *_]:
                 self._answer(True)
+            case Refusal():
+                _log.debug("no subscription: %s", push)
+                self._answer(False)
             case _:
                 self._answer(False)
 
@@ -339,10 +351,6 @@ def slot_of(key: bytes) -> int | None:
         except ValueError:
             return None
     return GENERATIONS if key.startswith(b"{stampede}g") else None
-
-
-def _as_it_is(push: Any) -> Any:
-    return push
 
 
 def _drain(poke: socket.socket) -> None:

@@ -17,7 +17,7 @@ class Parser(Protocol):
 
 
 def parser(refused: Callable[[str], Exception]) -> Parser:
-    """A parser of RESP2; what the server refuses comes as an exception that is returned, not raised."""
+    """A parser of RESP2 and of RESP3's pushes. What the server refuses is returned as an exception, not raised."""
     try:
         from hiredis import Reader
     except ImportError:
@@ -56,7 +56,9 @@ class _Parser:
             return rest
         if kind == b"-":
             return self._refused(rest.decode("utf-8", "replace"))
-        if kind == b"*":
+        if kind == b"_":
+            return None
+        if kind in b"*>":
             return None if rest == b"-1" else [self._reply() for _ in range(int(rest))]
         raise ConnectionError(f"this is no reply of Redis: {line[:40]!r}")
 

@@ -136,7 +136,7 @@ class Keys(Versioned):
         with self._news.listen(its.channel) as ear:
             ready = await self._colour.park(ear.ready, min(timeout, SAFETY))
             # What fell before we listened was told to nobody here.
-            if await self._line.ask((b"GET", its.lease)) == busy.token:
+            if await self._line.ask((b"GETEX", its.lease)) == busy.token:
                 longest = (SAFETY if ready and ear.hears else LOOK) * uniform(0.9, 1.1)
                 await self._colour.park(ear.bell, min(end - time.monotonic(), longest))
         entry = news_of(ear.message, busy.token)

@@ -25,7 +25,7 @@ if not force then
   end
 end
 
-local standing = redis.call('GET', KEYS[2])
+local standing = glance(KEYS[2])
 if standing and standing ~= token and not force then
   return {BUSY, left, entry, standing, redis.call('PTTL', KEYS[2])}
 end

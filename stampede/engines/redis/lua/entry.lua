@@ -16,6 +16,13 @@ local function look(key)
   return string, left, ms - lag, ms - keeplag, id, cost, margin, ttl
 end
 
+-- GET, unseen by CLIENT TRACKING, which follows commands that only read: nobody keeps leases, and each change of one
+-- would be told to everybody who looked. (Not before an entry is stored: a script that has begun to write, as this
+-- counts, is not refused any more when memory is full.)
+local function glance(key)
+  return redis.call('GETEX', key)
+end
+
 local function store(key, string, ms)
   if ms == '' then
     redis.call('SET', key, string)

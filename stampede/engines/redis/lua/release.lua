@@ -3,14 +3,14 @@
 -- KEYS: lock, queue, heard, turn, done
 -- ARGV: token, ms for which a turn is kept, ms after which one who was not heard of is gone, channel, this call's id
 -- 1: it was ours.
-if redis.call('GET', KEYS[5]) == ARGV[5] then
+if glance(KEYS[5]) == ARGV[5] then
   return 1  -- this very call, sent again
 end
-local ours = redis.call('GET', KEYS[1]) == ARGV[1]
+local ours = glance(KEYS[1]) == ARGV[1]
 if ours then
   redis.call('DEL', KEYS[1])
   redis.call('SET', KEYS[5], ARGV[5], 'PX', 10000)
-elseif redis.call('GET', KEYS[4]) == ARGV[1] then
+elseif glance(KEYS[4]) == ARGV[1] then
   redis.call('DEL', KEYS[4])
 else
   redis.call('ZREM', KEYS[2], ARGV[1])
