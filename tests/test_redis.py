@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ pytest.importorskip("redis")
 import redis
 import redis.asyncio
 from redis.crc import key_slot
-from servers import PATIENCE, RedisServer, shared_redis
+from servers import PATIENCE, RedisServer, free_port, need, shared_redis
 
 from stampede import Cache, Lock
 from stampede.colour import run_blocking as run
@@ -448,6 +449,43 @@ def test_what_a_url_can_say(own: RedisServer, open_: Open) -> None:
             open_engine(own.url + wrong)
     with pytest.raises(OptionError):
         RedisEngine()
+
+
+def test_tls(open_: Open, tmp_path: Path) -> None:
+    """`rediss://` would hang, or read bytes that are not the server's."""
+    certificate, key, port = tmp_path / "server.crt", tmp_path / "server.key", free_port()
+    subprocess.run(
+        [need("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=PATIENCE,
+    )  # fmt: skip
+    secured = RedisServer(
+        "--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key),
+        "--tls-auth-clients", "no", "--tls-ca-cert-file", str(certificate),
+    )  # fmt: skip
+    try:
+        engine = open_(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}", socket_connect_timeout=5.0)
+        entry = some(b"\x00\xff" * 100_000)
+
+        async def tasks() -> None:
+            token = new_id()
+            assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+            thread, result = waiting(engine, claim(engine))
+            until(lambda: secured.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+            assert await engine.aclaims.fill("k", token, entry)
+            await asyncio.to_thread(thread.join, PATIENCE)
+            assert result == [None]
+            replies = await asyncio.gather(*[engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(20)])
+            assert all(reply.entry.value == entry.value for reply in replies)
+
+        asyncio.run(tasks())
+        ticket = ticket_of(engine)
+        secured.cli("DEL", wire.names("k").entry)
+        until(lambda: not holds(ticket), within=0.5)
+        with pytest.raises(EngineError):
+            open_(f"rediss://127.0.0.1:{port}", socket_connect_timeout=5.0).ping()  # whom we have no reason to believe
+    finally:
+        secured.close()
 
 
 @pytest.mark.parametrize("decode", [False, True])

@@ -30,14 +30,13 @@ LINGER = 5.0
 """Seconds that a channel stays subscribed after its last waiter: the next herd finds it so."""
 
 TICK = 1.0
-"""Seconds between two looks at a connection that is silent: one that is cut without a word would tell nothing."""
+"""Seconds between two pings: a connection that was cut without a word would tell nothing."""
 
 AGAIN = 0.5
 """Seconds before a lost connection is made again."""
 
 SLOTS = 1 << 16
 GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
-
 
 _PIECE = 1 << 16
 
@@ -105,6 +104,7 @@ class News:
         self._thread: threading.Thread | None = None
         self._poke: tuple[socket.socket, socket.socket] | None = None
         self._down = False
+        self._mute = False  # this user may not subscribe
         self._closed = False
 
     # -- waiting ------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class News:
             channel = self._channels.get(name)
             if channel is None:
                 channel = _Channel(name)
-                if self._down or self._closed:
+                if self._down or self._mute or self._closed:
                     channel.ready.ring()
                 else:
                     self._channels[name] = channel
@@ -220,30 +220,33 @@ class News:
         connection.send_command(b"CLIENT", b"ID")
         number = connection.read_response()
         with self._lock:
-            self._down = False
+            self._down = self._mute = False
         if self.tracks:
             self.told = number
         return connection
 
     def _attend(self, connection: Any, poke: socket.socket) -> None:
         """Send what is to be sent, and hear what is said, until the connection breaks."""
-        silent, pushes, sock = False, parser(Refusal), connection._sock
+        pushes, sock = parser(Refusal), connection._sock
+        heard = time.monotonic()
+        tick = heard + TICK
         with selectors.DefaultSelector() as selector:
             selector.register(sock, selectors.EVENT_READ)
             selector.register(poke, selectors.EVENT_READ)
             while not self._closed:
                 self._send(connection)
-                ready = [key.fileobj for key, _ in selector.select(TICK)]
+                ready = [key.fileobj for key, _ in selector.select(max(tick - time.monotonic(), 0.0))]
+                now = time.monotonic()
                 if poke in ready:
                     _drain(poke)
                 if sock in ready:
-                    silent = False
+                    heard = now
                     self._read(sock, pushes)
-                if not ready:
-                    if silent:
+                if now >= tick:
+                    if now - heard > 2 * TICK:
                         raise ConnectionError("it doesn't answer")
-                    silent = True
-                    self._tidy()
+                    tick = now + TICK
+                    self._tidy(now)
 
     def _send(self, connection: Any) -> None:
         with self._lock:
@@ -278,6 +281,7 @@ class News:
                 self._answer(True)
             case Refusal():
                 _log.debug("no subscription: %s", push)
+                self._mute = True
                 self._answer(False)
             case _:
                 self._answer(False)
@@ -295,18 +299,16 @@ class News:
     def _ring(self, name: bytes, message: bytes) -> None:
         with self._lock:
             channel = self._channels.get(name)
-            heard = (
-                [] if channel is None else [ear for ear in channel.ears if not message or ear.only in (b"", message)]
-            )
-            if channel is not None:
-                channel.ears.difference_update(heard)
+            if channel is None:
+                return
+            heard = [ear for ear in channel.ears if not message or ear.only in (b"", message)]
+            channel.ears.difference_update(heard)
         for ear in heard:
             ear.message = message
             ear.bell.ring()
 
-    def _tidy(self) -> None:
-        """Nothing happens: ask whether anybody is there, and leave channels that nobody has waited for lately."""
-        now = time.monotonic()
+    def _tidy(self, now: float) -> None:
+        """Ask whether anybody is there, and leave channels that nobody has waited for lately."""
         with self._lock:
             idle = [each for each in self._channels.values() if not each.ears and now - each.left > LINGER]
             for channel in idle:

@@ -171,16 +171,18 @@ class _Pipe:
     # -- the connection -----------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        connection = self._server.suspending_connection()
+        connection: Any = None
         try:
+            connection = self._server.suspending_connection()
             await connection.connect()
             self._wire = _Wire(connection, self)
-        except Exception as error:
-            await connection.disconnect(nowait=True)
-            self._fail(self._take_waiting(), error)
-        except BaseException as ending:  # the loop is about to end
-            self._fail(self._take_waiting(), ConnectionError(f"the connection was given up: {ending!r}"))
-            raise
+        except (Exception, asyncio.CancelledError) as error:
+            ended = isinstance(error, asyncio.CancelledError)  # the loop, or the engine
+            self._fail(self._take_waiting(), ConnectionError("the connection was closed") if ended else error)
+            if connection is not None:
+                await connection.disconnect(nowait=True)
+            if ended:
+                raise
         finally:
             self._connecting = None
         self._flush()
@@ -196,7 +198,7 @@ class _Pipe:
 
     def broken(self, error: Exception) -> None:
         """What was under way is asked once more on a new connection: every verb may be sent twice."""
-        self._wire = None
+        self._wire = self._oldest = None
         flying, self._flying = list(self._flying), deque()
         again = [question for question in flying if not question.again and not isinstance(error, self._hung)]
         self._fail([question for question in flying if question not in again], error)
@@ -223,7 +225,7 @@ class _Pipe:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def _fail(self, questions: Sequence[_Question], error: Exception) -> None:
+    def _fail(self, questions: Sequence[_Question], error: BaseException) -> None:
         for question in questions:
             if not question.future.done():
                 question.future.set_exception(error)

@@ -6,16 +6,16 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
 redis.call('DEL', KEYS[1])
--- Protected: a server without memory refuses these, and the herd must be woken all the same.
+-- From here on nothing is refused, even when memory is full: the script has written (and freed) already.
 if ARGV[2] ~= '' then
   if redis.call('HLEN', KEYS[2]) >= 64 then
     redis.call('DEL', KEYS[2])
   end
-  redis.pcall('HSET', KEYS[2], ARGV[1], ARGV[2])
+  redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
   redis.call('PEXPIRE', KEYS[2], ARGV[3])
 end
 if ARGV[4] ~= '0' then
-  redis.pcall('SET', KEYS[3], ARGV[5], 'PX', ARGV[4])
+  redis.call('SET', KEYS[3], ARGV[5], 'PX', ARGV[4])
 end
 wake(ARGV[6], '')
 return 1
