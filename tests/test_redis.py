@@ -555,6 +555,24 @@ def test_replies_in_pieces() -> None:
         assert replies[3:] == [[], b"", -2, [b"invalidate", None]]
 
 
+def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> None:
+    """A batch would take as many round trips as it has keys; or one lease would do for several."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.store.set("there", some()))
+    ticket_of(engine, "there")
+    taken = granted(other, "taken")
+    questions = [(key, new_id(), Ask(LONG)) for key in ("there", "taken", *map(str, range(700)))]
+    for ask in (run, asyncio.run):
+        port = engine.claims if ask is run else engine.aclaims
+        found, busy, *rest = ask(port.claim_many(questions))
+        assert isinstance(found, Found)
+        assert ask is asyncio.run or found.ticket is not None
+        assert busy.token == taken
+        assert all(isinstance(reply, Granted) for reply in rest)
+        assert ask(port.claim_many([])) == []
+    assert isinstance(claim(other, "699"), Busy)
+
+
 # -- waking -------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,14 @@
-"""The Redis engine: values and leases on a Redis or Valkey server, decided by scripts, told by pushes."""
+"""The Redis engine: values and leases on a Redis (6.2 or later) or Valkey server, decided by scripts, told by pushes.
+
+lua/         a script for each verb: whatever must be one step
+scripts.py   calls them by their hashes
+wire.py      keys' names, arguments and replies
+verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise
+blocking.py, suspending.py   the line of each colour
+news.py      subscriptions, and what keeps tickets true
+clients.py   what is behind a URL: a function for each topology
+resp.py      replies from bytes
+"""
 
 from __future__ import annotations
 

@@ -39,17 +39,24 @@ class Blocking:
         """The reply."""
         return self._asked([command])[0][0]
 
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies, in order, of what goes out together."""
+        return (await self.read_all(commands))[0]
+
     async def read(self, command: Command) -> tuple[Any, int]:
         """The reply, and which connection will be told when what was read changes (0: none)."""
         replies, told = self._asked([command])
         return replies[0], told
 
-    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies, in order, of what goes out together."""
+    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        """The same of many."""
         replies: list[Any] = []
+        tellers: set[int] = set()
         for start in range(0, len(commands), _AT_ONCE):
-            replies += self._asked(commands[start : start + _AT_ONCE])[0]
-        return replies
+            some, told = self._asked(commands[start : start + _AT_ONCE])
+            replies += some
+            tellers.add(told)
+        return replies, tellers.pop() if len(tellers) == 1 else 0
 
     def close(self) -> None:
         self._pool.close()
@@ -65,8 +72,8 @@ class Blocking:
             replies, told = self._sent(commands)
             for number, reply in enumerate(replies):
                 if isinstance(reply, self._unknown):
-                    (reply,), told = self._sent([self._scripts.whole(commands[number])])
-                    replies[number] = reply
+                    (reply,), teller = self._sent([self._scripts.whole(commands[number])])
+                    replies[number], told = reply, told if teller == told else 0
                 if isinstance(reply, Exception):
                     raise reply
         except self._any as error:

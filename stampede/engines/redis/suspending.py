@@ -49,6 +49,13 @@ class Suspending:
         question = await self._asked([command])
         return question.replies[0], question.told
 
+    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        """The same of many."""
+        if not commands:
+            return [], 0
+        question = await self._asked(commands)
+        return question.replies, question.told
+
     async def _asked(self, commands: Sequence[Command]) -> _Question:
         try:
             pipe = self._pipe()
@@ -59,8 +66,8 @@ class Suspending:
                 if isinstance(reply, self._unknown):
                     again = pipe.ask([self._scripts.whole(commands[number])])
                     await again.future
-                    (reply,), question.told = again.replies, again.told
-                    replies[number] = reply
+                    replies[number] = reply = again.replies[0]
+                    question.told = question.told if again.told == question.told else 0
                 if isinstance(reply, Exception):
                     raise reply
         except self._any as error:

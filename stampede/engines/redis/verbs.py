@@ -52,6 +52,7 @@ class Line(Protocol):
     async def ask(self, command: Command) -> Any: ...
     async def ask_all(self, commands: Sequence[Command]) -> list[Any]: ...
     async def read(self, command: Command) -> tuple[Any, int]: ...
+    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
 
 
 class Generations:
@@ -113,6 +114,22 @@ class Keys(Versioned):
         stamp = news.stamps[slot]  # before the question is sent: see News
         answer, told = await self._line.read(self._scripts.claim(its.all, *claim_args(token, ask, its.channel)))
         return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
+
+    async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
+        """A claim for each (key, token, ask), all in one round trip. If it fails, any of them may have been granted."""
+        news = self._news
+        news.follow()
+        commands, slots = [], []
+        for key, token, ask in questions:
+            its = names(key)
+            slots.append((its.slot, news.stamps[its.slot]))
+            commands.append(self._scripts.claim(its.all, *claim_args(token, ask, its.channel)))
+        answers, told = await self._line.read_all(commands)
+        sure = bool(told) and told == news.told
+        return [
+            reply_of(answer, Ticket(news.stamps, *slot) if sure else None)
+            for answer, slot in zip(answers, slots, strict=True)
+        ]
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         its, end = names(key), expiry(entry)

@@ -55,7 +55,7 @@ class Names(NamedTuple):
         return self[:4]
 
 
-@lru_cache(4096)
+@lru_cache(1024)
 def names(key: str) -> Names:
     """The tag is a hash, since users' keys may hold braces; theirs stands behind it, for people who look."""
     raw = key.encode("utf-8", "surrogatepass")
