@@ -1,6 +1,7 @@
 """A hit inside the process: what each cache adds to a call of a function whose value is there.
 
-One argument, three arguments with two of them by keyword, and a method; sync and async. Every way is called as its
+One argument, three arguments with two of them by keyword, and a method; sync and async; the same through the disk
+engine; and what comes before the first hit. Every way is called as its
 users would, in turns on one core. Medians are printed as nanoseconds per call, with the loop around them (about 10),
 and as times the two peers that count: `lru_cache`, which never forgets and never coordinates, and cachebox, the
 fastest with a ttl.
@@ -62,9 +63,7 @@ class Shop:
 
 def on_function(decorate: Decorator, function: Any = report) -> Any:
     """The function once more, decorated: nobody shares a wrapper or its cache."""
-    twin = type(function)(
-        function.__code__, globals(), function.__name__, function.__defaults__, function.__closure__
-    )
+    twin = type(function)(function.__code__, globals(), function.__name__, function.__defaults__, function.__closure__)
     twin.__annotations__ = dict(function.__annotations__)
     return decorate(twin)
 
@@ -195,6 +194,38 @@ def show(title: str, figures: dict[str, dict[str, float]], peers: dict[str, str]
     table(["ns per call", *figures], rows)
 
 
+def on_disk(folder: str, rounds: int, seconds: float) -> None:
+    """Hits of a small dict that another process could have stored."""
+    value = {"id": 1, "name": "bob", "tags": ["a", "b"], "price": 1.5}
+    near = Cache(f"disk://{folder}/ours", ttl=TTL, local=True)
+    far = Cache(f"disk://{folder}/ours", ttl=TTL)
+    disk = diskcache.Cache(f"{folder}/diskcache")
+    disk.set(1, value)
+
+    def decorated(decorate: Decorator) -> Any:
+        def report(a: int) -> dict[str, Any]:
+            return value
+
+        return decorate(report)
+
+    ways: dict[str, Any] = {
+        "stampede disk://, local=True": decorated(functools.partial(near.cached, version="near")),
+        "stampede disk://": decorated(functools.partial(far.cached, version="far")),
+        "diskcache get": disk.get,
+        "diskcache.memoize_stampede": decorated(diskcache.memoize_stampede(disk, TTL)),
+    }
+    samples = {}
+    for name, way in ways.items():
+        number = number_of(lambda n, way=way: sync_sample(way, "way(one)", n)(), seconds)  # type: ignore[misc]
+        samples[name] = sync_sample(way, "way(one)", number)
+    figures = interleaved(samples, rounds)
+    assert far.stats().found, "the engine was not asked"
+    print("## through the disk engine: a small dict, decoded except in the local tier\n")
+    table(["µs per call", "f(1)"], [[name, f"{figure / 1e3:.2f}"] for name, figure in figures.items()])
+    near.close()
+    far.close()
+
+
 def first_costs(rounds: int) -> None:
     """What comes before the first hit: decoration, and a miss."""
     ours = Cache("memory://?entries=100000", ttl=TTL)
@@ -232,6 +263,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sync = measured(sync_ways(folder), sync_sample, rounds, seconds)
         show("sync", sync, {"functools.lru_cache(typed)": "3", "cachebox.cached(TTLCache)": "0.6"})
+        on_disk(folder, rounds, seconds)
     loop = asyncio.new_event_loop()
     asynchronous = measured(
         async_ways(), lambda way, call, number: async_sample(way, call, number, loop), rounds, seconds

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from stampede.colour import Colour, run_blocking
+from stampede.colour import Colour, kept_whole, run_blocking
 from stampede.core import Scope
 from stampede.entry import Entry
-from stampede.errors import WaitTimeout
+from stampede.errors import CodecError, WaitTimeout
 from stampede.fill import Call, claim, land, quietly
-from stampede.flight import Flight, Landing
+from stampede.flight import Flight
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Granted
 
@@ -97,8 +98,8 @@ async def _compute(colour: Colour, granted: list[_Grant], loader: Loader) -> dic
                 if error is None and grant.key not in values:
                     await _let_go(grant)
                 else:
-                    value = values.get(grant.key)
-                    landings[grant.key] = await land(grant.call, grant.kept, hold, value, error, cost)
+                    value, wrong = (None, error) if error is not None else _whole(values[grant.key])
+                    landings[grant.key] = await land(grant.call, grant.kept, hold, value, wrong, cost)
     except BaseException:
         for grant in granted:
             if grant.key not in landings:
@@ -128,6 +129,14 @@ async def _load(colour: Colour, keys: list[str], loader: Loader) -> Mapping[str,
     if not isinstance(values, Mapping):
         raise TypeError(f"the function of many keys returned {type(values).__name__}: it must map keys to values")
     return values
+
+
+def _whole(value: Any) -> tuple[Any, BaseException | None]:
+    """One key's value, or what is wrong with it: its neighbours are kept all the same."""
+    try:
+        return kept_whole(value), None
+    except CodecError as refusal:
+        return None, refusal
 
 
 def _origin(colour: Colour, key: str, loader: Loader) -> Callable[[], Any]:

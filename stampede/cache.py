@@ -5,32 +5,35 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events
 from stampede.batch import fetch_many
-from stampede.cached import decorate
+from stampede.cached import decorate, switch
 from stampede.codec import make_codec
 from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
-from stampede.core import Core, Scope, landed
+from stampede.core import Core, Scope
 from stampede.engines import open_engine, safe_url
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
-from stampede.flight import Landing
+from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options, PolicyOptions
+from stampede.front import Front
 from stampede.local import Tier
 from stampede.lock import Lock
 from stampede.metrics import Counters, Observers, Stats, log_events
 from stampede.outage import Outage
+from stampede.outcome import Landing, landed
 from stampede.policy import Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
 
 __all__ = ["Cache"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _MISSING: Any = object()
 
@@ -82,21 +85,21 @@ class Cache:
         if locks is not None:
             self.engine = Paired(self.engine, locks)
         self.name = self.engine.scheme if engine is not None else safe_url(settings.url)
-        self._core = Core(self.engine, *self._tier(settings), self._outage(settings), self.observers.emit)
+        self._core = Core(self.engine, self._front(settings), self._outage(settings), self.observers.emit)
         self._trust = tuple(_imported(name) for name in settings.trust)
         self._lock = threading.Lock()
         self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._root = self.scope(self.namespace, self.policy)
         self._root_prefix = f"{self.namespace}:" if self.namespace else ""
 
-    def _tier(self, settings: CacheSettings) -> tuple[Tier | None, float | None]:
-        """The local tier, and for how long it believes an entry without news."""
+    def _front(self, settings: CacheSettings) -> Front:
+        """The memory engine's own tier, or the one asked for in front of a shared engine."""
         if not self.engine.shared:
-            return getattr(self.engine, "tier", None), None
+            return Front(self.engine.tier, shared=False, believed=None)
         if not settings.local:
-            return None, None
-        believed = settings.local.ttl
-        return Tier(settings.local.entries), (believed or (None if self.engine.coherent else 1.0))
+            return Front(None, shared=True, believed=None)
+        believed = settings.local.ttl or (None if self.engine.coherent else 1.0)
+        return Front(Tier(settings.local.entries), shared=True, believed=believed)
 
     def _outage(self, settings: CacheSettings) -> Outage | None:
         if not self.engine.shared:
@@ -112,8 +115,8 @@ class Cache:
             coder = make_codec(
                 codec.get("codec", settings.codec),
                 returns=returns,
-                trust=(*self._trust, *codec.get("trust", ())),
-                signing_key=codec.get("signing_key", settings.signing_key or None),
+                trust=(*self._trust, *map(_imported, codec.get("trust", ()))),
+                signing_key=codec.get("signing_key", settings.signing_key) or None,
                 compress=codec.get("compress", settings.compress),
                 max_bytes=codec.get("max_bytes", settings.max_bytes),
             )
@@ -121,23 +124,34 @@ class Cache:
 
     # -- one key --------------------------------------------------------------------------------------------------
 
-    def get_or_compute(self, key: str, function: Callable[[], T], **options: Any) -> T:
+    def get_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
         """The key's value; `function` computes it if it is missing, in one caller of all that ask."""
-        resident = self._root.hit(self._key(key))
-        if resident is not None:
-            value: T = resident.value
-            return value
-        return self._land(run_blocking(self._fetch(BLOCKING, key, function, options)), options)
+        if switch.off:
+            return cast(T, run_blocking(BLOCKING.call(function)))
+        found = self._root.at_hand(self._key(key))
+        if found is not None:
+            return cast(T, found.value)
+        return cast(T, self._land(run_blocking(self._fetch(BLOCKING, key, function, options)), options))
 
-    async def aget_or_compute(self, key: str, function: Callable[[], Awaitable[T] | T], **options: Any) -> T:
+    @overload  # an async function is a function too: the narrower comes first
+    async def aget_or_compute(
+        self, key: str, function: Callable[[], Awaitable[T]], **options: Unpack[PolicyOptions]
+    ) -> T: ...
+    @overload
+    async def aget_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T: ...
+
+    async def aget_or_compute(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
         """The same for async callers; `function` may be a plain one."""
-        resident = self._root.hit(self._key(key))
-        if resident is not None:
-            value: T = resident.value
-            return value
+        if switch.off:
+            return await SUSPENDING.call(function)
+        found = self._root.at_hand(self._key(key))
+        if found is not None:
+            return found.value
         return self._land(await self._fetch(SUSPENDING, key, function, options), options)
 
-    async def _fetch(self, colour: Colour, key: str, function: Callable[[], Any], options: dict[str, Any]) -> Landing:
+    async def _fetch(
+        self, colour: Colour, key: str, function: Callable[[], Any], options: Mapping[str, Any]
+    ) -> Landing:
         if not callable(function):
             raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
         return await self._root.fetch(colour, self._key(key), function, self.policy.with_options(**options))
@@ -203,6 +217,8 @@ class Cache:
     async def _many(
         self, colour: Colour, keys: Iterable[str], function: Callable[[list[str]], Any], options: dict[str, Any]
     ) -> dict[str, Any]:
+        if switch.off:
+            return dict(await colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
         found = {key: resident.value for key in wanted if (resident := self._root.hit(key)) is not None}
@@ -248,17 +264,18 @@ class Cache:
 
     def stats(self) -> Stats:
         """Counts since the cache was made, of this process."""
-        return replace(self.counters.total(), hits=self._core.tier.hits if self._core.tier is not None else 0)
+        tier = self._core.front.tier
+        return replace(self.counters.total(), hits=tier.hits if tier is not None else 0)
 
     def stats_of(self, scope: str) -> Stats:
         """The same for one function."""
-        hits = self._core.tier.hits_of(scope) if self._core.tier is not None else 0
-        return replace(self.counters.of(scope), hits=hits)
+        tier = self._core.front.tier
+        return replace(self.counters.of(scope), hits=tier.hits_of(scope) if tier is not None else 0)
 
     def close(self) -> None:
         """Let go of the engine's connections and threads. The cache can't be used afterwards."""
-        if self._core.tier is not None:
-            self._core.tier.clear()
+        if self._core.front.tier is not None:
+            self._core.front.tier.clear()
         self.engine.close()
 
     def __enter__(self) -> Cache:
@@ -271,6 +288,15 @@ class Cache:
         return f"<Cache {self.name}>"
 
     # -- other faces ----------------------------------------------------------------------------------------------
+
+    @overload  # a coroutine function is a function too: the narrower comes first
+    def cached(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> CachedAsync[P, T]: ...
+    @overload
+    def cached(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
+    @overload
+    def cached(self, /, **options: Unpack[Options]) -> DecorateWith: ...
 
     def cached(self, function: Any = None, /, **options: Any) -> Any:
         """`stampede.cached`, in this cache."""

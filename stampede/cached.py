@@ -6,25 +6,30 @@ has come, takes the slow way through the function's `Scope`.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
-from stampede.codec import returns_of
+from stampede.codec import make_codec, returns_of
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking, together
-from stampede.core import Scope, landed
-from stampede.errors import OptionError
+from stampede.core import Scope
+from stampede.errors import KeyingError, OptionError
 from stampede.hot import Hot
 from stampede.keys import Parameters, key_maker, name_of
 from stampede.local import Resident
+from stampede.outcome import landed
 from stampede.policy import DEFAULT, Policy, nearest
+from stampede.settings.checks import CACHE, checked
 
-__all__ = ["Cached", "Home", "decorate", "disabled", "unbind_all"]
+__all__ = ["Cached", "Home", "decorate", "disabled", "switch", "unbind_all"]
 
 _log = logging.getLogger("stampede")
 
@@ -78,6 +83,7 @@ class Cached:
         self.options = dict(options)
         self.bound = bound
         self.suspending = inspect.iscoroutinefunction(function)
+        self._of_class = bound and next(iter(inspect.signature(function).parameters), None) == "cls"
         self.colour = SUSPENDING if self.suspending else BLOCKING
         self.parameters = Parameters(function, options.get("ignore", ()))
         # A key function may look at more than the arguments: a tenant in a context, the day of the week.
@@ -86,6 +92,7 @@ class Cached:
         self._find = find
         self._lock = threading.Lock()
         self._home: Home | None = None
+        self.told = False  # that another function has its name
         self._scope: Scope | None = None
         self._make_key: Callable[..., str] | None = None
         if isinstance(key, str):
@@ -100,6 +107,9 @@ class Cached:
             if name not in known:
                 raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
         DEFAULT.with_options(**_among(options, Policy.__dataclass_fields__))
+        coding = checked(_among(options, CODING), CACHE)
+        if coding.get("codec") in ("msgpack", "json"):
+            make_codec(coding["codec"])  # or its package is missing
         for name in ("version", "namespace"):
             value = options.get(name, "")
             if not isinstance(value, (str, int)):
@@ -134,9 +144,9 @@ class Cached:
                 name = name_of(self.function)
                 name = f"{namespace}:{name}" if namespace else name
                 name = name if version is None else f"{name}@{version}"
-                _note_name(name, self)
+                _note_name(name, self, home)
                 policy = home.policy.with_options(**_among(self.options, Policy.__dataclass_fields__))
-                coding = _among(self.options, CODING)
+                coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(f"{name}:")
                 self._scope = home.scope(name, policy, returns_of(self.function), **coding)
                 self._home = home
@@ -150,6 +160,11 @@ class Cached:
 
     def key(self, *args: Any, **kwargs: Any) -> str:
         """The key of these arguments."""
+        if self._of_class and args and not isinstance(args[0], type):
+            raise KeyingError(
+                f"{self.function.__qualname__}: cls is {args[0]!r}, which is no class: since Python 3.13 @classmethod "
+                "doesn't bind the verbs of what stands below it. Write @cached above it, or give the class first"
+            )
         make = self._make_key
         if make is None or self._scope is None:
             self._bind()  # the namespace is part of the key
@@ -161,26 +176,28 @@ class Cached:
 
     def slow(self, *args: Any, **kwargs: Any) -> Any:
         """A call that the generated hit could not answer; blocking."""
-        if _switch.off:
+        if switch.off:
             return self.function(*args, **kwargs)
         scope = self.scope
         key = self.key(*args, **kwargs)
-        resident = scope.hit(key)
-        if resident is not None:
-            self._take_home(scope, resident, args, kwargs)
-            return resident.value
+        found = scope.at_hand(key)
+        if found is not None:
+            if isinstance(found, Resident):
+                self._take_home(scope, found, args, kwargs)
+            return found.value
         return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
 
     async def slow_async(self, *args: Any, **kwargs: Any) -> Any:
         """The same, suspending."""
-        if _switch.off:
+        if switch.off:
             return await self.function(*args, **kwargs)
         scope = self.scope
         key = self.key(*args, **kwargs)
-        resident = scope.hit(key)
-        if resident is not None:
-            self._take_home(scope, resident, args, kwargs)
-            return resident.value
+        found = scope.at_hand(key)
+        if found is not None:
+            if isinstance(found, Resident):
+                self._take_home(scope, found, args, kwargs)
+            return found.value
         return landed(await self._fetch(scope, key, args, kwargs), scope.policy)
 
     def _fetch(
@@ -196,7 +213,7 @@ class Cached:
 
     def _take_home(self, scope: Scope, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
-        tier = scope.core.tier
+        tier = scope.core.front.tier
         fast = None if resident.homes or tier is None else self.hot.key(args, kwargs)
         if fast is not None and tier is not None:
             tier.adopt(resident, self.hot.fast, fast)
@@ -270,15 +287,21 @@ class Cached:
 
 VERBS = ("key", "peek", "refresh", "set", "expire", "invalidate", "invalidate_all", "many", "stats")
 
+_new = object.__new__
+
 
 class Method:
     """What stands in the class body: it binds the call and the verbs to the object, or to the class."""
 
+    __slots__ = ("__dict__", "__weakref__", "_bound", "_by_class")  # slots: every hit reads the last two
+
     def __init__(self, cached: Cached, *, by_class: bool = False) -> None:
-        functools.update_wrapper(self, cached.function)  # type: ignore[arg-type]
+        functools.update_wrapper(self, cached.function)
         self.cached = cached
         self._by_class = by_class
         self._direct = by_class
+        marks = _coroutine_marks() if cached.suspending else {}
+        self.__dict__.update(marks)
         self._bound: Any = type(
             "Bound",
             (Bound,),
@@ -287,6 +310,8 @@ class Method:
                 "__call__": cached.hot.call(cached.slowly),
                 "cached": cached,
                 "__doc__": cached.function.__doc__,
+                "__module__": cached.function.__module__,
+                **marks,
             },
         )
 
@@ -295,19 +320,25 @@ class Method:
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         if self._by_class:
-            return self._bound(owner)
-        return self if obj is None else self._bound(obj)
+            obj = owner
+        elif obj is None:
+            return self
+        bound = _new(self._bound)  # no __init__: a call less in every hit
+        bound.__self__ = obj
+        return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`C.method(obj, 1)`, and what a decorator around this one calls."""
-        return self._unbound().slowly(*args, **kwargs)
+        return self.unbound().slowly(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in VERBS or name == "cache":
-            return getattr(self._unbound(), name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+    @property
+    def cache(self) -> Any:
+        return _LateCache(self.unbound())
 
-    def _unbound(self) -> Cached:
+    def __reduce__(self) -> str:
+        return self.cached.function.__qualname__  # pickled as functions are: by name
+
+    def unbound(self) -> Cached:
         """Inside a staticmethod nobody told us our name, and there is no self to key."""
         cached = self.cached
         if not self._direct and cached.bound and cached.parameters.names[:1] not in (["self"], ["cls"]):
@@ -316,14 +347,28 @@ class Method:
         return cached
 
 
+def _coroutine_marks() -> dict[str, Any]:
+    """What `iscoroutinefunction` looks for on an object that is none, but whose call gives a coroutine."""
+    if sys.version_info >= (3, 12):
+        return dict(vars(inspect.markcoroutinefunction(lambda: None)))
+    else:
+        return {"_is_coroutine": vars(asyncio.coroutines)["_is_coroutine"]}
+
+
+def _unbound_verb(verb: str) -> property:
+    return property(lambda method: getattr(method.unbound(), verb))
+
+
+for _verb in VERBS:  # one by one: a __getattr__ would slow down every look at the descriptor's own attributes
+    setattr(Method, _verb, _unbound_verb(_verb))
+
+
 class Bound:
     """`obj.method`: the call with its hit generated into it, and the verbs, for one object."""
 
     __slots__ = ("__self__",)
+    __self__: Any
     cached: ClassVar[Cached]
-
-    def __init__(self, obj: Any) -> None:
-        self.__self__ = obj
 
     def key(self, *args: Any, **kwargs: Any) -> str:
         return self.cached.key(self.__self__, *args, **kwargs)
@@ -379,6 +424,9 @@ class Bound:
     def __hash__(self) -> int:
         return hash((type(self), id(self.__self__)))
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cached.function, name)  # as of any method; what is asked for in a hit is found before
+
     def __reduce__(self) -> Any:
         return getattr, (self.__self__, self.__name__)
 
@@ -395,7 +443,7 @@ class _LateCache:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cached.home, name)
 
-    @property
+    @property  # type: ignore[misc]  # the data model lets a proxy say whose it is
     def __class__(self) -> Any:
         return type(self._cached.home)
 
@@ -409,11 +457,21 @@ _all: weakref.WeakSet[Cached] = weakref.WeakSet()
 _names: weakref.WeakValueDictionary[str, Cached] = weakref.WeakValueDictionary()
 
 
-class _Switch:
+class Switch:
     off = False
 
 
-_switch = _Switch()
+switch = Switch()
+switch.off = os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0")
+
+
+def _after_fork() -> None:
+    for cached in list(_all):
+        cached._lock = threading.Lock()  # a thread that was binding is not here to open it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def unbind_all() -> None:
@@ -425,7 +483,7 @@ def unbind_all() -> None:
 @contextmanager
 def disabled() -> Iterator[None]:
     """Calls go straight to the functions."""
-    before = _switch.off
+    before = switch.off
     _set_switch(True)
     try:
         yield
@@ -434,16 +492,23 @@ def disabled() -> Iterator[None]:
 
 
 def _set_switch(off: bool) -> None:
-    _switch.off = off
+    switch.off = off
     unbind_all()  # or hits would go on
 
 
-def _note_name(name: str, cached: Cached) -> None:
-    """Say once if two functions that both live share their keys: closures of one factory, mostly."""
+def _note_name(name: str, cached: Cached, home: Home) -> None:
+    """Say once if two functions that both live share their keys: lambdas, and closures of one factory, mostly."""
     other = _names.setdefault(name, cached)
-    if other is not cached and other.function is not cached.function and other.function.__closure__:
-        _log.warning("two functions are called %s and share their values: give each a version= or namespace=", name)
-        _names[name] = cached
+    if other is cached or other._home is not home or cached.told or not _differ(other.function, cached.function):
+        return
+    cached.told = other.told = True
+    _log.warning("two functions are called %s and share their values: give each a version= or namespace=", name)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """May they compute different values? What was loaded anew from the same source does not."""
+    same = one is other or getattr(one, "__code__", one) == getattr(other, "__code__", other)
+    return one is not other and (not same or bool(getattr(one, "__closure__", None)))
 
 
 def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -25,10 +25,10 @@ class _Coded:
         self._codec = codec
         self._bad = bad
 
-    def _closed(self, key: str, entry: Entry[Any]) -> Entry[Any]:
+    def closed(self, key: str, entry: Entry[Any]) -> Entry[Any]:
         return entry.holding(self._codec.encode(key, entry))
 
-    def _open(self, key: str, sealed: Entry[Any] | None) -> Entry[Any] | None:
+    def open(self, key: str, sealed: Entry[Any] | None) -> Entry[Any] | None:
         """The entry in the bytes, with the time left that the engine tells; None if they are not to be believed."""
         if sealed is None:
             return None
@@ -51,7 +51,7 @@ class CodedClaims(_Coded):
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         for _ in range(4):
             reply = await self._port.claim(key, token, ask)
-            entry = self._open(key, reply.entry)
+            entry = self.open(key, reply.entry)
             match reply:
                 case Found(sealed) if entry is None:
                     ask = replace(ask, seen=sealed.id)  # a miss: the right to replace just these bytes
@@ -67,14 +67,14 @@ class CodedClaims(_Coded):
         raise EngineError(f"the engine has unreadable bytes for {key!r}, and new ones each time it is asked")
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        return await self._port.fill(key, token, self._closed(key, entry))
+        return await self._port.fill(key, token, self.closed(key, entry))
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
         await self._port.abandon(key, token, verdict, rest)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         news = await self._port.wait(key, busy, timeout)
-        entry = self._open(key, news.entry) if news is not None else None
+        entry = self.open(key, news.entry) if news is not None else None
         return Found(entry, news.ticket) if news is not None and entry is not None else None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
@@ -90,10 +90,10 @@ class CodedStore(_Coded):
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         found = await self._port.get(keys)
-        return [self._open(key, sealed) for key, sealed in zip(keys, found, strict=True)]
+        return [self.open(key, sealed) for key, sealed in zip(keys, found, strict=True)]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        await self._port.set(key, self._closed(key, entry))
+        await self._port.set(key, self.closed(key, entry))
 
     async def expire(self, key: str) -> bool:
         return await self._port.expire(key)

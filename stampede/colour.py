@@ -10,9 +10,11 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
+
+from stampede.errors import CodecError
 
 __all__ = [
     "BLOCKING",
@@ -23,6 +25,7 @@ __all__ = [
     "Loop",
     "hold_task",
     "in_thread",
+    "kept_whole",
     "run_blocking",
     "running_loop",
     "together",
@@ -50,7 +53,7 @@ class Bell:
     __slots__ = ("_listeners", "_lock")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer, or a signal, may ring in the middle of this
         self._listeners: list[Callable[[], object]] | None = []
 
     @property
@@ -75,6 +78,22 @@ class Bell:
         with self._lock:
             if self._listeners is not None and listener in self._listeners:
                 self._listeners.remove(listener)
+
+
+def kept_whole(value: T) -> T:
+    """The value, if it can be had more than once; a CodecError says what to return instead."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()  # it will never be awaited, and needn't warn of that
+        raise CodecError(
+            f"the value is an awaitable ({type(value).__name__}), which can be awaited once: "
+            "make the function an async def, and return what it awaited"
+        )
+    if isinstance(value, (Iterator, AsyncIterator)):
+        raise CodecError(
+            f"the value is an iterator ({type(value).__name__}), which can be had only once: return a list or a tuple"
+        )
+    return value
 
 
 class Crowd(Protocol):
@@ -113,12 +132,7 @@ class _Blocking:
     suspending = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        value = function()
-        if inspect.isawaitable(value):
-            if inspect.iscoroutine(value):
-                value.close()  # it will never be awaited, and needn't warn of that
-            raise TypeError(f"{function!r} returned an awaitable to a blocking call: cache it from async code")
-        return value
+        return kept_whole(function())
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         gate = threading.Lock()
@@ -142,7 +156,7 @@ class _Suspending:
 
     async def call(self, function: Callable[[], Any]) -> Any:
         value = function()
-        return await value if inspect.isawaitable(value) else value
+        return kept_whole(await value if inspect.isawaitable(value) else value)
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         loop = asyncio.get_running_loop()
@@ -153,10 +167,10 @@ class _Suspending:
                 heard.set_result(rung)
 
         def ring() -> None:
-            try:
-                loop.call_soon_threadsafe(settle, True)
-            except RuntimeError:
-                pass  # the loop was closed: nobody waits there any more
+            if running_loop() is loop:
+                settle(True)  # a thousand waiters of the leader's own loop need no thousand wake-ups
+            else:
+                _soon(loop, settle, True)
 
         if not bell.listen(ring):
             return True
@@ -174,7 +188,7 @@ class _Suspending:
     async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
         loop = asyncio.get_running_loop()
         task = hold_task(loop.create_task(work))
-        crowd.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        crowd.cancel = lambda: _soon(loop, task.cancel)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
@@ -182,6 +196,14 @@ class _Suspending:
                 await _to_the_end(task)
             raise
         return task.result()
+
+
+def _soon(loop: Loop, action: Callable[..., object], *args: Any) -> None:
+    """From whichever thread."""
+    try:
+        loop.call_soon_threadsafe(action, *args)
+    except RuntimeError:
+        pass  # the loop was closed: nobody waits there any more
 
 
 async def _to_the_end(work: asyncio.Future[T]) -> T:

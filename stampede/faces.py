@@ -5,19 +5,51 @@ Class methods are beyond them: both checkers look through `@classmethod` in thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from stampede.entry import Entry
 from stampede.metrics import Stats
 
-__all__ = ["CachedAsync", "CachedFunction", "Decorate", "DecorateWith", "Decorated"]
+__all__ = ["CachedAsync", "CachedFunction", "Decorate", "DecorateWith", "Decorated", "Options", "PolicyOptions"]
 
 P = ParamSpec("P")
 P2 = ParamSpec("P2")
 S = TypeVar("S")
 T = TypeVar("T")
-Hook = Callable[[Callable[[], object]], object]
+Hook: TypeAlias = Callable[[Callable[[], object]], object]
+Seconds: TypeAlias = float | timedelta | None
+
+
+class PolicyOptions(TypedDict, total=False):
+    """How values are computed, kept and served: what a call, a decorator and a cache's settings can say."""
+
+    ttl: Seconds | Callable[[Any], Seconds]
+    stale: Seconds
+    early: float
+    background: bool
+    lease: float | timedelta
+    max_hold: Seconds
+    wait: Seconds
+    retry_after: float | timedelta
+    jitter: float
+    cache_if: Callable[[Any], object] | None
+    raises: type[Exception] | tuple[type[Exception], ...]
+
+
+class Options(PolicyOptions, total=False):
+    """What `@cached` takes besides: how keys are made, and values encoded."""
+
+    key: Callable[..., object] | str | None
+    version: str | int
+    namespace: str
+    ignore: str | Collection[str]
+    codec: str
+    trust: Iterable[type]
+    signing_key: str | bytes | list[str | bytes] | None
+    compress: int | bool | None
+    max_bytes: int | None
 
 
 class Decorated(Protocol[P]):
@@ -102,4 +134,4 @@ class Decorate(Protocol):
     @overload
     def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
     @overload
-    def __call__(self, /, **options: Any) -> DecorateWith: ...
+    def __call__(self, /, **options: Unpack[Options]) -> DecorateWith: ...

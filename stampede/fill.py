@@ -25,7 +25,8 @@ from stampede.errors import (
     TooLarge,
     WaitTimeout,
 )
-from stampede.flight import Flight, Flights, Landing, nested
+from stampede.flight import Flight, Flights, nested
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted
 
@@ -92,9 +93,8 @@ async def fill(call: Call) -> Landing:
 async def lead(call: Call, flight: Flight) -> Landing:
     """Claim for the whole flight; compute if the claim is granted."""
     answer: Landing | Granted | None = None
+    asked_at = call.clock()
     try:
-        if call.seen is not None and call.seen.fresh > 0:
-            call.flights.offer(flight, Landing(call.seen))  # it's early: nobody else has to wait for the claim
         answer = await claim(call)
     except EngineError as error:
         answer = Landing(error=error)  # for all of the flight: not each must run into it
@@ -105,7 +105,7 @@ async def lead(call: Call, flight: Flight) -> Landing:
         return answer
     kept = answer.entry
     if kept is not None and not call.force:
-        call.flights.offer(flight, Landing(kept))
+        call.flights.offer(flight, Landing(kept, as_of=asked_at))
         if call.spawn is not None:
             flight.hand_over()
             call.spawn(compute(call, flight, kept))
@@ -129,22 +129,22 @@ async def claim(call: Call) -> Landing | Granted:
                 due, ask.seen = entry, entry.id  # one more question: is anybody refreshing it already?
             case Found(entry, ticket):
                 tell_found(call, ask)
-                return Landing(entry, ticket=ticket, at=at)
+                return Landing(entry, ticket=ticket, at=at, as_of=at)
             case Failed(verdict, entry, rest):
-                entry = entry or due
-                if entry is not None:
-                    return served(call, entry, "resting", until=rest)
+                if entry or due:
+                    return served(call, entry or due, "resting", until=rest, shared=entry is not None)
                 if verdict.kind == "unkept":
                     return await alone(call)
                 return Landing(error=ComputationFailed(call.label, verdict.type_name, verdict.message))
             case Busy(entry=entry) if entry or due:
-                return served(call, entry or due, "computing", until=reply.lease)
+                return served(call, entry or due, "computing", until=reply.lease, shared=entry is not None)
             case Busy():
                 patience, verdict_of_waiting = limit(call)
                 if patience <= 0:
                     return await verdict_of_waiting(call)
                 news = await call.port.wait(call.key, reply, patience)
                 ask.since, ask.awaited = call.waited, reply.token
+                ask.draw = draw = None  # what was computed while we waited is good, however short its life
                 if news is not None:
                     tell_found(call, ask)
                     return Landing(news.entry, ticket=news.ticket, at=call.clock())
@@ -226,17 +226,21 @@ async def store(
         if error is None and not isinstance(refusal, TooLarge):
             raise
         return await unkept(call, entry, error, str(refusal))
+    except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
+        await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
+        return Landing(error=trouble)
     call.tell(events.Computed(call.scope, call.label, why, cost, stored))
     if not stored:
         call.tell(events.LeaseLost(call.scope, call.label))
-    return Landing(entry, error, shared=stored, stored=stored, at=at)
+    return Landing(entry, error, shared=stored, stored=stored, at=at, as_of=at)
 
 
 async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why: str) -> Landing:
     """The value goes to this flight; other processes are told not to wait for it."""
+    as_of = call.clock()
     await call.colour.whole(quietly(call.port.abandon(call.key, call.token, Verdict("unkept", message=why))))
     call.tell(events.Unkept(call.scope, call.label, why))
-    return Landing(entry, error)
+    return Landing(entry, error, as_of=as_of)
 
 
 async def give_up(
@@ -261,6 +265,8 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
     try:
         if call.loop is None and running_loop() in flight.loops:
             return await alone(call)  # our own loop must run for the flight to land, and we are blocking it
+        if call.seen is not None and call.seen.fresh > 0:
+            return served(call, call.seen, "computing", until=call.policy.lease)  # it's early: no need to wait
         while not flight.bell.rung:
             patience, verdict_of_waiting = limit(call)
             if patience <= 0:
@@ -269,15 +275,14 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
                 return None
     finally:
         flight.leave()
-    if flight.landing is not None:
+    landing, offered = flight.landing, flight.offered
+    # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
+    if landing is not None and call.began <= landing.as_of:
         call.tell(events.Waited(call.scope, call.label, call.waited))
-        return flight.landing.for_follower()
-    offered = flight.offered
-    return (
-        None
-        if offered is None or offered.entry is None
-        else served(call, offered.entry, "computing", until=call.policy.lease)
-    )
+        return landing.for_follower()
+    if offered is not None and call.began <= offered.as_of:
+        return served(call, offered.entry, "computing", until=call.policy.lease)
+    return None
 
 
 def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:
@@ -298,8 +303,12 @@ async def timed_out(call: Call) -> Landing:
 async def alone(call: Call) -> Landing:
     """Compute for this caller only, and store nothing: waiting might never end."""
     began = call.clock()
-    with Flight(call.flights, call.key).inside():
-        value = await call.colour.call(call.origin)
+    flight = Flight(call.flights, call.key)
+    try:
+        with flight.inside():
+            value = await call.colour.call(call.origin)
+    finally:
+        flight.ended = True  # for tasks and threads that outlive it in copies of its context
     call.tell(events.Computed(call.scope, call.label, "alone", call.clock() - began, stored=False))
     return Landing(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0), shared=False)
 
@@ -309,9 +318,12 @@ def tell_found(call: Call, ask: Ask) -> None:
     call.tell(events.Waited(call.scope, call.label, call.waited) if waited else events.Found(call.scope, call.label))
 
 
-def served(call: Call, entry: Entry[Any] | None, why: str, until: float | None = None) -> Landing:
+def served(
+    call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, shared: bool = True
+) -> Landing:
+    """`shared=False`: only this caller has seen it. It may have been invalidated before its followers came."""
     call.tell(events.Served(call.scope, call.label, why))
-    return Landing(entry, until=until)
+    return Landing(entry, shared=shared, until=until)
 
 
 async def quietly(work: Awaitable[object]) -> None:

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any
 
 from stampede.colour import Bell, Loop
-from stampede.entry import Entry
-from stampede.ports import Ticket
+from stampede.outcome import Landing
 
-__all__ = ["Flight", "Flights", "Landing", "nested", "outside", "own_copy"]
-
-
-@dataclass(frozen=True, slots=True)
-class Landing:
-    """How a call ends: an entry or an error, and whether it may be shared."""
-
-    entry: Entry[Any] | None = None
-    error: BaseException | None = None
-    shared: bool = True  # False: whoever else waits must claim again
-    ticket: Ticket | None = None  # the entry was read from the engine under this proof
-    stored: bool = False  # computed here, and the engine has it
-    at: float = 0.0  # the moment from which the entry's durations count
-    until: float | None = None  # nobody needs to ask again before so many seconds have passed
-
-    def for_follower(self) -> Landing:
-        """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
-        return self if self.error is None else replace(self, error=own_copy(self.error))
+__all__ = ["Flight", "Flights", "nested", "outside"]
 
 
 class Flight:
@@ -47,6 +26,7 @@ class Flight:
         "ended",
         "key",
         "landing",
+        "loop",
         "loops",
         "offered",
         "owner",
@@ -59,6 +39,7 @@ class Flight:
         self.bell = Bell()
         self.callers = 1
         self.thread: int | None = None  # of a blocking leader
+        self.loop: Loop | None = None  # of a suspending leader
         self.loops: set[Loop] = set()  # whose tasks lead, or wait
         self.landing: Landing | None = None
         self.offered: Landing | None = None  # to be had without waiting, while the leader computes
@@ -77,7 +58,7 @@ class Flight:
     @property
     def orphaned(self) -> bool:
         """The leader's loop was closed under it: it will never land."""
-        return not self.ended and self.thread is None and any(loop.is_closed() for loop in self.loops)
+        return not self.ended and self.thread is None and self.loop is not None and self.loop.is_closed()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -110,7 +91,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: dict[str, Flight] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may end a flight in the middle of a decision
         _all.add(self)
 
     def forget_all(self) -> None:
@@ -118,7 +99,7 @@ class Flights:
         for flight in self._flights.values():
             flight.ended = True
         self._flights = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def join(self, key: str, loop: Loop | None, *, anew: bool = False) -> tuple[Flight, bool]:
         """The key's flight, and whether the caller is to lead it. `anew`: never one that is under way."""
@@ -134,6 +115,7 @@ class Flights:
             if loop is None:
                 flight.thread = threading.get_ident()
             else:
+                flight.loop = loop
                 flight.loops.add(loop)
         if orphan is not None:
             self._cut(orphan)
@@ -197,23 +179,6 @@ class Flights:
     def _forget(self, flight: Flight) -> None:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
-
-
-def own_copy(error: BaseException) -> BaseException:
-    """The same error with a traceback of its own; the very same one where it can't be copied."""
-    try:
-        twin = copy.copy(error)
-        if type(twin) is not type(error):
-            return error
-    except Exception:
-        try:
-            twin = type(error).__new__(type(error), *error.args)
-            twin.__dict__.update(error.__dict__)
-        except Exception:
-            return error
-    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
-    twin.__suppress_context__ = error.__suppress_context__
-    return twin.with_traceback(error.__traceback__)
 
 
 _all: weakref.WeakSet[Flights] = weakref.WeakSet()

@@ -32,7 +32,7 @@ _HIT = """\
         if e_.end > now_() and (e_.stamp is None or e_.stamps[e_.slot] == e_.stamp):
             e_.hits += 1
             return e_.value
-    except (KeyError_, TypeError_, AttributeError_):
+    except Exception_:
         pass
     return {wait}slow_({passing})
 """
@@ -72,8 +72,8 @@ class Hot:
             return None
         try:
             key: tuple[Any, ...] = self._key_of(*args, **kwargs)
-        except (TypeError, AttributeError):
-            return None  # an object without __stampede_key__
+        except Exception:
+            return None  # an object without __stampede_key__, or with one that fails
         pairs = key[1:] if self._of_method else key
         return key if all(kind in FAST_TYPES for kind in pairs[::2]) else None
 
@@ -88,7 +88,7 @@ class Hot:
             if first not in self._whole.ignored:
                 own = f"{new('own_')} = {first}.__stampede_key__()"
                 pairs = pairs.replace(", ", f", {new('type_')}({new('own_')}), {new('own_')}, ", 1)
-        for name in ("slow_", "e_", "fast_", "now_", "KeyError_", "TypeError_", "AttributeError_"):
+        for name in ("slow_", "e_", "fast_", "now_", "Exception_"):
             template = template.replace(name, new(name))
         name = self._function.__name__
         source = template.format(
@@ -107,9 +107,7 @@ class Hot:
             new("fast_"): self.fast,
             new("now_"): time.monotonic,
             new("type_"): type,
-            new("KeyError_"): KeyError,
-            new("TypeError_"): TypeError,
-            new("AttributeError_"): AttributeError,
+            new("Exception_"): Exception,
             **self._whole.defaults,
             **rest.defaults,
         }

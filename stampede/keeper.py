@@ -82,15 +82,19 @@ class Hold:
     def end(self) -> None:
         self.ended = True
         self._keeper.remove(self)
+        # The keeper's queue has it until its time comes: the call behind these, with its arguments, needn't wait.
+        self.drop, self.alive, self.on_lost = _nothing, None, None
 
     def lose(self) -> None:
         self.lost = True
-        if self.on_lost is not None:
-            self.on_lost()
+        on_lost = self.on_lost
+        if on_lost is not None:
+            on_lost()
 
     def renew(self, now: float) -> bool:
         """Renew once. False: there is nothing to renew any more."""
-        if self.alive is not None and not self.alive():
+        alive = self.alive
+        if alive is not None and not alive():
             self.drop()
             return False
         if now >= self._until:
@@ -117,7 +121,7 @@ class Keeper:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _reset(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # reentrant: a finalizer may end a hold in the middle of this
         self._holds: set[Hold] = set()
         self._due: list[tuple[float, int, Hold]] = []
         self._thread: threading.Thread | None = None
@@ -185,11 +189,14 @@ class Keeper:
             del hold
 
 
+def _nothing() -> None: ...
+
+
 def _quietly(action: Callable[[], Any]) -> Any:
     """A port's own bug, or a dying interpreter, must not end the thread that keeps all the others' leases."""
     try:
         return action()
-    except Exception:
+    except BaseException:  # CancelledError is one, too
         _log.exception("a lease could not be kept")
         return True
 

@@ -55,13 +55,14 @@ class Lock:
         self._release_via = release_via
         self._locks, self._alocks = engine.locks, engine.alocks
         self._grips: dict[object, _Grip] = {}
+        self._refused: set[object] = set()  # callers inside a block of a TryLock that they didn't get
 
     # -- what is held ---------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> bool:
-        """Does this caller hold it, as far as is known?"""
-        grip = self._mine()
+        """Does this caller, and not just somebody through the same object, hold it, as far as is known?"""
+        grip = self._grips.get(_caller())
         return grip is not None and not grip.hold.lost
 
     @property
@@ -156,14 +157,22 @@ class Lock:
         await self._give_back(colour, port, grip, None)
 
     async def _leave(self, colour: Colour, port: Locks, error: BaseException | None) -> None:
+        me = _caller()
+        if me in self._refused:
+            self._refused.discard(me)
+            return
         grip = self._take()
         if grip is None:
             return  # released inside the block
-        if error is None and self._release_via is not None and not grip.hold.lost:
-            grip.hold.end()
-            self._release_via(lambda: run_blocking(self._give_back(BLOCKING, self._locks, grip, None)))
-        else:
+        if error is not None or self._release_via is None or grip.hold.lost:
             await self._give_back(colour, port, grip, error)
+            return
+        grip.hold.end()
+        try:
+            self._release_via(lambda: run_blocking(self._give_back(BLOCKING, self._locks, grip, None)))
+        except BaseException as failure:
+            await self._give_back(colour, port, grip, failure)
+            raise
 
     async def _give_back(self, colour: Colour, port: Locks, grip: _Grip, error: BaseException | None) -> None:
         grip.hold.end()
@@ -205,11 +214,13 @@ class TryLock(Lock):
         return await super().aacquire(wait)
 
     def __enter__(self: SELF) -> SELF:
-        self.acquire()
+        if not self.acquire():
+            self._refused.add(_caller())
         return self
 
     async def __aenter__(self: SELF) -> SELF:
-        await self.aacquire()
+        if not await self.aacquire():
+            self._refused.add(_caller())
         return self
 
 
@@ -222,9 +233,11 @@ class _Grip:
         self.token = token
         self.fence = fence
         port, name = lock._locks, lock.name
-        self.hold = Hold(
-            keeper, port, name, token, lock._lease, lock._max_hold, lambda: run_blocking(port.release(name, token))
-        )
+
+        def drop() -> None:
+            run_blocking(_quietly(port.release(name, token)))
+
+        self.hold = Hold(keeper, port, name, token, lock._lease, lock._max_hold, drop)
         keeper.add(self.hold)
 
 

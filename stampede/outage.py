@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,10 +32,13 @@ class Outage:
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
         self.refugees: set[bytes] = set()  # tokens of leases that the refuge granted
+        self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
+        self.unknown: deque[tuple[str, bytes]] = deque(maxlen=1000)  # claims that got no answer, and may stand
         self.last: EngineError | None = None
         self._tell = tell
         self._breaker = Breaker()
         self._lock = threading.Lock()
+        _outages.add(self)
 
     @property
     def down(self) -> bool:
@@ -50,10 +56,20 @@ class Outage:
             self._tell(events.EngineDown("", "", self.engine, error))
 
     def forget(self, key: str) -> None:
-        """What the refuge keeps of this key is not to be served any more."""
+        """What the refuge keeps of this key is not to be served any more, nor what is being computed."""
+        for token, under_way in list(self.granted.items()):
+            if under_way == key:
+                self.granted.pop(token, None)
         if self.refugees or self.down:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.invalidate(key))
+
+    def forget_all(self) -> None:
+        """The same for all keys."""
+        self.granted.clear()
+        if self.refugees or self.down:
+            assert self.refuge.store is not None
+            run_blocking(self.refuge.store.bump(""))
 
     def answered(self) -> None:
         if not self._breaker.open:
@@ -65,6 +81,18 @@ class Outage:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
             self._tell(events.EngineUp("", "", self.engine, seconds))
+
+
+_outages: weakref.WeakSet[Outage] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for outage in list(_outages):
+        outage._lock = threading.Lock()  # a thread that was inside is not here to open it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class GuardedClaims:
@@ -79,11 +107,15 @@ class GuardedClaims:
         outage = self._outage
         if outage.may_ask():
             try:
+                await self._settle()
                 reply = await self._port.claim(key, token, ask)
             except EngineError as error:
+                outage.unknown.append((key, token))
                 outage.failed(error)
             else:
                 outage.answered()
+                if isinstance(reply, Granted):
+                    outage.granted[token] = key
                 return reply
         if outage.strict:
             raise EngineError(f"{outage.engine} can't be asked: {outage.last}") from outage.last
@@ -92,15 +124,31 @@ class GuardedClaims:
             outage.refugees.add(token)
         return reply
 
+    async def _settle(self) -> None:
+        """Give back what may still be ours from before the outage: our own leases must not lock us out."""
+        unknown = self._outage.unknown
+        while unknown:
+            key, token = unknown[0]
+            await self._port.abandon(key, token)
+            if unknown and unknown[0] == (key, token):
+                unknown.popleft()
+
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         outage = self._outage
         if token not in outage.refugees:
             try:
-                return await self._port.fill(key, token, entry)
+                stored = await self._port.fill(key, token, entry)
             except EngineError as error:
                 outage.failed(error)
+                outage.unknown.append((key, token))
                 if outage.strict:
+                    outage.granted.pop(token, None)
                     raise
+            else:
+                outage.granted.pop(token, None)
+                return stored
+            if outage.granted.pop(token, None) is None:
+                return False  # invalidated since: it must not outlive that here
             await self._refuge.claim(key, token, Ask(lease=REFUGE_TTL, force=True))
         outage.refugees.discard(token)
         brief = min(entry.fresh, REFUGE_TTL)
@@ -111,11 +159,15 @@ class GuardedClaims:
         if token in outage.refugees:
             outage.refugees.discard(token)
             await self._refuge.abandon(key, token, verdict, rest)
-        elif not outage.down:
-            try:
+            return
+        outage.granted.pop(token, None)
+        try:
+            if not outage.down:
                 await self._port.abandon(key, token, verdict, rest)
-            except EngineError as error:
-                outage.failed(error)
+                return
+        except EngineError as error:
+            outage.failed(error)
+        outage.unknown.append((key, token))  # it goes when the engine is back
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         outage = self._outage

@@ -13,7 +13,19 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from stampede.entry import Entry, Verdict
 
 __all__ = [
-    "Ask", "Busy", "Claims", "Engine", "Failed", "Found", "Granted", "Locks", "Reply", "Store", "Ticket", "Versioned",
+    "Ask",
+    "Busy",
+    "Claims",
+    "Engine",
+    "Failed",
+    "Found",
+    "Granted",
+    "Locks",
+    "Looks",
+    "Reply",
+    "Store",
+    "Ticket",
+    "Versioned",
 ]  # fmt: skip
 
 
@@ -134,7 +146,8 @@ class Store(Protocol):
         ...
 
     async def expire(self, key: str) -> bool:
-        """Stale from now on, and kept as long as it would have been. True: there was something fresh."""
+        """Stale from now on, and kept as long as it would have been; a lease under way dies, as it may have begun with
+        what is no longer true. True: there was something fresh."""
         ...
 
     async def invalidate(self, key: str) -> bool:
@@ -159,6 +172,21 @@ class Versioned(Store):
 
         What it says of stale entries is as in `get`: they are kept.
         """
+        ...
+
+
+class Looks(Protocol):
+    """Of an engine that can be read in a few microseconds: a hit that needs neither a claim nor a flight."""
+
+    def look(self, key: str) -> Found | None:
+        """What is fresh, at once and for callers of both colours. None, also in any doubt or trouble: claim.
+
+        Of the entry it may leave out what is in the header of its bytes too: cost, margin, ttl, raised.
+        """
+        ...
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        """What the store's `generation` would say, if that is known at once."""
         ...
 
 
@@ -206,6 +234,13 @@ class Engine(Protocol):
     def store(self) -> Store | None: ...
     @property
     def astore(self) -> Store | None: ...
+    @property
+    def looks(self) -> Looks | None: ...
+    @property
+    def tier(self) -> Any:
+        """The `local.Tier` that is its store, of an engine inside this process; else None."""
+        ...
+
     @property
     def locks(self) -> Locks | None: ...
     @property

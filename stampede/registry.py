@@ -6,16 +6,18 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from stampede import lock as locks
 from stampede.cache import Cache
 from stampede.cached import decorate, unbind_all
 from stampede.engines import open_engine
 from stampede.errors import OptionError, SettingsError
+from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options
 from stampede.ports import Engine
 from stampede.settings import Settings, cache_settings, discover, from_mapping, load
 
@@ -23,6 +25,7 @@ __all__ = ["Lock", "cache_without_dogpiling", "cached", "configure", "get_cache"
 
 _log = logging.getLogger("stampede")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -35,6 +38,7 @@ class Registry:
         self._discovers = discovers
         self._caches: dict[str, Cache] = {}
         self._engines: dict[str, Engine] = {}
+        _registries.add(self)
 
     @property
     def settings(self) -> Settings:
@@ -73,7 +77,17 @@ class Registry:
             each.close()
 
 
+_registries: weakref.WeakSet[Registry] = weakref.WeakSet()
 _registry = Registry()
+
+
+def _after_fork() -> None:
+    for registry in list(_registries):
+        registry._lock = threading.RLock()  # a thread that was opening a cache is not here to open this
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def configure(settings: Any = None, /, **tables: Any) -> None:
@@ -141,6 +155,14 @@ def _found(cache: Any) -> Cache:
     if not isinstance(cache, Cache):
         raise OptionError(f"the function given as cache= returned {cache!r}: it must return a Cache")
     return cache
+
+
+@overload  # a coroutine function is a function too: the narrower comes first
+def cached(function: Callable[P, Coroutine[Any, Any, T]], /) -> CachedAsync[P, T]: ...  # type: ignore[overload-overlap]
+@overload
+def cached(function: Callable[P, T], /) -> CachedFunction[P, T]: ...
+@overload
+def cached(*, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[Options]) -> DecorateWith: ...
 
 
 def cached(function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:

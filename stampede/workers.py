@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from typing import Any
 
-__all__ = ["Workers"]
+from stampede.colour import Colour, hold_task, run_blocking, running_loop
+from stampede.flight import outside
+
+__all__ = ["Place", "Workers"]
 
 
 class Workers:
@@ -65,3 +70,33 @@ class Workers:
             finally:
                 del job
                 self.free()
+
+
+_refreshers = Workers(4, "stampede-refresh")
+
+
+class Place:
+    """A place beside the caller, reserved before the claim for the computation that the claim may be granted.
+
+    A thread of a small pool, or a held task; either in a copy of the caller's context, outside of its leases.
+    """
+
+    def __init__(self, colour: Colour) -> None:
+        self._colour = colour
+        self.reserved = colour.suspending or _refreshers.reserve()
+        self._unused = self.reserved
+
+    def free(self) -> None:
+        """Give it back, if it wasn't needed."""
+        if self._unused and not self._colour.suspending:
+            _refreshers.free()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._unused = False
+        context = copy_context()
+        context.run(outside)
+        loop = running_loop()
+        if self._colour.suspending and loop is not None:
+            hold_task(loop.create_task(work, context=context))
+        else:
+            _refreshers.run(lambda: context.run(run_blocking, work))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import unittest
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +139,64 @@ class TestPairedDiskAndFile(_All):
 
 class TestPairedDiskAndFileAsync(TestPairedDiskAndFile):
     suspending = True
+
+
+# -- the suites themselves ----------------------------------------------------------------------------------------
+
+
+def test_unittest_runs_a_suite_of_three_lines() -> None:
+    """Third parties would need pytest, or more than the three lines they are promised."""
+
+    class TestTheirs(LocksSuite, unittest.TestCase):
+        def make_engine(self) -> Engine:
+            return MemoryEngine(clock=time.monotonic)
+
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(TestTheirs).run(result)
+    assert result.wasSuccessful()
+    assert result.testsRun > 10
+
+
+async def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+async def _never(*_: Any, **__: Any) -> bool:
+    return False
+
+
+SABOTAGE: list[tuple[Any, str, str, Any, str]] = [
+    (ClaimsSuite, "claims", "fill", _always, "test_filled_is_found_as_it_was"),
+    (ClaimsSuite, "claims", "fill", _always, "test_fill_without_a_lease_is_refused"),
+    (ClaimsSuite, "claims", "renew", _always, "test_a_lost_lease_is_not_renewed"),
+    (ClaimsSuite, "claims", "renew", _always, "test_renew_counts_from_now"),
+    (ClaimsSuite, "claims", "renew", _never, "test_renew_moves_the_end"),
+    (ClaimsSuite, "claims", "abandon", _always, "test_abandon_lets_the_next_one_try"),
+    (ClaimsSuite, "claims", "abandon", _always, "test_verdict_answers_those_who_waited"),
+    (ClaimsSuite, "claims", "abandon", _always, "test_a_resting_key_is_granted_to_nobody"),
+    (ClaimsSuite, "store", "invalidate", _always, "test_fill_after_invalidate_is_refused"),
+    (ClaimsSuite, "store", "invalidate", _always, "test_invalidate_ends_verdict_and_rest"),
+    (StoreSuite, "store", "invalidate", _always, "test_invalidated_is_gone"),
+    (StoreSuite, "store", "expire", _always, "test_expired_is_stale_and_kept"),
+    (StoreSuite, "store", "bump", _always, "test_generations_change_by_bump_alone"),
+    (StoreSuite, "store", "replace", _always, "test_replace_only_what_was_seen"),
+    (StoreSuite, "store", "replace", _always, "test_one_of_many_replaces"),
+    (LocksSuite, "locks", "release", _always, "test_release_needs_the_token"),
+    (LocksSuite, "locks", "release", _never, "test_released_is_free"),
+    (LocksSuite, "locks", "renew", _always, "test_a_lock_ends"),
+]
+
+
+@pytest.mark.parametrize("suite, port, verb, broken, name", SABOTAGE)
+def test_a_broken_verb_is_found_out(suite: Any, port: str, verb: str, broken: Any, name: str) -> None:
+    """A suite that no engine can fail says nothing of those that pass."""
+
+    class Broken(suite):  # type: ignore[misc]
+        def make_engine(self) -> Engine:
+            self.clock = FakeClock()
+            engine = MemoryEngine(clock=self.clock)
+            setattr(getattr(engine, port), verb, broken)
+            return engine
+
+    with pytest.raises(AssertionError):
+        getattr(Broken(), name)()

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,44 @@ def test_single_files_removed(engine: DiskEngine, pattern: str) -> None:
     assert run_blocking(peer.claims.fill("l", token, Entry(b"l", new_id())))
     assert found(engine, "l").entry.value == b"l"
     peer.close()
+
+
+def begin(pipe: Connection, directory: Path, number: int) -> None:
+    pipe.send("ready")
+    pipe.recv()
+    engine = DiskEngine(directory)
+    put(engine, b"value", f"k{number}")
+    pipe.send(database_of(engine).name)
+    pipe.recv()
+
+
+def test_many_begin_at_once(tmp_path: Path) -> None:
+    """Processes that start together in an empty directory would each begin a cache of their own."""
+    with ExitStack() as stack:
+        all_of_them = [stack.enter_context(other(begin, tmp_path / "cache", number)) for number in range(8)]
+        for each in all_of_them:
+            each.hear()
+        for each in all_of_them:
+            each.tell()
+        names = {each.hear() for each in all_of_them}
+        assert len(names) == 1
+        assert {path.name for path in (tmp_path / "cache").glob("*.sqlite")} == names
+        engine = DiskEngine(tmp_path / "cache")
+        assert [get(engine, f"k{number}") for number in range(8)] == [b"value"] * 8
+        engine.close()
+
+
+def test_orphans_are_removed(tmp_path: Path) -> None:
+    """Files of beginnings that were cut short would pile up."""
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    old, new = directory / "cache-1-00.sqlite", directory / "cache-1-01.sqlite"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    DiskEngine(directory).close()
+    assert not old.exists()
+    assert new.exists()
 
 
 # -- damaged --------------------------------------------------------------------------------------------------------

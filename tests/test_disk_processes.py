@@ -18,6 +18,7 @@ from disk_world import PATIENCE, Connection, Other, other, others
 from stampede.colour import run_blocking
 from stampede.engines import flock
 from stampede.engines.disk import DiskEngine
+from stampede.engines.disk.rows import bell_of, key_number
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
@@ -137,6 +138,48 @@ def test_herd_of_tasks(engine: DiskEngine) -> None:
     assert sum(computed for computed, _, _ in reports) == 1
     assert [values for _, values, _ in reports] == [{b"value"}] * 2
     assert all(threads <= 12 for _, _, threads in reports)
+
+
+def wait_for_both(pipe: Connection, directory: Path, keys: list[str]) -> None:
+    engine = DiskEngine(directory)
+    busy = [claim(engine, key=key) for key in keys]
+
+    def wait(number: int) -> None:
+        reply = busy[number]
+        while isinstance(reply, Busy):
+            run_blocking(engine.claims.wait(keys[number], reply, PATIENCE))
+            reply = claim(engine, key=keys[number])
+        pipe.send((keys[number], time.monotonic()))
+
+    waiters = [threading.Thread(target=wait, args=(number,)) for number in range(2)]
+    for waiter in waiters:
+        waiter.start()
+    for waiter in waiters:
+        waiter.join()
+
+
+def test_keys_that_share_a_slot(engine: DiskEngine) -> None:
+    """The change of one key would use up what the waiters of another have said, and these would not be woken."""
+    slots: dict[int, str] = {}
+    keys: list[str] = []
+    while not keys:
+        key = f"k{len(slots)}"
+        bell = bell_of(key_number(key)[0])
+        keys = [slots[bell], key] if bell in slots else []
+        slots[bell] = key
+    tokens = [new_id(), new_id()]
+    for key, token in zip(keys, tokens, strict=True):
+        assert isinstance(claim(engine, token, key), Granted)
+    with other(wait_for_both, engine.directory, keys) as waiter:
+        stamps = engine._rows.database.opened().stamps
+        for key, token in zip(keys, tokens, strict=True):
+            began = time.monotonic()
+            while not stamps._awaited[bell] and time.monotonic() - began < PATIENCE:
+                os.sched_yield()  # until it waits, or waits again
+            assert fill(engine, token, key=key)
+            woken, when = waiter.hear()
+            assert woken == key
+        assert when - began < 0.5  # the safety poll takes 0.9 s
 
 
 def hold(pipe: Connection, directory: Path, lease: float, key: str = KEY) -> None:
@@ -345,6 +388,8 @@ def daemonize(pipe: Connection, directory: Path) -> None:
         run_blocking(engine.store.set(f"k{number}", value_of(b"x" * 1000)))
     pipe.send("done")
     pipe.recv()
+    pipe.send(run_blocking(engine.store.get(["after"]))[0] is not None)
+    pipe.recv()
 
 
 def test_a_daemons_writes_are_not_lost(tmp_path: Path) -> None:
@@ -353,12 +398,15 @@ def test_a_daemons_writes_are_not_lost(tmp_path: Path) -> None:
     with other(daemonize, directory) as parent:
         parent.hear()
         parent.join()
+        engine = DiskEngine(directory)
+        run_blocking(engine.store.set("between", value_of(b"x")))
         parent.tell()
         assert parent.hear() == "done"
-        engine = DiskEngine(directory)
         assert None not in run_blocking(engine.store.get(["before", *[f"k{number}" for number in range(50)]]))
-        engine.close()
+        run_blocking(engine.store.set("after", value_of(b"x")))
         parent.tell()
+        assert parent.hear() is True
+        engine.close()
 
 
 def test_forks_while_others_write(engine: DiskEngine) -> None:
@@ -378,6 +426,7 @@ def test_forks_while_others_write(engine: DiskEngine) -> None:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if child == 0:
+                signal.alarm(20)
                 try:
                     run_blocking(engine.store.set(f"child {number}", value_of(b"x")))
                     os._exit(0)
@@ -389,3 +438,13 @@ def test_forks_while_others_write(engine: DiskEngine) -> None:
         for writer in writers:
             writer.join()
     assert None not in run_blocking(engine.store.get([f"child {number}" for number in range(10)]))
+
+
+def test_an_end_nobody_noticed_is_an_end(engine: DiskEngine) -> None:
+    """A holder that slept would store what it computed long ago, because nobody happened to ask meanwhile."""
+    token = new_id()
+    assert isinstance(claim(engine, token, lease=0.01), Granted)
+    time.sleep(0.02)
+    assert not fill(engine, token)
+    assert not run_blocking(engine.claims.renew(KEY, token, LEASE))
+    assert run_blocking(engine.store.get([KEY])) == [None]

@@ -30,9 +30,9 @@ LAYERS = """
     hot faces
     lock limiter batch
     core
-    fill
+    front fill workers
     flight
-    keeper workers
+    keeper outcome
     coded outage
     codec
     engines

@@ -18,7 +18,7 @@ from stampede.engines.memory import MemoryEngine
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import OptionError, TooLarge
 from stampede.local import Resident
-from stampede.ports import Ask, Busy, Found, Granted
+from stampede.ports import Ask, Busy, Failed, Found, Granted
 from stampede.testing.clock import FakeClock
 
 
@@ -148,6 +148,32 @@ def test_a_key_that_fails_for_hours_keeps_few_verdicts() -> None:
     assert len(past.verdicts) <= 6
 
 
+def test_a_rest_outlives_its_verdict() -> None:
+    """Those who waited would be the first to hammer an origin that is to be left alone."""
+    clock = FakeClock()
+    engine = MemoryEngine(clock=clock)
+    token, _ = claimed(engine, "k")
+    run_blocking(engine.claims.abandon("k", token, Verdict("failed", "E"), rest=60.0))
+    clock.advance(30.0)
+    _, reply = claimed(engine, "k", awaited=token)
+    assert isinstance(reply, Failed)
+    assert reply.rest == 30.0
+
+
+def test_what_was_stored_for_waiters_only_goes_when_they_have_had_it() -> None:
+    """`ttl=0` keeps nothing, but would fill the memory."""
+    clock = FakeClock()
+    engine = MemoryEngine(clock=clock)
+    put(engine, "meanwhile kept", 1, fresh=0.0)
+    put(engine, "meanwhile kept", 2)
+    for number in range(100):
+        put(engine, f"k{number}", number, fresh=0.0)
+        clock.advance(0.25)
+    assert engine.tier is not None
+    assert len(engine.tier) <= 6
+    assert engine.tier.get("meanwhile kept") is not None
+
+
 def test_close_lets_waiters_go() -> None:
     """A shutdown would wait for leases that nobody will end."""
     engine = MemoryEngine()
@@ -202,6 +228,14 @@ def test_a_finalizer_may_use_the_engine(verb: str) -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert run_blocking(engine.store.get(["from a finalizer"]))[0] is not None
+
+
+def test_an_invalidation_in_the_middle_of_a_fill_wins() -> None:
+    """Code that runs inside a put, as a finalizer or `getsizeof` may, would invalidate in vain."""
+    engine = MemoryEngine(store=LRUCache(10, getsizeof=lambda _: run_blocking(engine.store.invalidate("k")) or 1))
+    token, _ = claimed(engine, "k")
+    assert not run_blocking(engine.claims.fill("k", token, some("old")))
+    assert run_blocking(engine.store.get(["k"])) == [None]
 
 
 # -- forks --------------------------------------------------------------------------------------------------------

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
 
 from stampede.cli.screen import screen
 from stampede.errors import StampedeError
+from stampede.settings import CacheSettings
 
 __all__ = ["main"]
 
@@ -18,6 +22,9 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: done. 1: no value, an engine out of reach. 2: wrong arguments or settings, or an engine that failed."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a value may hold what a terminal can't show
+    logging.getLogger("stampede").addHandler(logging.NullHandler())  # what matters here is printed
     try:
         done: int = options.run(options)
         sys.stdout.flush()
@@ -34,8 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stampede", description="A read-through cache that stops stampedes.")
+    version = import_module("stampede").__version__
+    parser.add_argument("--version", action="version", version=f"stampede {version}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_demo(commands.add_parser("demo", help="herds of processes with and without stampede, counted and drawn"))
+    for name, add, help in (
+        ("check", _add_check, "the settings as they are read, and whether each engine answers"),
+        ("get", _add_get, "a key's value, and how long it is fresh and kept"),
+        ("invalidate", _add_invalidate, "a key's value is gone, also one that is being computed"),
+        ("stats", _add_stats, "what an engine holds: entries, bytes, leases"),
+    ):
+        command = commands.add_parser(name, help=help, description=help)
+        command.add_argument("--settings", type=Path, metavar="FILE", help="else $STAMPEDE_SETTINGS or ./stampede.toml")
+        command.add_argument("--cache", metavar="NAME", help="a cache of the settings")
+        add(command)
     return parser
 
 
@@ -48,11 +67,69 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_demo)
 
 
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_check)
+
+
+def _add_get(parser: argparse.ArgumentParser) -> None:
+    _add_key(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=_get)
+
+
+def _add_invalidate(parser: argparse.ArgumentParser) -> None:
+    _add_key(parser)
+    parser.set_defaults(run=_invalidate)
+
+
+def _add_stats(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_stats)
+
+
+def _add_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY", help="a cache's own, or a function's as its key(...) returns it")
+    parser.add_argument("--function", metavar="MODULE:NAME", help="import this function, which knows the value's type")
+
+
+# -- commands: what they need is imported when it is needed -----------------------------------------------------------
+
+
 def _demo(options: argparse.Namespace) -> int:
     from stampede.cli.demo.play import demo
 
     demo(screen(), options.processes, options.callers, options.seconds, options.out)
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from stampede.cli.address import settings_of
+    from stampede.cli.check import check
+
+    return check(screen(), settings_of(options.settings), options.cache)
+
+
+def _get(options: argparse.Namespace) -> int:
+    from stampede.cli.keys import get
+
+    return get(screen(), _cache(options), options.key, options.function, as_json=options.json)
+
+
+def _invalidate(options: argparse.Namespace) -> int:
+    from stampede.cli.keys import forget
+
+    return forget(screen(), _cache(options), options.key, options.function)
+
+
+def _stats(options: argparse.Namespace) -> int:
+    from stampede.cli.stats import stats
+
+    return stats(screen(), _cache(options))
+
+
+def _cache(options: argparse.Namespace) -> CacheSettings:
+    from stampede.cli.address import settings_of, the_one
+
+    return the_one(settings_of(options.settings), options.cache)
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:

@@ -72,7 +72,7 @@ class _PlainBoard:
         if row[0] != self._name:
             self._finish()
         before, self._name = len(self._line), row[0]
-        cells = [f"{cell} {column}" for cell, column in zip(row[1:], self._columns[1:], strict=True) if cell]
+        cells = [f"{column} {cell}" for cell, column in zip(row[1:], self._columns[1:], strict=True) if cell]
         self._line = f"{row[0]}: {', '.join(cells)}"
         if self._rewrites:
             print(f"\r{self._line.ljust(before)}", end="", flush=True)

@@ -42,6 +42,8 @@ class FileEngine:
     fenced = False
     pushes = True
     coherent = False
+    looks = None
+    tier = None
 
     claims = aclaims = store = astore = None
 

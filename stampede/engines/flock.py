@@ -13,6 +13,8 @@ import time
 from functools import cache
 from pathlib import Path
 
+from stampede.errors import EngineError
+
 __all__ = ["Life", "closed", "dead", "pid_here", "process", "sweep", "try_lock", "unlock"]
 
 _UNBORN = "new-"
@@ -53,8 +55,13 @@ class Life:
     def name(self) -> str:
         """The name, under a lock that stands. A new one after a fork, or when somebody has removed the file."""
         with self._lock:
-            if self._fd < 0 or not os.fstat(self._fd).st_nlink:
-                self._begin()
+            try:
+                if self._fd < 0 or not os.fstat(self._fd).st_nlink:
+                    self._begin()
+            except OSError as error:
+                raise EngineError(
+                    f"can't use {self._folder}: {error}: give a directory that can be made and written"
+                ) from error
             return self._name
 
     def _begin(self) -> None:

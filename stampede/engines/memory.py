@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import count
 from threading import RLock
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from stampede import early
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
+from stampede.engines.leases import Ending, Lease, Names, Past, ring
 from stampede.engines.url import anything, options_of, text, whole
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import OptionError, TooLarge
 from stampede.local import Resident, Tier
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Versioned
+from stampede.ports import Ask, Busy, Found, Granted, Reply, Versioned
 
 __all__ = ["MemoryEngine", "from_url"]
-
-VERDICT = 5.0
-"""Seconds for which a verdict is told to those who waited for its lease."""
 
 
 class MemoryEngine:
@@ -36,6 +34,7 @@ class MemoryEngine:
     fenced = True
     pushes = True
     coherent = False
+    looks = None
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class MemoryEngine:
         self.shared = sealed  # values are bytes then, as they would be in production
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
-        keys, names = _Keys(shelf, clock), _Names(clock)
+        keys, names = _Keys(shelf, clock), Names(clock)
         self.claims = self.store = _Verbs(keys, BLOCKING)
         self.aclaims = self.astore = _Verbs(keys, SUSPENDING)
         self.locks, self.alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
@@ -138,164 +137,32 @@ def _kept(resident: Resident, now: float) -> Entry[Any]:
     )  # fmt: skip
 
 
+def _gone(resident: Resident, now: float) -> bool:
+    return max(resident.keep, resident.fresh + GRACE) <= now
+
+
 def _good(resident: Resident, ask: Ask, now: float) -> bool:
     """Whether this caller need look no further."""
     if ask.force or resident.entry.id == ask.seen or resident.fresh - now <= -ask.since:
         return False
-    if max(resident.keep, resident.fresh + GRACE) <= now:
+    if _gone(resident, now):
         return False
     return ask.draw is None or not early.due(_kept(resident, now), ask.draw)
 
 
-# -- who computes -------------------------------------------------------------------------------------------------
+# -- what is decided under one lock -------------------------------------------------------------------------------
 
 
-class _Lease:
-    """A token that stands until `end`; the bell rings when it falls before."""
-
-    __slots__ = ("bell", "end", "fence", "token")
-
-    def __init__(self, token: bytes, end: float, fence: int) -> None:
-        self.token = token
-        self.end = end
-        self.fence = fence
-        self.bell = Bell()
-
-
-class _Past:
-    """What failed computations of one key have left: their verdicts, and the moment until which the key rests."""
-
-    __slots__ = ("end", "rest", "verdicts", "why")
-
-    def __init__(self) -> None:
-        self.end = 0.0
-        self.rest = 0.0
-        self.why = Verdict("failed")
-        self.verdicts: dict[bytes, tuple[Verdict, float]] = {}
-
-    def add(self, token: bytes, verdict: Verdict | None, rest: float, now: float) -> None:
-        self.verdicts = {old: left for old, left in self.verdicts.items() if left[1] > now}
-        if verdict is not None:
-            self.why = verdict
-            self.verdicts[token] = verdict, now + VERDICT
-            self.end = max(self.end, now + VERDICT)
-        if rest > 0:
-            self.rest = now + rest
-            self.end = max(self.end, self.rest)
-
-    def answer(self, awaited: bytes | None, entry: Entry[Any] | None, now: float) -> Failed | None:
-        rest = max(self.rest - now, 0.0)
-        verdict, end = self.verdicts.get(awaited or b"", (self.why, self.rest))
-        return Failed(verdict, entry, rest) if end > now else None
-
-
-E = TypeVar("E", _Lease, _Past)
-
-
-class _Ending(Generic[E]):
-    """Things by key that end by themselves; those of keys that nobody asks for again are swept now and then."""
-
-    def __init__(self) -> None:
-        self._things: dict[str, E] = {}
-        self._roof = 64
-
-    def __len__(self) -> int:
-        return len(self._things)
-
-    def get(self, key: str, now: float) -> E | None:
-        thing = self._things.get(key)
-        return thing if thing is not None and thing.end > now else None
-
-    def put(self, key: str, thing: E, now: float) -> E | None:
-        """Returns the one in whose place it comes."""
-        if len(self._things) >= self._roof:
-            self._things = {key: thing for key, thing in self._things.copy().items() if thing.end > now}
-            self._roof = max(64, 2 * len(self._things))
-        older = self._things.get(key)
-        self._things[key] = thing
-        return older
-
-    def pop(self, key: str) -> E | None:
-        return self._things.pop(key, None)
-
-    def clear(self) -> list[E]:
-        things, self._things = self._things, {}
-        return list(things.values())
-
-
-class _Names:
-    """Leases by name, and the lock under which everything about them is decided.
-
-    The lock is reentrant: a finalizer of somebody's value may run in the middle of a decision, and invalidate.
-    Bells are rung outside it.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.lock = RLock()
-        self.leases: _Ending[_Lease] = _Ending()
-        self._fence = count(1)
-
-    def standing(self, name: str, token: bytes) -> _Lease | None:
-        """The lease of this name, if it stands and has this token."""
-        lease = self.leases.get(name, self.clock())
-        return lease if lease is not None and lease.token == token else None
-
-    def grant(self, name: str, token: bytes, seconds: float, now: float) -> tuple[int, Bell | None]:
-        """Let a lease stand from now on; returns its fence, and the bell of one that it ends."""
-        lease = self.leases.get(name, now)
-        if lease is not None and lease.token == token:
-            lease.end = now + seconds
-            return lease.fence, None
-        lease = _Lease(token, now + seconds, next(self._fence))
-        older = self.leases.put(name, lease, now)
-        return lease.fence, None if older is None else older.bell
-
-    def renew(self, name: str, token: bytes, seconds: float) -> bool:
-        with self.lock:
-            lease = self.standing(name, token)
-            if lease is not None:
-                lease.end = self.clock() + seconds
-            return lease is not None
-
-    def release(self, name: str, token: bytes) -> bool:
-        with self.lock:
-            lease = self.standing(name, token)
-            if lease is not None:
-                self.leases.pop(name)
-        if lease is not None:
-            lease.bell.ring()
-        return lease is not None
-
-    async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
-        """Until the lease that `busy` named falls or ends. One that has fallen since isn't there to be waited for."""
-        with self.lock:
-            lease = self.standing(name, busy.token)
-            left = 0.0 if lease is None else lease.end - self.clock()
-        if lease is not None:
-            await colour.park(lease.bell, min(timeout, left))
-
-    def let_go(self) -> None:
-        with self.lock:
-            leases = self.leases.clear()
-        for lease in leases:
-            lease.bell.ring()
-
-    def start_again(self) -> None:
-        """In a forked child: the leases are the parent's, and a thread that held the lock is not here to open it."""
-        self.lock = RLock()
-        self.leases = _Ending()
-
-
-class _Keys(_Names):
+class _Keys(Names):
     """The same with values: leases of keys, and what failed computations left."""
 
     def __init__(self, shelf: Shelf, clock: Callable[[], float]) -> None:
         super().__init__(clock)
         self.shelf = shelf
-        self.pasts: _Ending[_Past] = _Ending()
+        self.pasts: Ending[Past] = Ending()
         self.bumps: dict[str, int] = {}
         self.great_bumps = 0
+        self.fading: deque[tuple[float, str]] = deque()
 
     def decide(self, key: str, token: bytes, ask: Ask) -> tuple[Reply, Bell | None]:
         """One claim's answer, and the bell of a lease that it ends."""
@@ -315,13 +182,24 @@ class _Keys(_Names):
         fence, bell = self.grant(key, token, ask.lease, now)
         return Granted(entry, fence), bell
 
-    def put(self, key: str, entry: Entry[Any]) -> _Lease | None:
+    def put(self, key: str, entry: Entry[Any]) -> Lease | None:
         """Store, and forget what was going on; returns the lease that this ends."""
         now = self.clock()
         self.shelf.put(Resident(key, "", entry, 0.0, now + entry.fresh, now + entry.keep))
+        self._fade(key, entry, now)
         return self.forget(key)
 
-    def forget(self, key: str) -> _Lease | None:
+    def _fade(self, key: str, entry: Entry[Any], now: float) -> None:
+        """Drop what was stored for those who were waiting, and for nobody else (ttl 0), when they have had it."""
+        while self.fading and self.fading[0][0] <= now:
+            _, old = self.fading.popleft()
+            resident = self.shelf.get(old)
+            if resident is not None and _gone(resident, now):
+                self.shelf.drop(old)
+        if entry.keep <= 0:
+            self.fading.append((now + entry.fresh + GRACE, key))
+
+    def forget(self, key: str) -> Lease | None:
         self.pasts.pop(key)
         return self.leases.pop(key)
 
@@ -332,7 +210,7 @@ class _Keys(_Names):
     def leave(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> None:
         """A verdict, or a rest, after a lease that has fallen."""
         now = self.clock()
-        past = self.pasts.get(key, now) or _Past()
+        past = self.pasts.get(key, now) or Past()
         past.add(token, verdict, rest, now)
         if past.end > now:
             self.pasts.put(key, past, now)
@@ -347,7 +225,7 @@ class _Keys(_Names):
 
     def start_again(self) -> None:
         super().start_again()
-        self.pasts = _Ending()
+        self.pasts = Ending()
         if isinstance(self.shelf, _Locked):
             self.shelf._lock = RLock()
 
@@ -374,10 +252,12 @@ class _Verbs(Versioned):
         with self._keys.lock:
             lease = self._keys.standing(key, token)
             old = self._keys.shelf.get(key)  # outlives the lock, as its value's finalizer may be anything
-            if lease is not None:
-                self._keys.put(key, entry)
+            stored = lease is not None and self._keys.put(key, entry) is lease
+            if lease is not None and not stored:
+                self._keys.shelf.drop(key)  # some value's finalizer has just invalidated it, in the middle of our put
         del old
-        return _rung(lease)
+        ring([lease])
+        return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
         with self._keys.lock:
@@ -385,7 +265,7 @@ class _Verbs(Versioned):
             if lease is not None:
                 self._keys.leases.pop(key)
                 self._keys.leave(key, token, verdict, rest)
-        _rung(lease)
+        ring([lease])
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         await self._keys.wait(key, busy, timeout, self._colour)
@@ -402,7 +282,7 @@ class _Verbs(Versioned):
             old = self._keys.shelf.get(key)
             lease = self._keys.put(key, entry)
         del old
-        _rung(lease)
+        ring([lease])
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         with self._keys.lock:
@@ -410,19 +290,21 @@ class _Verbs(Versioned):
             if (None if kept is None else kept.id) != seen:
                 return False
             lease = self._keys.put(key, entry)
-        _rung(lease)
+        ring([lease])
         return True
 
     async def expire(self, key: str) -> bool:
         with self._keys.lock:
-            return self._keys.soften(key)
+            fresh, lease = self._keys.soften(key), self._keys.leases.pop(key)
+        ring([lease])
+        return fresh
 
     async def invalidate(self, key: str) -> bool:
         with self._keys.lock:
             kept, old = self.kept(key), self._keys.shelf.drop(key)
             lease = self._keys.forget(key)
         del old
-        _rung(lease)
+        ring([lease])
         return kept is not None
 
     async def generation(self, scope: str) -> str:
@@ -437,13 +319,14 @@ class _Verbs(Versioned):
             self._keys.bumps.clear()
             self._keys.pasts.clear()
             self._keys.shelf.clear()
-            self._keys.let_go()
+            fallen = self._keys.leases.clear()
+        ring(fallen)
 
 
 class _Locks:
     """Locks by name. Only `wait` has a colour."""
 
-    def __init__(self, names: _Names, colour: Colour) -> None:
+    def __init__(self, names: Names, colour: Colour) -> None:
         self._names = names
         self._colour = colour
 
@@ -465,13 +348,6 @@ class _Locks:
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await self._names.wait(name, busy, timeout, self._colour)
-
-
-def _rung(lease: _Lease | None) -> bool:
-    """Whether there was a lease; those who waited for it are woken."""
-    if lease is not None:
-        lease.bell.ring()
-    return lease is not None
 
 
 _engines: WeakSet[MemoryEngine] = WeakSet()

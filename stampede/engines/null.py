@@ -21,6 +21,8 @@ class NullEngine:
     fenced = True
     pushes = True
     coherent = False
+    looks = None
+    tier = None
 
     def __init__(self) -> None:
         self.claims = self.aclaims = self.store = self.astore = _Nothing()

@@ -55,6 +55,8 @@ class Paired:
         self.fenced = isinstance(store.store, Versioned)
         self.pushes = locks.pushes
         self.coherent = False
+        self.looks = None
+        self.tier = None
         self.locks = locks.locks
         self.alocks = locks.alocks or _LocksBeside(locks.locks)
         self._holds = _Holds(max_hold, clock)
@@ -190,7 +192,14 @@ class _Verbs:
         await self._overrule(key, _with_grace(entry), past)
 
     async def expire(self, key: str) -> bool:
-        return await self._store.expire(key)
+        (there,) = await self._store.get([key])
+        kept = _kept(there)
+        if kept is None or there is None:
+            await self.invalidate(key)  # for the sake of a computation under way
+            return False
+        fresh = kept.fresh > 0
+        stale = replace(there, id=new_id(), fresh=min(there.fresh, 0.0))  # a new version: fills under way are refused
+        return await self._store.replace(key, there.id, stale) and fresh
 
     async def invalidate(self, key: str) -> bool:
         there, past = await self._look(key, past=True)

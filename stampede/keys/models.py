@@ -60,8 +60,10 @@ def extras(value: Any) -> dict[str, object]:
         more = value.__pydantic_extra__ or {}
         return {name: more[name] for name in sorted(more)}
     model = next((base for base in cls.__mro__ if vars(base).keys() & _MARKS), cls)
+    if model is cls:
+        return {}
     names = _fields(model) or ()
-    return {} if model is cls else {name: part for name, part in beside(value, model).items() if name not in names}
+    return {name: part for name, part in beside(value, model).items() if name not in names}
 
 
 _MARKS = frozenset({"__dataclass_fields__", "__attrs_attrs__"})

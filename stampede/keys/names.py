@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,4 +27,9 @@ def _script(module: str) -> str:
     if spec is not None:
         return str(spec.name)
     file = getattr(main, "__file__", None)
-    return Path(file).stem if file else module
+    return _stem(file) if file else module
+
+
+@lru_cache(8)  # paths are slow, and every instance of a script's class is keyed by this
+def _stem(file: str) -> str:
+    return Path(file).stem

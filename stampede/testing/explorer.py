@@ -25,13 +25,14 @@ from typing import Any, TypeAlias
 from stampede import events, fill
 from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
-from stampede.flight import Flight, Flights, Landing
+from stampede.flight import Flight, Flights
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.testing.ports import TRAPPING, Model, Shield, Spawn, Trap, TrapHold, TrapPort, told
 
 __all__ = [
-    "FAULTS", "Boom", "Process", "Report", "Scenario", "Violation", "ask", "expire", "explore", "failing", "hung",
-    "invalidate", "put", "roam", "slow", "then",
+    "FAULTS", "Boom", "Process", "Report", "Scenario", "Violation", "ask", "asking", "expire", "explore", "failing",
+    "hung", "invalidate", "put", "roam", "slow", "then",
 ]  # fmt: skip
 
 FAULTS = {
@@ -45,6 +46,8 @@ FAULTS = {
     "slow": "time passes, until something ends",
 }
 """What can go wrong at any point: the name of the fault, and its words."""
+
+PLAIN = Policy(early=0.0)  # no dice: a schedule that is run again must go the same way
 
 STEPS = 400
 """A schedule that is longer than this never ends."""
@@ -88,6 +91,16 @@ async def failing(process: Process) -> None:
 async def hung(process: Process) -> None:
     """An origin that never answers."""
     await Trap("hang", "has its value from the origin", ready=lambda: False)
+
+
+def asking(key: str) -> Origin:
+    """An origin that itself asks for another key."""
+
+    async def origin(process: Process) -> None:
+        await Trap("inside", f"asks for {key!r} inside its computation")
+        await process.ask(key)
+
+    return origin
 
 
 def slow(seconds: float) -> Origin:
@@ -135,7 +148,7 @@ class Scenario:
     """Processes, each with its callers, in front of one engine."""
 
     processes: Sequence[Sequence[Script]]
-    policy: Policy = Policy(early=0.0)
+    policy: Policy = PLAIN
     kept: tuple[float, float] | None = None  # seconds that a first value of "k" is still fresh, and kept
     local: bool = False  # that value is in every process's local tier too
     news: bool = False  # wake-ups bring the value along
@@ -172,6 +185,7 @@ class Caller:
     floor: int  # values of an earlier epoch are stale to it: so many invalidations had returned
     lag: int  # the same, of those that this process knew of
     force: bool
+    nested: bool  # a computation asks: it may pass the error on
     seen: Entry[Any] | None = None
     followed: bool = False
     cancelled: bool = False
@@ -199,7 +213,7 @@ class Ledger:
         self.lapsed += 1
         self.holder[key] = None
 
-    def object(self, words: str) -> None:
+    def objects(self, words: str) -> None:
         """Only noted: raised here, it would go through the algorithm."""
         self.objection = self.objection or words
 
@@ -207,19 +221,23 @@ class Ledger:
         match verb:
             case "claim" if told(reply).startswith("granted"):
                 assert token is not None
+                if any(c.force and c.label.encode() == token for c in self.callers):
+                    self.lapses(key)  # it may have taken it away from another
                 self.holder[key], self.grants[token] = token, self.epochs[key]
             case "fill":
                 mine = self.computed_under(token)
                 mine.fate = "stored" if reply else "refused"
                 if self.holder.get(key) != token:
                     if reply:
-                        self.object(f"{mine.label} was stored, though its lease did not stand")
+                        self.objects(f"{mine.label} was stored, though its lease did not stand")
                     return
             case "abandon" if self.holder.get(key) != token:
                 return
             case "invalidate" | "set":
                 self.epochs[key] += 1
-        if verb != "claim":
+                if verb == "set":
+                    self.values[reply] = self.epochs[key]
+        if verb not in ("claim", "expire"):
             self.holder[key] = None
 
     def computed_under(self, token: bytes | None) -> Computation:
@@ -230,26 +248,27 @@ class Ledger:
         epoch = self.grants.get(token, self.epochs[caller.key])
         label = f"value of {caller.label}" + ("" if token in self.grants else " alone")
         if label in self.computations:
-            self.object(f"{caller.label} computes twice")
+            self.objects(f"{caller.label} computes twice")
         mine = self.computations[label] = Computation(label, caller.key, caller, epoch, token in self.grants)
         return mine
 
     def judge(self, caller: Caller) -> None:
         """A call has ended: is it what was promised?"""
         caller.ended = True
-        if caller.cancelled != isinstance(caller.error, CancelledError):
-            self.object(f"{caller.label} ended with {caller.error or caller.value!r}, cancelled: {caller.cancelled}")
-        if caller.error is not None and any(c.error is caller.error for c in self.callers if c is not caller):
-            self.object(f"{caller.label} shares its error's traceback with another caller")
+        if not caller.nested and caller.cancelled != isinstance(caller.error, CancelledError):
+            self.objects(f"{caller.label} ended with {caller.error or caller.value!r}, cancelled: {caller.cancelled}")
+        others = [c for c in self.callers if c is not caller and not (c.nested or caller.nested)]
+        if caller.error is not None and any(c.error is caller.error for c in others):
+            self.objects(f"{caller.label} shares its error's traceback with another caller")
         if caller.value is None:
             return
         mine = self.computations.get(caller.value)
         epoch = self.values[caller.value] if mine is None else mine.epoch
-        lagging = caller.followed or caller.seen is not None and caller.seen.value == caller.value
+        lagging = caller.followed or (caller.seen is not None and caller.seen.value == caller.value)
         if epoch < (caller.lag if lagging else caller.floor):
-            self.object(f"{caller.label} was given {caller.value}, which was invalidated before the call")
+            self.objects(f"{caller.label} was given {caller.value}, which was invalidated before the call")
         if mine is not None and mine.caller is not caller and mine.fate in ("refused", "open"):
-            self.object(f"{caller.label} was given {caller.value}, which the engine never took")
+            self.objects(f"{caller.label} was given {caller.value}, which the engine never took")
 
     def count(self, scenario: Scenario, excuses: int) -> None:
         """Everything has ended: one computation per key and generation?"""
@@ -265,7 +284,7 @@ class Ledger:
 
     def summary(self) -> tuple[object, ...]:
         return (
-            self.lapsed, tuple(sorted(self.epochs.items())), tuple(sorted(self.returned.items())), tuple(sorted(self.holder.items())),
+            self.lapsed, *(tuple(sorted(each.items())) for each in (self.epochs, self.returned, self.holder)),
             frozenset((c.label, c.end, c.fate, c.epoch) for c in self.computations.values()),
         )  # fmt: skip
 
@@ -284,10 +303,12 @@ class Fibre:
         self.context: Context = copy_context()
         self.trap = Trap("start", "begins")
         self.caller: Caller | None = None
+        self.owner: Caller | None = None  # for whom it works, whatever it asks for meanwhile
         self.root = True  # somebody's call, not the library's own work beside it
         self.shields = 0
         self.cancelling = False
         self.digest = 0
+        self.epoch = 0  # in which its last effect was
         self.done = False
         self.value: Any = None
         self.error: BaseException | None = None
@@ -404,7 +425,7 @@ class Process:
         fibre = trial.running
         assert fibre is not None
         label = f"{fibre.label}{'' if fibre.caller is None else f'.{len(ledger.callers)}'}"
-        caller = Caller(label, self, key, ledger.returned[key], self.told[key], force)
+        caller = Caller(label, self, key, ledger.returned[key], self.told[key], force, fibre.caller is not None)
         outer, fibre.caller = fibre.caller, caller
         ledger.callers.append(caller)
         fibre.note("asks", caller.floor, caller.lag)
@@ -465,27 +486,29 @@ class Process:
         )  # fmt: skip
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        assert self.trial.running is not None
-        self.trial.spawn(self.trial.running, work)
+        parent = self.trial.running
+        assert parent is not None
+        self.trial.start(parent, Fibre(self.trial, self, f"{parent.label}'s refresh", work))
 
     async def invalidate(self, key: str) -> None:
         """As a cache does it: the engine first, and this process's own flight last."""
         await self.trial.port.invalidate(key)
-        self.learn(key, self.trial.ledger.epochs[key])
+        self.learn(key)
 
     async def put(self, key: str) -> None:
         label = f"set {next(self.trial.counter)}"
-        self.trial.ledger.values[label] = self.trial.ledger.epochs[key] + 1
         await self.trial.port.set(key, Entry(label, label.encode()))
-        self.learn(key, self.trial.ledger.epochs[key])
+        self.learn(key)
 
     async def expire(self, key: str) -> None:
         await self.trial.port.expire(key)
         self.tier.pop(key, None)
         self.flights.detach(key)
 
-    def learn(self, key: str, epoch: int) -> None:
-        """The invalidation has come to this process's knowledge; its own ones return with that."""
+    def learn(self, key: str) -> None:
+        """What ends an invalidation: from now on, no call is given anything older."""
+        assert self.trial.running is not None
+        epoch = self.trial.running.epoch
         self.tier.pop(key, None)
         self.flights.detach(key)
         self.told[key] = max(self.told[key], epoch)
@@ -541,6 +564,7 @@ class Trial:
         self.ledger.watch(verb, key, token, reply)
         if self.running is not None:
             self.running.note(verb, told(reply))
+            self.running.epoch = self.ledger.epochs[key]
         if verb in ("invalidate", "set"):
             for process in self.processes:
                 if not process.solo and (self.running is None or process is not self.running.process):
@@ -560,8 +584,12 @@ class Trial:
 
     def spawn(self, parent: Fibre, work: Coroutine[Any, Any, Any]) -> Fibre:
         """A fibre beside its parent, in a copy of its context. It begins at once, as a loop's next task would."""
-        fibre = parent.context.run(Fibre, self, parent.process, f"{parent.label}'s computation", work)
-        fibre.root, fibre.caller = False, parent.caller
+        return self.start(
+            parent, parent.context.run(Fibre, self, parent.process, f"{parent.label}'s computation", work)
+        )
+
+    def start(self, parent: Fibre, fibre: Fibre) -> Fibre:
+        fibre.root, fibre.caller, fibre.owner = False, parent.caller, parent.caller
         self.fibres.append(fibre)
         fibre.step()
         return fibre
@@ -576,15 +604,13 @@ class Trial:
                 return
             case EngineError() if self.spent["lose"] or self.spent["refuse"]:
                 return
-        self.ledger.object(f"a caller was given {error!r}")
+        self.ledger.objects(f"a caller was given {error!r}")
 
     # -- choices
 
     def choices(self) -> list[Choice]:
         """What may happen next, the most boring first. Nothing: the trial has ended."""
         live = [(n, f) for n, f in enumerate(self.fibres) if not f.done and not f.process.dead]
-        if not any(f.root for _, f in live):
-            live = [(n, f) for n, f in live if f.ready]  # what the library does by itself may go on
         for n, fibre in live:
             if fibre.process.solo and fibre.ready and fibre.trap.kind in ("reply", "inside", "join"):
                 # Nobody else can see this step, nor what may go wrong at it: it needn't be tried later as well.
@@ -685,6 +711,7 @@ class Trial:
     def _act(self, action: str) -> None:
         self.say(("" if action == "tick" else "! ") + FAULTS.get(action, "time passes"))
         if action in ("tick", "slow"):
+            self._look_for_leaks()
             standing = {key for key in self.model.places if self.model.stands(key)}
             self.now = self._next_moment()
             for key in standing:
@@ -721,20 +748,34 @@ class Trial:
         """Nothing can happen any more: has everybody ended, and is everything given back?"""
         for fibre in self.fibres:
             if not fibre.done and not fibre.process.dead and fibre.trap.kind != "hang" and not self._hangs(fibre):
-                raise Violation(f"{fibre.label} never ends: it waits, and {fibre.trap.words} only when nobody is left")
+                raise Violation(f"{fibre.label} never ends: nothing is left that could let it go on")
             if fibre.done and fibre.error is not None and not fibre.root and fibre.caller is None:
                 raise fibre.error
+            if fibre.done or fibre.root or fibre.process.dead:
+                continue
+            if not any(f.root and not f.done for f in self._mates(fibre)):
+                raise Violation(f"{fibre.label} goes on, and nobody waits for it")
+        self._look_for_leaks()
         engine_faults = self.spent["lose"] + self.spent["refuse"]
-        living = {c.label.encode(): c for c in self.ledger.callers if not c.process.dead and c.ended}
-        for key in self.model.places:
-            holder = self.model.stands(key)
-            if holder in living and not self.spent["refuse"]:
-                raise Violation(f"{living[holder].label} has ended, and its lease of {key!r} still stands")
         for process in self.processes:
-            if not process.dead and process.flights._flights and not self._hung_in(process):  # noqa: SLF001
+            if not process.dead and process.flights._flights and not self._hung_in(process):
                 raise Violation(f"process {process.name} still has a flight, and nobody is in it")
         excuses = self.ledger.lapsed + engine_faults + self.spent["forget"]
         self.ledger.count(self.scenario, excuses)
+
+    def _look_for_leaks(self) -> None:
+        """A lease stands that nobody will give back."""
+        if self.spent["refuse"]:
+            return  # it couldn't be given back
+        at_work = {caller for f in self.fibres if not f.done for caller in (f.caller, f.owner)}
+        idle = {c.label.encode(): c for c in self.ledger.callers if c.ended and not c.process.dead and c not in at_work}
+        for key in self.model.places:
+            holder = self.model.stands(key)
+            if holder in idle:
+                raise Violation(f"{idle[holder].label} has ended, and its lease of {key!r} still stands")
+
+    def _mates(self, fibre: Fibre) -> list[Fibre]:
+        return [f for f in self.fibres if f.process is fibre.process]
 
     def _hung_in(self, process: Process) -> bool:
         return any(f.trap.kind == "hang" and not f.done for f in self.fibres if f.process is process)
@@ -795,7 +836,7 @@ def explore(
                     break
                 path = tuple(schedule)
                 for other in choices[1:]:
-                    price = cost + (10 if other[1] in FAULTS else 1)
+                    price = cost + (2 if other[1] in FAULTS else 1)
                     heapq.heappush(waiting, (price, next(number), (*path, other)))
                 schedule = (*path, choices[0])
                 trial.take(choices[0])

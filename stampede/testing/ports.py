@@ -153,6 +153,8 @@ class Place:
 class Model:
     """An engine as its contract says, on a clock that others move. Each verb is one step."""
 
+    poll = POLL
+
     def __init__(self, clock: Callable[[], float], *, news: bool = False) -> None:
         self.clock = clock
         self.news = news
@@ -231,6 +233,7 @@ class Model:
 
     def expire(self, key: str) -> bool:
         place, kept = self.places[key], self.kept(key)
+        self.fall(key)
         if kept is None or kept.fresh <= 0:
             return False
         kept.fresh = 0.0
@@ -314,14 +317,18 @@ class TrapPort:
             return not listener.deaf and (listener.heard or self.model.stands(key) != busy.token)
 
         words = f"is woken for {key!r}"
-        await Trap("wait", words, ready=woken, timeout=min(timeout, POLL), listener=listener)
+        await Trap("wait", words, ready=woken, timeout=min(timeout, self.model.poll), listener=listener)
         return Found(listener.news) if listener.news is not None else None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         return self.model.renew(key, token, lease)
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        await self._verb("set", key, None, lambda: self.model.put(key, entry), "return")
+        def effect() -> object:
+            self.model.put(key, entry)
+            return entry.value
+
+        await self._verb("set", key, None, effect, "return")
 
     async def expire(self, key: str) -> bool:
         return await self._verb("expire", key, None, lambda: self.model.expire(key), "return")

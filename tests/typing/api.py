@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, assert_type
 
 from stampede import Cache, Entry, Lock, cache_without_dogpiling, cached, try_lock
@@ -14,7 +15,7 @@ class Report:
     pass
 
 
-def functions(cached: Decorate) -> None:
+def functions() -> None:
     """Parameters, result and colour are the function's own."""
 
     @cached
@@ -48,7 +49,7 @@ def functions(cached: Decorate) -> None:
     report.set("no report", 42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-async def coroutine_functions(cached: Decorate) -> None:
+async def coroutine_functions() -> None:
     """An `async def` stays one, and its verbs are awaited."""
 
     @cached
@@ -74,7 +75,7 @@ async def coroutine_functions(cached: Decorate) -> None:
     await report("42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-async def methods(cached: Decorate) -> None:
+async def methods() -> None:
     """`self` is bound away, from the call and from the verbs."""
 
     class Shop:
@@ -102,12 +103,42 @@ async def methods(cached: Decorate) -> None:
     shop.price(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def the_real_ones(cache: Cache) -> None:
-    """What is exported fits what is tested above."""
-    module_level: Decorate = cached
-    of_a_cache: Decorate = cache.cached
-    functions(module_level)
-    functions(of_a_cache)
+def options(cache: Cache) -> None:
+    """Options are known by name and type, for functions and for calls."""
+
+    @cached(ttl=timedelta(minutes=5), cache="reports", raises=(KeyError, ValueError), key="{customer}", ignore=["day"])
+    def report(customer: int, day: str) -> Report:
+        return Report()
+
+    assert_type(report(1, "monday"), Report)
+    cached(cache=cache, ttl=lambda value: 5)
+    cached(cache=lambda: cache, ttl=None)
+    cached(tll=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    cached(ttl="5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    cache.get_or_compute("k", slow, stale=5)
+    cache.get_or_compute("k", slow, stael=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def of_a_cache(cache: Cache) -> None:
+    """A cache's own decorator is the same."""
+    decorate: Decorate = cache.cached
+
+    @cache.cached
+    def bare(customer: int) -> Report:
+        return Report()
+
+    @cache.cached(ttl=5)
+    async def report(customer: int) -> Report:
+        return Report()
+
+    @decorate(ttl=5)
+    def again(customer: int) -> Report:
+        return Report()
+
+    assert_type(bare(1), Report)
+    assert_type(again(1), Report)
+    call: Coroutine[Any, Any, Report] = report(1)
+    call.close()
 
 
 def slow() -> Report:
@@ -124,6 +155,8 @@ async def caches(cache: Cache) -> None:
     assert_type(cache_without_dogpiling("k", slow, 60 * 10), Report)
     assert_type(await cache_without_dogpiling("k", slow_too), Report)
     assert_type(cache.get_or_compute("k", slow, ttl=60), Report)
+    assert_type(await cache.aget_or_compute("k", slow_too, ttl=60), Report)
+    assert_type(await cache.aget_or_compute("k", slow), Report)
     assert_type(cache.stats(), Stats)
     with cache as same:
         assert_type(same, Cache)

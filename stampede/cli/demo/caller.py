@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +38,7 @@ class Task(NamedTuple):
     ttl: float
     guarded: bool  # get_or_compute; else get, compute, set
     lasting: bool
+    doomed: bool = False  # the computation goes on until its process is killed; the next one ends
 
 
 class Mark(NamedTuple):
@@ -59,11 +59,12 @@ class Reads(NamedTuple):
     blocked: list[tuple[float, float]]  # those that waited for a computation, or had to do it
 
 
-def run(directory: str, callers: range, origin: AbstractContextManager[Any], pipe: Connection) -> None:
+def run(
+    directory: str, callers: range, origin: AbstractContextManager[Any], killed: Connection, pipe: Connection
+) -> None:
     """A process's whole life: tasks, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the conductor ends us, in order
     try:
-        process = Process(directory, callers, origin, pipe)
+        process = Process(directory, callers, origin, killed, pipe)
         pipe.send("here")
         while True:
             process.perform(pipe.recv())
@@ -72,9 +73,17 @@ def run(directory: str, callers: range, origin: AbstractContextManager[Any], pip
 
 
 class Process:
-    def __init__(self, directory: str, callers: range, origin: AbstractContextManager[Any], pipe: Connection) -> None:
+    def __init__(
+        self,
+        directory: str,
+        callers: range,
+        origin: AbstractContextManager[Any],
+        killed: Connection,
+        pipe: Connection,
+    ) -> None:
         self._callers = callers
         self._origin = origin  # lets in so many at once
+        self._killed = killed  # readable, and never read, once a process has been killed
         self._pipe = pipe
         self._here = threading.local()
         self._cache = Cache(f"disk://{directory}", local=True, background=True, stale=0, observers=[self._notice])
@@ -152,6 +161,8 @@ class Process:
         tell(Mark("began", caller, clock()))
         with self._origin:
             tell(Mark("admitted", caller, clock()))
+            if task.doomed:
+                self._killed.poll(None)
             time.sleep(task.cost)
         tell(Mark("ended", caller, clock()))
         return f"computed for caller {caller}"

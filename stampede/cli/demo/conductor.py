@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -42,6 +43,7 @@ class Fleet:
         self._context = multiprocessing.get_context("spawn")
         self._directory = directory
         self._origin = self._context.BoundedSemaphore(room)
+        self._killed, self._tell_killed = self._context.Pipe(duplex=False)
         self._sizes = processes, callers
         self._members: list[Member] = []
 
@@ -58,6 +60,8 @@ class Fleet:
     ) -> None:
         for member in self._members:
             member.pipe.close()  # the end of their tasks
+        self._killed.close()
+        self._tell_killed.close()
         for member in self._members:
             member.process.join(2.0 if kind is None else 0)
             if member.process.is_alive():
@@ -68,18 +72,20 @@ class Fleet:
     def start(self) -> Iterator[int]:
         """Start all processes; counts those that are there."""
         processes, callers = self._sizes
-        for number in range(processes):
-            ours, theirs = self._context.Pipe()
-            share = range(number * callers, (number + 1) * callers)
-            process = self._context.Process(
-                target=run, args=(self._directory, share, self._origin, theirs), daemon=True
-            )
-            self._members.append(Member(process, ours, share))
-            process.start()
-            theirs.close()
+        with _undisturbed():
+            for number in range(processes):
+                self._add(range(number * callers, (number + 1) * callers))
         for count, member in enumerate(self._members, 1):
             self._expect(member, "here")
             yield count
+
+    def _add(self, callers: range) -> None:
+        ours, theirs = self._context.Pipe()
+        arguments = (self._directory, callers, self._origin, self._killed, theirs)
+        process = self._context.Process(target=run, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        self._members.append(Member(process, ours, callers))
 
     def play(self, timeline: Timeline, task: Task, show: Callable[[Timeline], object], *, lasts: float = 0.0) -> None:
         """One scene, told to `show` while it goes on. A lasting one is stopped after so many seconds."""
@@ -96,13 +102,13 @@ class Fleet:
         show(timeline)
 
     def play_murder(self, timeline: Timeline, task: Task, show: Callable[[Timeline], object]) -> None:
-        """The same, and the process that computes is killed half-way, once all are waiting for it."""
+        """The same, and the process that computes is killed, once all are waiting for it."""
         self._line_up(timeline, task)
         for _ in self._news(timeline, show):
             admitted = [marks["admitted"] for _, marks in timeline.computations if "admitted" in marks]
             if admitted and sum("asked" in marks for marks in timeline.marks.values()) == timeline.callers:
                 break
-        for _ in self._news(timeline, show, until=admitted[0] + task.cost / 2):
+        for _ in self._news(timeline, show, until=admitted[0] + task.cost):
             pass
         self._kill(timeline, timeline.computations[0][0])
         for _ in self._news(timeline, show):
@@ -150,6 +156,7 @@ class Fleet:
         assert victim.process.pid is not None
         at = clock()
         os.kill(victim.process.pid, signal.SIGKILL)
+        self._tell_killed.send(at)
         timeline.kill(victim.callers, at)
         victim.process.join()
         victim.busy = False
@@ -167,3 +174,16 @@ class Fleet:
             return member.pipe.recv()
         except (EOFError, OSError):
             raise StampedeError("a process of the demo has ended by itself: its last words are above") from None
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No signal ends us between a process's start and its entry in the list; who would end it?
+
+    What is started meanwhile stays deaf to them: a terminal's Ctrl-C goes to all, and we end the others in order.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -21,9 +21,9 @@ _PAGE = """\
 <title>stampede demo</title>
 <style>{style}
 body{{margin:2rem auto;max-width:80rem;padding:0 1rem;background:var(--paper);color:var(--ink);line-height:1.5}}
-svg{{width:100%;height:auto}}table{{border-collapse:collapse;margin:1.5rem 0}}
+svg{{width:100%;height:auto}}table{{border-collapse:collapse;margin:1.5rem}}
 th,td{{padding:.35rem .9rem;text-align:right;border-bottom:1px solid var(--line)}}
-th:first-child,td:first-child{{text-align:left;padding-left:0}}p{{color:var(--dim)}}
+th:first-child,td:first-child{{text-align:left;padding-left:0}}p{{color:var(--dim);margin:.5rem 1.5rem}}
 </style>
 </head>
 <body class="stampede">
@@ -34,21 +34,20 @@ th:first-child,td:first-child{{text-align:left;padding-left:0}}p{{color:var(--di
 {rows}
 </tbody>
 </table>
-<p>Point at a row to read what its caller did. {notes}</p>
+<p>Point at a row to read what its caller did. Where a reader under load has a gap, the machine had no time for it.</p>
 <p>One real run of <code>stampede demo</code> on the disk engine: Python {python}, {cores} cores, {system}.</p>
 </body>
 </html>
 """
 
 
-def page(picture: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> str:
+def page(picture: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A page that needs nothing besides itself."""
     return _PAGE.format(
         style=STYLE,
         picture=picture,
         columns="".join(f"<th>{escape(column)}</th>" for column in columns),
         rows="\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows),
-        notes=escape(notes),
         python=platform.python_version(),
         cores=os.cpu_count(),
         system=escape(platform.system()),

@@ -13,7 +13,7 @@ __all__ = ["Panel", "draw"]
 WIDTH = 1240
 MARGIN = 24
 GUTTER = 32
-HEAD = 84  # a panel's title and figures
+HEAD = 92  # a panel's title and figures
 AXIS = 26
 ROW = 4.5
 TALL = 290.0  # all rows of a panel together, at least
@@ -25,8 +25,8 @@ font-family:system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif
 @media (prefers-color-scheme:dark){.stampede{--paper:#0d1117;--card:#161b22;--ink:#f0f6fc;--dim:#9198a1;--line:#3d444d;
 --computing:#ff6369;--queued:#7d3a3a;--waiting:#3f6fb0;--blocked:#79b8ff;--served:#23633a;--kill:#f0f6fc}}
 .paper{fill:var(--paper)}.card{fill:var(--card);stroke:var(--line)}
-text{fill:var(--ink);font-size:16px}.head{font-size:26px;font-weight:650}.title{font-size:19px;font-weight:650}
-.dim{fill:var(--dim)}.big{font-weight:650}.tick{font-size:14px;fill:var(--dim)}
+text{fill:var(--ink);font-size:16px}.head{font-size:26px;font-weight:650}.title{font-size:17px;font-weight:650}.figure{font-size:23px;font-weight:650}
+.dim{fill:var(--dim)}.tick{font-size:14px;fill:var(--dim)}
 .axis{stroke:var(--line)}.end{stroke:var(--dim);stroke-dasharray:2 4}.death{stroke:var(--kill);stroke-width:2}
 .c{fill:var(--computing)}.q{fill:var(--queued)}.w{fill:var(--waiting)}.b{fill:var(--blocked)}.s{fill:var(--served)}
 """
@@ -41,12 +41,13 @@ LEGEND = [
 
 
 class Panel(NamedTuple):
-    """One scene as it is to be shown: its timeline, two lines of text, and what its time axis spans at least."""
+    """One scene as it is to be shown: its timeline, two lines of text, and how many seconds its axis spans."""
 
     timeline: Timeline
     figure: str  # what counts, in a few words
     note: str
     seconds: float
+    by_turn: bool = False  # rows in the order in which their callers were served; else process by process
 
 
 def draw(panels: Sequence[Panel], heading: str, note: str) -> str:
@@ -75,35 +76,39 @@ def _legend(x: float, y: float) -> Iterator[str]:
     for what, words in LEGEND:
         yield f'<rect class="{CLASSES[what]}" x="{x:g}" y="{y:g}" width="22" height="12" rx="2"/>'
         yield f'<text class="dim" x="{x + 30:g}" y="{y + 11:g}">{words}</text>'
-        x += 56 + 7.8 * len(words)
+        x += 62 + 7.8 * len(words)
     yield f'<path class="death" d="M{x:g} {y + 1:g}l10 10m0 -10l-10 10"/>'
     yield f'<text class="dim" x="{x + 18:g}" y="{y + 11:g}">killed</text>'
-    yield f'<path class="end" d="M{x + 92:g} {y - 1:g}v14"/>'
-    yield f'<text class="dim" x="{x + 102:g}" y="{y + 11:g}">a value\'s end</text>'
+    yield f'<path class="end" d="M{x + 90:g} {y - 1:g}v14"/>'
+    yield f'<text class="dim" x="{x + 99:g}" y="{y + 11:g}">expiry, if not refreshed</text>'
 
 
 def _panel(panel: Panel, width: float, tall: float) -> Iterator[str]:
     timeline, pad = panel.timeline, 14.0
     yield f'<rect class="card" width="{width:g}" height="{tall + 10:g}" rx="8"/>'
-    yield f'<text class="title" x="{pad:g}" y="30">{escape(timeline.title)}</text>'
-    yield f'<text x="{pad:g}" y="54"><tspan class="big">{escape(panel.figure)}</tspan></text>'
-    yield f'<text class="dim" x="{pad:g}" y="75">{escape(panel.note)}</text>'
+    yield f'<text class="title" x="{pad:g}" y="28">{escape(timeline.title)}</text>'
+    yield f'<text class="figure" x="{pad:g}" y="56">{escape(panel.figure)}</text>'
+    yield f'<text class="dim" x="{pad:g}" y="80">{escape(panel.note)}</text>'
     scale = (width - 2 * pad) / panel.seconds
     height = tall - HEAD - AXIS
     yield f'<g transform="translate({pad:g} {HEAD + 4})">'
-    yield from _rows(timeline, scale, height / timeline.callers, width - 2 * pad)
+    yield from _rows(panel, scale, height / timeline.callers, width - 2 * pad)
     for at in timeline.expiries:
         x = (at - timeline.begin) * scale
-        yield f'<path class="end" d="M{x:.1f} 0v{height:g}"><title>the value\'s end</title></path>'
+        yield f'<path class="end" d="M{x:.1f} 0v{height:g}"><title>the value would have expired</title></path>'
     if timeline.killed_at is not None:
         yield from _death(timeline, scale, height / timeline.callers)
     yield from _axis(panel.seconds, scale, height, width - 2 * pad)
     yield "</g>"
 
 
-def _rows(timeline: Timeline, scale: float, row: float, width: float) -> Iterator[str]:
-    for caller, spans in enumerate(timeline.rows()):
-        yield f'<g transform="translate(0 {caller * row:.2f})"><title>{escape(_story(timeline, caller, spans))}</title>'
+def _rows(panel: Panel, scale: float, row: float, width: float) -> Iterator[str]:
+    timeline = panel.timeline
+    rows = list(enumerate(timeline.rows()))
+    if panel.by_turn:
+        rows.sort(key=lambda each: [span.start for span in each[1]][-1:])  # of what it does last: being served
+    for place, (caller, spans) in enumerate(rows):
+        yield f'<g transform="translate(0 {place * row:.2f})"><title>{escape(_story(timeline, caller, spans))}</title>'
         for span in spans:
             x, end = (span.start - timeline.begin) * scale, (span.end - timeline.begin) * scale
             if span.end - span.start >= MANY and x < width:

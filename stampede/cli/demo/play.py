@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stampede.cache import Cache
-from stampede.cli.demo.caller import Task
+from stampede.cli.demo.caller import Task, clock
 from stampede.cli.demo.conductor import Fleet
 from stampede.cli.demo.page import page
 from stampede.cli.demo.picture import Panel, draw
@@ -23,7 +23,10 @@ from stampede.errors import StampedeError
 
 __all__ = ["demo"]
 
-COLUMNS = ["scene", "computations", "all served after", "last waiter late by", "blocked"]
+COLUMNS = ["scene", "computations", "all served after", "last late by", "blocked"]
+
+LASTS = 1.75
+"""How many times a hot value's ttl it is read."""
 
 
 def demo(screen: Screen, processes: int, callers: int, seconds: float, out: Path) -> None:
@@ -31,15 +34,15 @@ def demo(screen: Screen, processes: int, callers: int, seconds: float, out: Path
     _check(out)
     herd = processes * callers
     room = max(herd // 8, 1)
-    screen.say(
-        f"{processes} processes × {callers} callers want one value at once; the origin computes it in {seconds:g} s, "
-        f"for {room} at a time."
-    )
     with (
         _ended_in_order(),
         tempfile.TemporaryDirectory(prefix="stampede-demo-") as directory,
         Fleet(directory, processes, callers, room) as fleet,
     ):
+        screen.say(
+            f"{processes} processes × {callers} callers want one value at once; the origin computes it "
+            f"in {seconds:g} s, for {room} at a time."
+        )
         timelines = _play(screen, fleet, directory, seconds)
     rows = [_row(timeline) for timeline in timelines]
     screen.table(COLUMNS, rows)
@@ -49,19 +52,20 @@ def demo(screen: Screen, processes: int, callers: int, seconds: float, out: Path
 
 def _play(screen: Screen, fleet: Fleet, directory: str, cost: float) -> list[Timeline]:
     ttl = 12 * cost
-    plain = Timeline("A cold key, get / compute / set", fleet.callers)
-    cold = Timeline("A cold key, with stampede", fleet.callers)
-    hot = Timeline("A hot key expires under load", fleet.callers, lasting=True, ttl=ttl)
-    murder = Timeline("The process that computes is killed", fleet.callers)
-    with screen.board(["scene", "computations", "computing", "waiting", "served", "s"]) as board:
-        for count in fleet.start():
-            board.show("starting processes", str(count), "", "", "", "")
+    plain = Timeline("cold, without", "A cold key, get / compute / set", fleet.callers)
+    cold = Timeline("cold, with stampede", "A cold key, with stampede", fleet.callers)
+    hot = Timeline("hot key expires", "A hot key expires under load", fleet.callers, lasting=True, ttl=ttl)
+    murder = Timeline("process is killed", "The process that computes is killed", fleet.callers)
+    with screen.board(["scene", "computations", "computing", "waiting", "served", "seconds"]) as board:
+        begin = clock()
+        for _ in fleet.start():
+            board.show("starting processes", "", "", "", "", f"{clock() - begin:.1f}")
         show = _shower(board)
         fleet.play(plain, Task("plain", cost, 60, guarded=False, lasting=False), show)
         fleet.play(cold, Task("cold", cost, 60, guarded=True, lasting=False), show)
         _warm(directory, "hot", cost, ttl)
-        fleet.play(hot, Task("hot", cost, ttl, guarded=True, lasting=True), show, lasts=1.75 * ttl)
-        fleet.play_murder(murder, Task("murder", 2 * cost, 60, guarded=True, lasting=False), show)
+        fleet.play(hot, Task("hot", cost, ttl, guarded=True, lasting=True), show, lasts=LASTS * ttl)
+        fleet.play_murder(murder, Task("murder", cost, 60, guarded=True, lasting=False, doomed=True), show)
     return [plain, cold, hot, murder]
 
 
@@ -76,7 +80,7 @@ def _shower(board: Board) -> Callable[[Timeline], None]:
         counts = timeline.counts()
         served = f"{timeline.callers} readers" if timeline.lasting else str(counts.served)
         passed = f"{timeline.end - timeline.begin:.1f}"
-        board.show(timeline.title, *map(str, counts[:3]), served, passed)
+        board.show(timeline.name, *map(str, counts[:3]), served, passed)
 
     return show
 
@@ -87,7 +91,7 @@ def _shower(board: Board) -> Callable[[Timeline], None]:
 def _row(timeline: Timeline) -> list[str]:
     lateness = timeline.lateness
     return [
-        timeline.title,
+        timeline.name,
         f"{len(timeline.computations)}{' (1 killed)' if timeline.killed else ''}",
         "" if timeline.lasting else f"{timeline.last_served - timeline.begin:.2f} s",
         _ms(lateness) if lateness is not None else "",
@@ -102,7 +106,8 @@ def _ms(seconds: float) -> str:
 def _figure(timeline: Timeline) -> tuple[str, str]:
     """What counts in a scene, and what else there is to know."""
     count, lateness = len(timeline.computations), timeline.lateness
-    served = f"all served after {timeline.last_served - timeline.begin:.2f} s"
+    who = f"the other {timeline.callers - len(timeline.killed)}" if timeline.killed else "all"
+    served = f"{who} served after {timeline.last_served - timeline.begin:.2f} s"
     late = f", the last {_ms(lateness)} after the computation" if lateness is not None else ""
     if timeline.lasting:
         reads = sum(each.reads for each in timeline.reads)
@@ -121,10 +126,10 @@ def _figure(timeline: Timeline) -> tuple[str, str]:
 def _panels(timelines: list[Timeline]) -> list[Panel]:
     plain, cold, hot, murder = timelines
     longest = max(plain.end - plain.begin, cold.end - cold.begin) * 1.02  # one scale for the two
-    spans = [longest, longest, hot.end - hot.begin, (murder.end - murder.begin) * 1.3]
+    spans = [longest, longest, LASTS * hot.ttl, (murder.end - murder.begin) * 1.3]
     for each, span in zip(timelines, spans, strict=True):
         each.end = each.begin + span  # who is served, stays it
-    return [Panel(each, *_figure(each), span) for each, span in zip(timelines, spans, strict=True)]
+    return [Panel(each, *_figure(each), span, each is plain) for each, span in zip(timelines, spans, strict=True)]
 
 
 # -- the page -------------------------------------------------------------------------------------------------------
@@ -137,7 +142,7 @@ def _write(out: Path, timelines: list[Timeline], rows: list[list[str]], herd: st
         f"{herd}, one key: who computes?",
         f"A row is a caller, from left to right is time. {origin}",
     )
-    text = picture if out.suffix == ".svg" else page(picture, COLUMNS, rows, origin)
+    text = picture if out.suffix == ".svg" else page(picture, COLUMNS, rows)
     try:
         out.write_text(text, "utf-8")
     except OSError as error:

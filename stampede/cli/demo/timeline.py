@@ -40,6 +40,7 @@ class Counts(NamedTuple):
 class Timeline:
     """One scene, from the word to go until its end."""
 
+    name: str  # in a table
     title: str
     callers: int
     lasting: bool = False

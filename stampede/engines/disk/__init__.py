@@ -13,7 +13,7 @@ from weakref import WeakSet, finalize
 
 from stampede.colour import BLOCKING, SUSPENDING, Colour, in_thread
 from stampede.engines.disk.database import Database, Locked
-from stampede.engines.disk.rows import Rows, key_number, lock_number
+from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
 from stampede.engines.url import number, options_of, safe_url, whole
 from stampede.engines.wake import LOOK
 from stampede.entry import Entry, Verdict
@@ -47,6 +47,7 @@ class DiskEngine:
     fenced = True
     pushes = True
     coherent = True
+    tier = None
 
     def __init__(self, directory: str | os.PathLike[str], *, max_bytes: int = 1 << 30, timeout: float = 2.0) -> None:
         if max_bytes < _LEAST:
@@ -57,6 +58,7 @@ class DiskEngine:
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
         self.claims = self.store = _Keys(rows, BLOCKING, _here)
         self.aclaims = self.astore = _Keys(rows, SUSPENDING, in_thread)
+        self.looks = rows
         self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
         self.close = finalize(self, _close, rows, os.getpid())
         _engines.add(self)
@@ -105,8 +107,9 @@ class _Port:
     async def _wait(self, number: int, busy: Busy, timeout: float) -> None:
         """Until the bell, or the lease's end. The bell hangs before the lease is looked at: nothing falls between."""
         post = self._rows.post
-        bell, told = post.listen(number)
+        bell, told = post.listen(bell_of(number))
         try:
+            self._rows.expect(number)
             lease = await self._read(self._rows.standing, number, busy.token)
             if lease is not None:
                 if not self._rows.life.is_mine(lease.holder):
@@ -114,7 +117,7 @@ class _Port:
                 longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
                 await self._colour.park(bell, min(timeout, lease.ends, longest))
         finally:
-            post.forget(number, bell)
+            post.forget(bell_of(number), bell)
 
 
 class _Keys(_Port, Versioned):
@@ -122,7 +125,7 @@ class _Keys(_Port, Versioned):
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         try:
-            reply = self._rows.look(key, token, ask)
+            reply = self._rows.answer(key, token, ask)
         except Locked:
             reply = None
         return reply if reply is not None else await self._run(self._rows.claim, key, token, ask)

@@ -47,6 +47,7 @@ def carry_over(connection: sqlite3.Connection, boot: str, now: float, wall: floa
         connection.execute("DELETE FROM entries")
     else:
         shift = now - (then[1] + passed)
-        connection.execute("UPDATE entries SET fresh = fresh + ?1, keep = keep + ?1, gone = gone + ?1", (shift,))
+        shifts = (shift, shift, shift)
+        connection.execute("UPDATE entries SET fresh = fresh + ?, keep = keep + ?, gone = gone + ?", shifts)
     note(connection, boot, now, wall)
     return True

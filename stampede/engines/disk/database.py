@@ -110,7 +110,7 @@ class Database:
         """What the directory means; with `now`, as of at most a moment ago."""
         opened = self._opened
         if opened is not None:
-            if now is not None and now - opened.looked < LOOK:
+            if now is not None and abs(now - opened.looked) < LOOK:
                 return opened
             if opened.current:
                 opened.looked = boot.clock()
@@ -175,6 +175,7 @@ class Database:
             _create(file)
             Stamps.make(unborn, incarnation)
             put(unborn, self.directory / f"stamps-{FORMAT}")
+            self._remove_orphans(file)
         except FileExistsError:
             file.unlink(missing_ok=True)  # another process was first
         except BaseException:
@@ -183,6 +184,16 @@ class Database:
             raise
         finally:
             unborn.unlink(missing_ok=True)
+
+    def _remove_orphans(self, ours: Path) -> None:
+        """What an earlier beginning left that was cut short, or whose stamps were removed."""
+        for path in self.directory.glob(f"*-{FORMAT}-*"):
+            if ours.stem not in path.name and ".damaged-" not in path.name:
+                try:
+                    if time.time() - path.stat().st_mtime > 3600:  # younger ones may be somebody's beginning
+                        path.unlink()
+                except OSError:
+                    pass  # another process was first
 
     def _replace(self, stamps: Stamps) -> None:
         """In the gate: found anew, unless another process has done so."""

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 from stampede import early
 from stampede.engines.disk.boot import clock
-from stampede.engines.disk.database import Database, Opened, Write
-from stampede.engines.disk.stamps import GENERATIONS, MARK
+from stampede.engines.disk.database import Database, Locked, Opened, Write
+from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
 from stampede.engines.flock import Life, dead, sweep
 from stampede.engines.wake import Post
 from stampede.entry import GRACE, Entry, Verdict
-from stampede.errors import TooLarge
+from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Ticket
 
-__all__ = ["Rows", "key_number", "lock_number"]
+__all__ = ["Rows", "bell_of", "key_number", "lock_number"]
 
 VERDICT = 5.0
 """Seconds for which a verdict is told to those who waited for its lease."""
@@ -32,6 +32,7 @@ _LONGEST = 900_000_000  # SQLite's own limit is a little above
 
 _COLUMNS = "key, id, fresh, keep, cost, margin, ttl, raised, value"
 _ENTRY = f"SELECT {_COLUMNS} FROM entries WHERE number = ?"
+_LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the rest is also in the value's header
 _LEASE = "SELECT token, ends, holder, fence FROM leases WHERE number = ?"
 _VERDICTS = "SELECT token, kind, type_name, message, ends, rests FROM verdicts WHERE number = ?"
 
@@ -49,6 +50,11 @@ def lock_number(name: str) -> _Name:
     """The same for locks, which share the table of leases."""
     raw = name.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(raw, digest_size=8, person=b"lock").digest(), "little", signed=True), raw
+
+
+def bell_of(number: int) -> int:
+    """The bell that rings for a number: one for all that share a slot, since who is told no longer is expected."""
+    return number & (SLOTS - 1)
 
 
 class Lease(NamedTuple):
@@ -78,9 +84,36 @@ class Rows:
         self._swept = 0.0
         self._known: tuple[Opened | None, int, dict[str, str]] = (None, MARK, {})
 
+    # -- hits ---------------------------------------------------------------------------------------------------
+
+    def look(self, key: str) -> Found | None:
+        """The entry while it is fresh; None in any doubt."""
+        number, raw = key_number(key)
+        now = clock()
+        try:
+            opened = self.database.opened(now)
+            stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # sampled before the read
+            row = self.database.row(opened, _LOOK, (number,))
+        except (EngineError, Locked):
+            return None
+        if row is None or row[2] <= now or row[0] != raw:
+            return None
+        _, id, fresh, keep, value = row
+        return self._found(opened, number, Entry(value, id, fresh=fresh - now, keep=keep - now), stamp)
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        """The generation, while nobody has bumped one since it was read; None in any doubt."""
+        known, stamp, generations = self._known
+        try:
+            opened = self.database.opened(clock())
+        except EngineError:
+            return None
+        unchanged = known is opened and opened.stamps.words[GENERATIONS] == stamp != MARK
+        return generations.get(scope) if unchanged else None
+
     # -- claims -------------------------------------------------------------------------------------------------
 
-    def look(self, key: str, token: bytes, ask: Ask) -> Reply | None:
+    def answer(self, key: str, token: bytes, ask: Ask) -> Reply | None:
         """A claim's answer as far as reading goes; None: it takes a transaction to say more."""
         number, raw = key_number(key)
         now = clock()
@@ -90,7 +123,7 @@ class Rows:
         stamp = opened.stamps.words[slot]  # sampled before the read: what changes later, changes the stamp
         row = database.row(opened, _ENTRY, (number,))
         if row is not None and row[0] == raw and _good(row, ask, now):
-            return self._found(opened, number, row, now, stamp)
+            return self._found(opened, number, _entry(row, now), stamp)
         with database.reading() as (_, connection):
             state = _state(connection, number, raw)
         reply = self._decide(state, token, ask, clock())
@@ -107,17 +140,17 @@ class Rows:
             if isinstance(reply, Granted):
                 _put_lease(write, number, raw, Lease(token, now + ask.lease, holder, 0))
         if isinstance(reply, Granted) and state.lease is not None and state.lease.token != token:
-            self.post.ring(number)
+            self._tell(write, number)
         return reply
 
-    def _found(self, opened: Opened, number: int, row: tuple[Any, ...], now: float, stamp: int) -> Found:
+    def _found(self, opened: Opened, number: int, entry: Entry[Any], stamp: int) -> Found:
         stamps = opened.stamps
         stamps.touch(number)
         slot = stamps.slot(number)
         if stamp == MARK:
             self.database.mend(opened, slot)
-            return Found(_entry(row, now))
-        return Found(_entry(row, now), Ticket(stamps.words, slot, stamp))
+            return Found(entry)
+        return Found(entry, Ticket(stamps.words, slot, stamp))
 
     def _decide(self, state: State, token: bytes, ask: Ask, now: float) -> Reply:
         """The four answers, in the order of the port."""
@@ -150,7 +183,7 @@ class Rows:
             if stands:
                 self._put(write, number, raw, entry, now)
         if stands:
-            self.post.ring(number)
+            self._tell(write, number)
         return stands
 
     def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> None:
@@ -164,7 +197,7 @@ class Rows:
             if mine and lease is not None and lease.ends > now and (verdict is not None or rest > 0):
                 _put_verdict(write, number, token, verdict, rest, now)
         if mine:
-            self.post.ring(number)
+            self._tell(write, number)
 
     def renew(self, number: int, token: bytes, seconds: float) -> bool:
         with self.database.writing() as write:
@@ -174,6 +207,15 @@ class Rows:
                 (now + seconds, number, token, now),
             ).rowcount
         return renewed > 0
+
+    def _tell(self, write: Write, number: int) -> None:
+        """After the commit: wake who waits for this, in all processes. Mostly nobody does."""
+        if write.opened.stamps.expected(number):
+            self.post.ring(bell_of(number))
+
+    def expect(self, number: int) -> None:
+        """Say that somebody waits; before looking whether there is anything to wait for."""
+        self.database.opened(clock()).stamps.expect(number)
 
     def standing(self, number: int, token: bytes) -> Lease | None:
         """The lease of this token, if nothing has happened to it; its `ends` as seconds left."""
@@ -210,7 +252,7 @@ class Rows:
         self._check_size(key, entry)
         with self.database.writing() as write:
             self._put(write, number, raw, entry, clock())
-        self.post.ring(number)
+        self._tell(write, number)
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         number, raw = key_number(key)
@@ -222,7 +264,7 @@ class Rows:
             if same:
                 self._put(write, number, raw, entry, now)
         if same:
-            self.post.ring(number)
+            self._tell(write, number)
         return same
 
     def expire(self, key: str) -> bool:
@@ -235,8 +277,8 @@ class Rows:
                 write.change(number)
                 sql = "UPDATE entries SET fresh = ?, gone = max(keep, ?) WHERE number = ?"
                 write.execute(sql, (now, now + GRACE, number))
-        if fresh:
-            self.post.ring(number)
+            write.execute("DELETE FROM leases WHERE number = ?", (number,))
+        self._tell(write, number)
         return fresh
 
     def invalidate(self, key: str) -> bool:
@@ -247,7 +289,7 @@ class Rows:
             write.change(number)  # also where there is no row: an evicted one may live on in a local tier
             write.execute("DELETE FROM entries WHERE number = ? AND key = ?", (number, raw))
             _forget(write, number)
-        self.post.ring(number)
+        self._tell(write, number)
         return row is not None and row[3] > now
 
     def generation(self, scope: str) -> str:
@@ -310,7 +352,7 @@ class Rows:
             if mine:
                 write.execute("DELETE FROM leases WHERE number = ?", (number,))
         if mine:
-            self.post.ring(number)
+            self._tell(write, number)
         return stood
 
     # -- what is kept, and what must go -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stampede.engines.flock import closed, try_lock, unlock
 
-__all__ = ["MARK", "Stamps", "Unreadable", "unique"]
+__all__ = ["GENERATIONS", "MARK", "SLOTS", "Stamps", "Unreadable", "unique"]
 
 SLOTS = 1 << 16
 MARK = 1
@@ -27,7 +27,7 @@ MARK = 1
 
 _MAGIC = int.from_bytes(b"stampede", "little")
 _WORDS = 8 + SLOTS
-_SIZE = 8 * _WORDS + SLOTS
+_SIZE = 8 * _WORDS + 2 * SLOTS
 
 # The words in front of the slots.
 _WHAT, _INCARNATION, GENERATIONS, _WRITER, _HAND = range(5)
@@ -53,7 +53,8 @@ class Stamps:
             raise Unreadable(f"{path} has {status.st_size} bytes")
         view = memoryview(mmap.mmap(self._fd, _SIZE))
         self.words = view[: 8 * _WORDS].cast("Q")
-        self.used = view[8 * _WORDS :]  # a byte per slot: asked for since the hand of eviction came by
+        self.used = view[8 * _WORDS : 8 * _WORDS + SLOTS]  # a byte per slot: asked for since eviction came by
+        self._awaited = view[8 * _WORDS + SLOTS :]  # a byte per slot: somebody waits, or did when it last changed
         if self.words[_WHAT] != _MAGIC:
             raise Unreadable(f"{path} doesn't begin as it should")
         self._identity = status.st_dev, status.st_ino
@@ -107,6 +108,20 @@ class Stamps:
         at = number & (SLOTS - 1)
         if not self.used[at]:
             self.used[at] = 1
+
+    # -- waiters ------------------------------------------------------------------------------------------------
+
+    def expect(self, number: int) -> None:
+        """Somebody waits for a change of this key. To be said before looking whether it has changed already."""
+        self._awaited[number & (SLOTS - 1)] = 1
+
+    def expected(self, number: int) -> bool:
+        """Whether somebody waits, so that a change is worth telling. They say so again if they wait again."""
+        at = number & (SLOTS - 1)
+        awaited = bool(self._awaited[at])
+        if awaited:
+            self._awaited[at] = 0  # before they are told, or one who comes meanwhile would be forgotten
+        return awaited
 
     # -- the hand of eviction, which goes round the entries by their numbers ----------------------------------------
 

@@ -1,0 +1,52 @@
+"""Methods: the object says who it is, and is part of the key. Classes and statics work too."""
+
+from dataclasses import dataclass
+
+from stampede import KeyingError, cached
+
+
+class Shop:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __stampede_key__(self) -> int:
+        return self.number
+
+    @cached(ttl=60)
+    def turnover(self, day: str) -> float:
+        print(f"  computing the turnover of shop {self.number}")
+        return 1000.0 * self.number
+
+    @cached(ttl=60)  # above @classmethod, so that Shop.best.invalidate() and the like are there
+    @classmethod
+    def best(cls) -> int:
+        return 7
+
+
+@dataclass(frozen=True)
+class Point:  # a frozen dataclass is its own key
+    x: int
+    y: int
+
+    @cached(ttl=60)
+    def height(self) -> int:
+        return self.x + self.y
+
+
+class Nobody:
+    @cached(ttl=60)
+    def answer(self) -> int:
+        return 42
+
+
+if __name__ == "__main__":
+    shop, the_same, another = Shop(7), Shop(7), Shop(8)
+    print(shop.turnover("monday"), the_same.turnover("monday"), another.turnover("monday"))
+    print(shop.turnover.key("monday"))
+    shop.turnover.invalidate("monday")  # of shop 7 only
+    print(shop.turnover.peek("monday"), another.turnover.peek("monday").value)
+    print(Shop.best(), Shop.best.peek().value, Point(1, 2).height())
+    try:
+        Nobody().answer()
+    except KeyingError as error:
+        print(error)

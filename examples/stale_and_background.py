@@ -1,0 +1,41 @@
+"""Nobody waits for a refresh, and a database that is down for a while is nobody's outage."""
+
+import logging
+import threading
+import time
+
+from stampede import cached
+
+database_is_up = True
+refreshed = threading.Event()
+
+
+@cached(ttl=600, stale=3600, background=True, retry_after=1)
+def prices() -> list[float]:
+    if not database_is_up:
+        raise ConnectionError("the database is down")
+    time.sleep(0.1)
+    refreshed.set()
+    return [9.5, 12.0]
+
+
+def timed_call(what: str) -> None:
+    began = time.monotonic()
+    value = prices()
+    print(f"{what}: {value} after {(time.monotonic() - began) * 1000:.0f} ms")
+
+
+if __name__ == "__main__":
+    logging.getLogger("stampede").addHandler(logging.NullHandler())  # it would warn of the failure below
+    timed_call("the first caller waits        ")
+    refreshed.clear()
+
+    prices.expire()  # as if its 600 seconds were over
+    timed_call("stale, refreshed in background")
+    refreshed.wait(5)
+
+    database_is_up = False
+    prices.expire()
+    for _ in range(3):
+        timed_call("the database is down          ")
+    print(f"served: {dict(prices.stats().served)}")

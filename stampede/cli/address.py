@@ -1,0 +1,166 @@
+"""From what a person types to what an engine holds: a cache, a key's scope, an entry."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stampede import events
+from stampede.cache import Cache
+from stampede.cached import Cached, Method
+from stampede.codec import Codec, header_of
+from stampede.codec.envelope import Body
+from stampede.codec.sealed import Sealed
+from stampede.codec.structured import Structured
+from stampede.codec.whole import Whole
+from stampede.colour import BLOCKING, run_blocking
+from stampede.core import Scope
+from stampede.entry import Entry
+from stampede.errors import CodecError, OptionError, StampedeError
+from stampede.registry import configure
+from stampede.settings import CacheSettings, Settings, discover, load
+
+__all__ = ["NOTHING", "Unreadable", "cache_of", "find", "invalidate", "settings_of", "the_one"]
+
+NOTHING = "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml"
+
+MANY = 16
+"""How many colons of a key may end its function's name. Arguments hold colons too."""
+
+
+class Unreadable(NamedTuple):
+    """In the place of a value that can't be read here."""
+
+    why: str
+
+
+def settings_of(file: Path | None) -> Settings:
+    """The settings of a file, else those that a program started here would find. In force from now on."""
+    settings = (load(file) if file else discover(os.environ, Path.cwd())) or Settings(source=NOTHING)
+    configure(settings)
+    return settings
+
+
+def the_one(settings: Settings, name: str | None) -> CacheSettings:
+    """The cache that is meant: the named one, the only one, or `default`."""
+    if name is None and settings.caches and "default" not in settings.caches:
+        if len(settings.caches) > 1:
+            raise OptionError(f"which cache? --cache takes {', '.join(sorted(settings.caches))}")
+        (name,) = settings.caches
+    return settings.cache(name or "default")
+
+
+def cache_of(settings: CacheSettings, *observers: events.Observer) -> Cache:
+    """A cache whose values can be seen from another process than the one that stored them."""
+    cache = Cache.of(settings, observers)
+    if cache.engine.scheme in ("memory", "null") or not cache.engine.shared:
+        raise OptionError(f"{cache.name} lives inside each process: from here there is nothing of it to be seen")
+    return cache
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+
+def find(settings: CacheSettings, key: str, function: str | None) -> Entry[Any] | None:
+    """What is kept under a key: one of the cache's own, or a function's as its `key(...)` tells it."""
+    said: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.BadBytes):
+            said.append(event.why)
+
+    with cache_of(settings, listen) as cache:
+        for scope, whole in _places(cache, key, function):
+            entry = run_blocking(scope.peek(BLOCKING, whole))
+            if entry is None and said:
+                entry = _without_type(scope, whole, settings, said.pop())
+            if entry is not None:
+                return entry
+    return None
+
+
+def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:
+    """Gone, wherever a key of this name may be. True: there was a value."""
+    with cache_of(settings) as cache:
+        places = list(_places(cache, key, function))
+        return sum(run_blocking(scope.invalidate(BLOCKING, whole)) for scope, whole in places) > 0
+
+
+def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[Scope, str]]:
+    """Where a key may be, with its whole name there.
+
+    A function's scope is a beginning of its keys, and has its own generation; which beginning, only the function knows.
+    """
+    if function is not None:
+        yield _cached(function).scope, key
+        return
+    own = f"{cache.namespace}:{key}" if cache.namespace else key
+    seen = set()
+    for name, whole in [(cache.namespace, own), *((name, key) for name in _beginnings(key))]:
+        scope = cache.scope(name, cache.policy)
+        if scope.prefix + whole not in seen:
+            seen.add(scope.prefix + whole)
+            yield scope, whole
+
+
+def _beginnings(key: str) -> list[str]:
+    parts = key.split(":", MANY)
+    return [":".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _cached(name: str) -> Cached:
+    """The decorated function of a dotted name. Its module is imported, as its program would do it."""
+    module, _, path = name.rpartition(":") if ":" in name else name.rpartition(".")
+    sys.path.insert(0, "")
+    try:
+        function: Any = importlib.import_module(module)
+        for part in path.split("."):
+            function = vars(function)[part] if isinstance(function, type) else getattr(function, part)
+    except (ImportError, AttributeError, KeyError, ValueError) as error:
+        raise OptionError(f"--function {name}: it can't be imported: {error}: write shop.reports:report") from error
+    finally:
+        sys.path.remove("")
+    cached = function.cached if isinstance(function, Method) else getattr(getattr(function, "key", None), "__self__", 0)
+    if not isinstance(cached, Cached):
+        raise OptionError(f"--function {name}: it is no function under @cached")
+    return cached
+
+
+# -- values whose type is not known here ----------------------------------------------------------------------------
+
+
+def _without_type(scope: Scope, key: str, settings: CacheSettings, why: str) -> Entry[Any] | None:
+    """The entry as far as it can be read without its function: its facts, and its value if that is of plain types."""
+    store = scope.core.engine.store
+    assert store is not None
+    physical = scope.prefix + key
+    (sealed,) = run_blocking(store.get([physical]))
+    if sealed is None:
+        return None
+    value: Any = Unreadable(f"{why}; --function MODULE:NAME tells its type")
+    try:
+        opened = Codec(_plain(sealed.value), keys=settings.signing_key).decode(physical, sealed.value)
+        value, sealed.raised = opened.value, opened.raised
+    except StampedeError:
+        pass
+    return sealed.holding(value)
+
+
+def _plain(blob: bytes) -> Body:
+    """A reader of builtin and standard types, for the codec and the return type that the entry names."""
+    header = header_of(blob)
+    match header.codec:
+        case 1:
+            return Sealed((), header.fingerprint)
+        case 2 | 3 as number:
+            structured = Structured({2: "msgpack", 3: "json"}[number])
+            structured.fingerprint = header.fingerprint
+            return structured
+        case 4:
+            return Whole(header.fingerprint)  # read only if a key of the settings has signed it
+        case number:
+            raise CodecError(f"there is no codec {number}")

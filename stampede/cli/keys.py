@@ -1,0 +1,78 @@
+"""`stampede get` and `stampede invalidate`."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from typing import Any
+
+from stampede.cli.address import Unreadable, find, invalidate
+from stampede.cli.screen import Screen
+from stampede.entry import Entry
+from stampede.errors import OptionError
+from stampede.settings import CacheSettings
+
+__all__ = ["forget", "get"]
+
+
+def get(screen: Screen, settings: CacheSettings, key: str, function: str | None, *, as_json: bool) -> int:
+    """Print the value and what is known about it; 1 if there is none."""
+    entry = find(settings, key, function)
+    if as_json:
+        screen.say(_json(key, entry))
+    elif entry is None:
+        screen.say(f"nothing is kept under {key!r}")
+    else:
+        screen.say(_shown(entry))
+        screen.say(f"  {_facts(entry)}")
+    return 0 if entry is not None else 1
+
+
+def forget(screen: Screen, settings: CacheSettings, key: str, function: str | None) -> int:
+    """Invalidate, and say whether there was a value."""
+    there = invalidate(settings, key, function)
+    screen.say(f"{key!r} is gone" if there else f"nothing was kept under {key!r}; what computes it now is not stored")
+    return 0
+
+
+def _shown(entry: Entry[Any]) -> str:
+    if isinstance(entry.value, Unreadable):
+        return f"(a value that can't be read here: {entry.value.why})"
+    if entry.raised:
+        name, arguments = entry.value
+        return f"raises {name}{tuple(arguments)!r}"
+    return repr(entry.value)
+
+
+def _facts(entry: Entry[Any]) -> str:
+    facts = [f"stored {_long(entry.ttl - entry.fresh)} ago"] if 0 < entry.fresh < inf else []
+    facts.append(f"fresh for {_long(entry.fresh)}" if entry.fresh > 0 else f"stale since {_long(-entry.fresh)}")
+    facts.append(f"kept for {_long(entry.keep)}")
+    facts += [f"took {entry.cost:.3g} s to compute"] if entry.cost else []
+    return ", ".join(facts)
+
+
+def _long(seconds: float) -> str:
+    """Seconds as a person would say them."""
+    if seconds == inf:
+        return "ever"
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _json(key: str, entry: Entry[Any] | None) -> str:
+    """One object; a duration that has no end is null."""
+    if entry is None:
+        return json.dumps({"key": key, "found": False})
+    if isinstance(entry.value, Unreadable):
+        raise OptionError(f"the value can't be read here: {entry.value.why}")
+    durations = {name: getattr(entry, name) for name in ("fresh", "keep", "ttl", "cost", "margin")}
+    facts = {name: None if seconds == inf else round(seconds, 6) for name, seconds in durations.items()}
+    try:
+        return json.dumps(
+            {"key": key, "found": True, "value": entry.value, "raised": entry.raised, **facts}, allow_nan=False
+        )
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"the value is no JSON ({error}): leave --json out") from error

@@ -1,0 +1,94 @@
+"""`stampede stats`: what an engine holds at this moment, whoever stored it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from stampede.cli.address import cache_of
+from stampede.cli.screen import Screen
+from stampede.engines import open_engine
+from stampede.engines.disk import DiskEngine
+from stampede.engines.disk.boot import clock
+from stampede.engines.disk.database import Database
+from stampede.engines.flock import dead, pid_here
+from stampede.errors import EngineError, OptionError
+from stampede.settings import CacheSettings
+
+__all__ = ["stats"]
+
+
+class Lease(NamedTuple):
+    name: str  # a key with its generation before it, or a lock's name
+    holder: int | None  # the process, if it is one of this machine
+    seconds: float  # until its end, unless it is renewed
+
+
+class Holdings(NamedTuple):
+    fresh: int
+    stale: int
+    bytes: int  # of values and keys
+    on_disk: int
+    leases: list[Lease]
+
+
+def stats(screen: Screen, settings: CacheSettings) -> int:
+    """Print the entries, bytes and leases of a disk cache; of another engine, that it keeps no count."""
+    cache_of(settings).close()
+    engine = open_engine(settings.url)
+    try:
+        if not isinstance(engine, DiskEngine):
+            raise OptionError(f"{engine.scheme}:// is not asked for what it holds: its own tools tell")
+        held = holdings(engine.directory)
+        screen.say(str(engine.directory))
+    finally:
+        engine.close()
+    rows = [
+        ("entries, fresh", f"{held.fresh:,}"),
+        ("entries, stale", f"{held.stale:,}"),
+        ("bytes of keys and values", f"{held.bytes:,}"),
+        ("bytes on disk", f"{held.on_disk:,}"),
+        ("leases and locks standing", f"{len(held.leases):,}"),
+    ]
+    screen.table(["", "now"], rows)
+    if held.leases:
+        screen.table(
+            ["held", "by process", "s left"],
+            [(each.name, str(each.holder or "?"), f"{each.seconds:.1f}") for each in held.leases[:20]],
+        )
+    return 0
+
+
+def holdings(directory: Path) -> Holdings:
+    """What a directory's entries and leases come to. One look; nothing is kept from writing meanwhile."""
+    database = Database(directory, 2.0)
+    try:
+        return database.patiently(lambda: _look(database))
+    finally:
+        database.close()
+
+
+def _look(database: Database) -> Holdings:
+    with database.reading() as (_, connection):
+        now = clock()
+        sums = "count(*), total(fresh > ?1), total(length(key) + length(value))"
+        kept, fresh, size = connection.execute(f"SELECT {sums} FROM entries WHERE keep > ?1", (now,)).fetchone()
+        leases = connection.execute("SELECT name, holder, ends FROM leases WHERE ends > ? ORDER BY ends", (now,))
+        alive = database.directory / "alive"
+        standing = [
+            Lease(_readable(name), pid_here(holder), ends - now)
+            for name, holder, ends in leases.fetchall()
+            if not dead(alive, holder)
+        ]
+    return Holdings(int(fresh), kept - int(fresh), int(size), _on_disk(database.directory), standing)
+
+
+def _readable(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace").rpartition("|")[2]
+
+
+def _on_disk(directory: Path) -> int:
+    try:
+        return sum(each.stat().st_size for each in directory.iterdir() if each.is_file())
+    except OSError as error:
+        raise EngineError(f"can't look into {directory}: {error}") from error

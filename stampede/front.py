@@ -1,0 +1,123 @@
+"""What a cache keeps in this process: the local tier in front of its engine, or the memory engine's own.
+
+A resident is kept only as long as it is known to be true: under the engine's ticket; where the engine has none to
+give, for `believed` seconds, under a ticket of our own that this process's own changes void.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from array import array
+from dataclasses import replace
+from typing import Any
+
+from stampede import early
+from stampede.entry import Entry
+from stampede.local import Resident, Tier
+from stampede.outcome import Landing
+from stampede.policy import Policy
+from stampede.ports import Ticket
+
+__all__ = ["Front"]
+
+_clock = time.monotonic
+_SLOTS = 1024
+
+
+class Front:
+    """The residents of one cache. With no tier it keeps nothing."""
+
+    def __init__(self, tier: Tier | None, *, shared: bool, believed: float | None) -> None:
+        self.tier = tier
+        self._shared = shared  # the tier stands before an engine, and isn't the engine's own
+        self._believed = believed
+        self._stamps = array("Q", bytes(8 * _SLOTS))
+        self._next = itertools.count(1)  # no stamp comes twice, so that changing one takes no lock to inherit locked
+
+    def sample(self, key: str) -> Ticket:
+        """A ticket that this process's next change of the key voids; to be taken before the engine is asked."""
+        slot = hash(key) % _SLOTS
+        return Ticket(self._stamps, slot, self._stamps[slot])
+
+    def hit(self, key: str) -> Resident | None:
+        """The resident, if it needs no thought."""
+        resident = self.tier.get(key) if self.tier is not None else None
+        if resident is None or resident.end <= _clock() or not _holds(resident):
+            return None
+        resident.hits += 1
+        return resident
+
+    def known(self, key: str) -> Entry[Any] | None:
+        """What was kept of this key last, whatever has become of it."""
+        resident = self.tier.get(key) if self.tier is not None else None
+        return None if resident is None else resident.entry
+
+    def is_due(self, key: str) -> bool:
+        """Is there a resident, fresh and true, whose early moment has come?"""
+        resident = self.tier.get(key) if self.tier is not None else None
+        return resident is not None and _is_due(resident, _clock())
+
+    def take_due(self, key: str) -> Entry[Any] | None:
+        """That one's entry, for who is to refresh it. Other callers go on hitting it meanwhile."""
+        resident = self.tier.get(key) if self.tier is not None else None
+        now = _clock()
+        if resident is None or not _is_due(resident, now):
+            return None
+        resident.end = resident.fresh
+        return replace(resident.entry, fresh=resident.fresh - now, keep=resident.keep - now)
+
+    def keep(self, key: str, scope: str, landing: Landing, sample: Ticket | None, policy: Policy) -> Resident | None:
+        """Keep what a call ended with, if it is known to be true, and draw its early moment."""
+        tier, entry = self.tier, landing.entry
+        if tier is None or entry is None or entry.raised:
+            return None
+        resident = tier.get(key)
+        if resident is None or resident.entry.id != entry.id or not _holds(resident):
+            resident = self._resident(key, scope, entry, landing, sample)
+            if resident is None:
+                return None
+            tier.put(resident)
+        resident.scope = scope
+        if landing.until is not None:
+            resident.end = min(resident.fresh, _clock() + landing.until)
+        elif resident.end == 0.0:
+            ahead = early.lead(entry, early.draw(policy.early)) if policy.early else 0.0
+            resident.end = resident.fresh - ahead
+        return resident
+
+    def _resident(
+        self, key: str, scope: str, entry: Entry[Any], landing: Landing, sample: Ticket | None
+    ) -> Resident | None:
+        if not self._shared or landing.at == 0.0 or entry.fresh <= 0:
+            return None
+        ticket = landing.ticket
+        if ticket is None:
+            if self._believed is None or sample is None:
+                return None  # a change may be under way: the next call reads it under a ticket
+            ticket = sample
+        fresh = landing.at + (entry.fresh if self._believed is None else min(entry.fresh, self._believed))
+        return Resident(key, scope, entry, 0.0, fresh, landing.at + entry.keep, ticket)
+
+    def drop(self, key: str) -> None:
+        """This process changes the key: what it keeps, and what it is about to keep, is true no more."""
+        self._stamps[hash(key) % _SLOTS] = next(self._next)
+        if self._shared and self.tier is not None:
+            self.tier.drop(key)
+
+    def drop_all(self, scope: str | None = None) -> None:
+        """The same for all keys of a function, or for all."""
+        for slot in range(_SLOTS):
+            self._stamps[slot] = next(self._next)
+        if self.tier is not None and scope is not None:
+            self.tier.drop_scope(scope)
+        elif self.tier is not None:
+            self.tier.clear()
+
+
+def _holds(resident: Resident) -> bool:
+    return resident.stamp is None or (resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp)
+
+
+def _is_due(resident: Resident, now: float) -> bool:
+    return 0.0 < resident.end <= now < resident.fresh and _holds(resident)

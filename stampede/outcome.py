@@ -1,0 +1,76 @@
+"""How a call ends, and what its caller is given."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from stampede.entry import Entry
+from stampede.policy import Policy
+from stampede.ports import Ticket
+
+__all__ = ["Landing", "landed", "own_copy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """How a call ends: an entry or an error, and whether it may be shared."""
+
+    entry: Entry[Any] | None = None
+    error: BaseException | None = None
+    shared: bool = True  # False: whoever else waits must claim again
+    ticket: Ticket | None = None  # the entry was read from the engine under this proof
+    stored: bool = False  # computed here, and the engine has it
+    at: float = 0.0  # the moment from which the entry's durations count
+    until: float | None = None  # nobody needs to ask again before so many seconds have passed
+    as_of: float = inf  # the moment before the engine was asked: who began later must ask it anew
+
+    def for_follower(self) -> Landing:
+        """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
+        return self if self.error is None else replace(self, error=own_copy(self.error))
+
+
+def landed(landing: Landing, policy: Policy) -> Any:
+    """The value of a landing, or its error raised."""
+    entry = landing.entry
+    if landing.error is not None:
+        try:
+            raise landing.error
+        finally:
+            del landing  # or the error would refer to itself through this frame
+    assert entry is not None
+    if entry.raised:
+        raise _revived(entry, policy.raises)
+    return entry.value
+
+
+def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> BaseException:
+    """The exception that an entry of `raises` stands for: of a declared class, or one below it."""
+    name, arguments = entry.value
+    known = list(raises)
+    for kind in known:
+        if f"{kind.__module__}.{kind.__qualname__}" == name:
+            return kind(*arguments)
+        known.extend(kind.__subclasses__())
+    return (raises[0] if raises else RuntimeError)(*arguments)
+
+
+def own_copy(error: BaseException) -> BaseException:
+    """The same error with a traceback of its own; the very same one where it can't be copied."""
+    try:
+        twin = copy.copy(error)
+        if type(twin) is not type(error):
+            return error
+        if twin.args != error.args:
+            raise ValueError  # its __init__ makes other arguments of these: do without it
+    except Exception:
+        try:
+            twin = type(error).__new__(type(error), *error.args)
+            twin.__dict__.update(error.__dict__)
+        except Exception:
+            return error
+    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin.with_traceback(error.__traceback__)

@@ -1,0 +1,31 @@
+"""For tests of code that caches: caches of its own for a block, none at all, a clock; and the suites for engines."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from stampede.cached import disabled
+from stampede.registry import isolated
+from stampede.testing.clock import FakeClock
+
+if TYPE_CHECKING:
+    from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+    from stampede.testing.explorer import explore, roam
+
+__all__ = ["ClaimsSuite", "FakeClock", "LocksSuite", "StoreSuite", "disabled", "explore", "isolated", "roam"]
+
+# The suites need pytest and the explorer is large: who only isolates a test pays for neither.
+_LATE = {
+    "ClaimsSuite": "conformance",
+    "LocksSuite": "conformance",
+    "StoreSuite": "conformance",
+    "explore": "explorer",
+    "roam": "explorer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -1,0 +1,19 @@
+"""What every engine has to do: one suite for each port, for the tests of engines everywhere.
+
+    class TestMine(ClaimsSuite, StoreSuite, LocksSuite):
+        def make_engine(self):
+            return MyEngine("mine://localhost")        # new and empty, for every test
+
+    class TestMineAsync(TestMine):
+        suspending = True
+
+pytest and unittest both collect such classes. A case that an engine declares not to keep is skipped.
+"""
+
+from __future__ import annotations
+
+from stampede.testing.conformance.claims import ClaimsSuite
+from stampede.testing.conformance.locks import LocksSuite
+from stampede.testing.conformance.store import StoreSuite
+
+__all__ = ["ClaimsSuite", "LocksSuite", "StoreSuite"]

@@ -1,0 +1,197 @@
+"""The verbs of a lock that is no cache."""
+
+from __future__ import annotations
+
+import time
+
+from stampede.entry import new_id
+from stampede.ports import Busy, Granted, Locks
+from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, case, is_granted, there
+
+__all__ = ["LocksSuite"]
+
+
+class LocksSuite(Suite):
+    """The verbs of a lock that is no cache."""
+
+    @property
+    def locks(self) -> Locks:
+        return there(self.engine.alocks if self.suspending else self.engine.locks)
+
+    @property
+    def far_locks(self) -> Locks:
+        return there(self.peer.alocks if self.suspending else self.peer.locks)
+
+    async def held(self, name: str = "l", lease: float = LONG) -> bytes:
+        """A new token that has just taken the lock."""
+        token = new_id()
+        assert isinstance(await self.locks.acquire(name, token, lease), Granted)
+        return token
+
+    async def refused(self, name: str = "l") -> Busy:
+        reply = await self.far_locks.acquire(name, new_id(), LONG)
+        assert isinstance(reply, Busy), reply
+        return reply
+
+    async def short_and_busy(self) -> Busy | None:
+        holder = new_id()
+        await self.until(lambda: self.locks.acquire("l", holder, self.short), is_granted)
+        reply = await self.far_locks.acquire("l", new_id(), self.short)
+        return reply if isinstance(reply, Busy) else None
+
+    @case
+    async def test_a_lock_excludes(self) -> None:
+        """Two would be inside."""
+        await self.held()
+        busy = await self.refused()
+        assert 0 < busy.lease <= LONG
+        assert busy.entry is None
+
+    @case
+    async def test_locks_have_names(self) -> None:
+        """All locks would be one."""
+        tokens = [await self.held(name) for name in KEYS]
+        for name, token in zip(KEYS, tokens, strict=True):
+            await self.refused(name)
+            assert await self.locks.release(name, token) is True
+
+    @case
+    async def test_released_is_free(self) -> None:
+        """A lock could be taken once."""
+        for _ in range(3):
+            assert await self.locks.release("l", await self.held()) is True
+
+    @case
+    async def test_own_token_takes_it_again(self) -> None:
+        """A reply lost on the wire would lock its caller out by its own lock."""
+        token = await self.held()
+        assert isinstance(await self.locks.acquire("l", token, LONG), Granted)
+        await self.refused()
+        assert await self.locks.release("l", token) is True
+        await self.held()
+
+    @case
+    async def test_release_needs_the_token(self) -> None:
+        """A holder that was too slow would rob the next one."""
+        token = await self.held()
+        assert await self.far_locks.release("l", new_id()) is False
+        await self.refused()
+        assert await self.locks.release("l", token) is True
+        assert await self.locks.release("l", token) is False
+        assert await self.locks.release("never", new_id()) is False
+
+    @case
+    async def test_fences_grow(self) -> None:
+        """A resource couldn't refuse a holder that has lost its lock."""
+        fences = []
+        for _ in range(4):
+            token = new_id()
+            reply = await self.locks.acquire("l", token, LONG)
+            assert isinstance(reply, Granted)
+            fences.append(reply.fence)
+            await self.locks.release("l", token)
+        assert fences == sorted(set(fences))
+
+    @case
+    async def test_a_lock_ends(self) -> None:
+        """A dead holder would keep it for ever; and a late one would think that it still had it."""
+        token, other = await self.held(lease=self.short), new_id()
+        await self.until(lambda: self.far_locks.acquire("l", other, LONG), is_granted)
+        assert not await self.locks.renew("l", token, LONG)
+        assert await self.locks.release("l", token) is False
+        assert await self.far_locks.release("l", other) is True
+
+    @case
+    async def test_an_end_nobody_noticed_is_an_end(self) -> None:
+        """The same where nobody wanted it since: somebody may have been inside and gone."""
+        token = await self.held(lease=self.short)
+        await self.lapse(1.5 * self.short)
+        assert not await self.locks.renew("l", token, LONG)
+        assert await self.locks.release("l", token) is False
+
+    @case
+    async def test_renew_moves_the_end(self) -> None:
+        """Long work would lose its lock."""
+        token = await self.in_time(
+            lambda: self.held(lease=self.short), lambda token: self.locks.renew("l", token, LONG)
+        )
+        await self.lapse(1.5 * self.short)
+        await self.refused()
+        assert await self.locks.release("l", token) is True
+
+    @case
+    async def test_renew_needs_the_token(self) -> None:
+        """Somebody else's lock would be kept alive, or stolen."""
+        assert not await self.locks.renew("l", new_id(), LONG)
+        token = await self.held()
+        assert not await self.far_locks.renew("l", new_id(), LONG)
+        assert await self.locks.release("l", token) is True
+        assert not await self.locks.renew("l", token, LONG)
+
+    @case
+    async def test_release_wakes(self) -> None:
+        """Those who wait would sleep until the lease ends."""
+        token = await self.held()
+        busy = await self.refused()
+        start = time.monotonic()
+        waiters = [
+            self.beside(self.locks.wait("l", busy, LONG)),
+            self.beside(self.far_locks.wait("l", busy, LONG)),
+        ]
+        await self.pause(0.02)  # most likely they sleep by then; if not, they must not miss it either
+        assert await self.locks.release("l", token) is True
+        await self.locks.wait("l", busy, LONG)
+        taken = 0
+        for waiter in waiters:
+            await waiter
+            taken += isinstance(await self.locks.acquire("l", new_id(), LONG), Granted)
+        assert taken == 1
+        assert time.monotonic() - start < SOON
+
+    @case
+    async def test_wait_is_over_with_the_lease(self) -> None:
+        """Those who wait for a dead holder would sleep on."""
+        busy = await self.in_time(self.short_and_busy)
+        start = time.monotonic()
+        await self.locks.wait("l", busy, LONG)
+        assert time.monotonic() - start < SOON
+
+    @case
+    async def test_wait_is_over_with_its_time(self) -> None:
+        """`wait` would not be kept."""
+        await self.held()
+        busy = await self.refused()
+        for timeout in (0.0, 0.05):
+            start = time.monotonic()
+            await self.locks.wait("l", busy, timeout)
+            assert time.monotonic() - start < SOON
+
+    @case
+    async def test_one_of_many_takes_it(self) -> None:
+        """Two would be inside, when many come at once."""
+        ports = [self.locks, self.far_locks] * (HERD // 2)
+        herd = [self.beside(port.acquire("l", new_id(), LONG)) for port in ports]
+        replies = [await one for one in herd]
+        assert sum(isinstance(reply, Granted) for reply in replies) == 1
+
+    @case
+    async def test_everybody_gets_in_one_by_one(self) -> None:
+        """Of those who wait in turn, some would be inside together, or never."""
+        inside, entered = 0, 0
+
+        async def visit() -> None:
+            nonlocal inside, entered
+            for _ in range(5):
+                token = new_id()
+                while isinstance(reply := await self.locks.acquire("l", token, LONG), Busy):
+                    await self.locks.wait("l", reply, LONG)
+                inside += 1
+                assert inside == 1
+                await self.pause(0.0)
+                entered += 1
+                inside -= 1
+                assert await self.locks.release("l", token) is True
+
+        for visitor in [self.beside(visit()) for _ in range(8)]:
+            await visitor
+        assert entered == 40

@@ -1,0 +1,260 @@
+"""The verbs that are no part of a computation."""
+
+from __future__ import annotations
+
+import unittest
+from math import inf
+
+from stampede.entry import new_id
+from stampede.ports import Versioned
+from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, case, some
+
+__all__ = ["StoreSuite"]
+
+
+class StoreSuite(KeyedSuite):
+    """The verbs that are no part of a computation."""
+
+    @case
+    async def test_set_is_kept(self) -> None:
+        """`set` would not set."""
+        entry = some(b"v", fresh=50.0, keep=LONG, cost=0.25, margin=1.5, raised=True)
+        await self.store.set("k", entry)
+        (found,) = await self.far_store.get(["k"])
+        assert found is not None
+        assert (found.value, found.id, found.cost, found.margin) == (b"v", entry.id, 0.25, 1.5)
+        assert (found.ttl, found.raised) == (50.0, True)
+        assert 50.0 - SOON < found.fresh <= 50.0
+        assert LONG - SOON < found.keep <= LONG
+
+    @case
+    async def test_set_replaces(self) -> None:
+        """The first value would stay."""
+        await self.store.set("k", some(b"one"))
+        await self.far_store.set("k", some(b"two"))
+        entry = await self.kept()
+        assert entry is not None
+        assert entry.value == b"two"
+
+    @case
+    async def test_get_of_many_is_in_order(self) -> None:
+        """Values would be given to the wrong keys."""
+        for name in ("a", "b", "d"):
+            await self.store.set(name, some(name.encode()))
+        answers = await self.store.get(["d", "c", "a", "b", "a"])
+        assert [None if one is None else one.value for one in answers] == [b"d", None, b"a", b"b", b"a"]
+        assert await self.store.get([]) == []
+
+    @case
+    async def test_get_of_very_many(self) -> None:
+        """A batch would run into a limit of the engine's protocol."""
+        names = [f"key {number}" for number in range(2_000)]
+        await self.store.set(names[-1], some(b"last"))
+        answers = await self.store.get(names)
+        assert len(answers) == len(names)
+        assert answers[:-1] == [None] * (len(names) - 1)
+        assert answers[-1] is not None
+
+    @case
+    async def test_get_gives_no_leave_to_compute(self) -> None:
+        """Looking would keep others from computing."""
+        assert await self.kept() is None
+        if self.engine.claims is not None:
+            await self.granted()
+
+    @case
+    async def test_get_gives_what_is_stale(self) -> None:
+        """`peek` would not see what calls are served."""
+        entry = some(fresh=0.0, keep=LONG)
+        await self.store.set("k", entry)
+        kept = await self.kept()
+        assert kept is not None
+        assert kept.id == entry.id
+        assert kept.fresh <= 0
+
+    @case
+    async def test_expired_is_stale_and_kept(self) -> None:
+        """`expire` would remove, or do nothing."""
+        entry = some(b"v", fresh=50.0, keep=LONG)
+        await self.store.set("k", entry)
+        assert await self.far_store.expire("k") is True
+        kept = await self.kept()
+        assert kept is not None
+        assert kept.value == b"v"
+        assert kept.fresh <= 0
+        assert LONG - SOON < kept.keep <= LONG
+
+    @case
+    async def test_expired_without_stale_is_kept_too(self) -> None:
+        """`expire` would be `invalidate` where `stale` is 0."""
+        for fresh in (LONG, inf):
+            await self.store.set("k", some(fresh=fresh))
+            assert await self.store.expire("k") is True
+            kept = await self.kept()
+            assert kept is not None
+            assert kept.fresh <= 0
+            assert kept.keep > LONG - SOON
+
+    @case
+    async def test_expire_says_whether_there_was_something_fresh(self) -> None:
+        """Its caller couldn't tell."""
+        assert await self.store.expire("k") is False
+        await self.store.set("k", some(fresh=0.0, keep=LONG))
+        assert await self.store.expire("k") is False
+        await self.store.set("k", some())
+        assert await self.store.expire("k") is True
+        assert await self.store.expire("k") is False
+
+    @case
+    async def test_invalidated_is_gone(self) -> None:
+        """`invalidate` would leave something to be served."""
+        for keep in (LONG, 2 * LONG):
+            await self.store.set("k", some(keep=keep))
+            assert await self.far_store.invalidate("k") is True
+            assert await self.kept() is None
+
+    @case
+    async def test_invalidated_is_gone_for_waiters_too(self) -> None:
+        """Those who have been waiting would get what was invalidated meanwhile."""
+        await self.store.set("k", some(fresh=0.0))
+        await self.store.invalidate("k")
+        if self.engine.claims is not None:
+            await self.granted(since=SOON)
+
+    @case
+    async def test_invalidate_says_whether_there_was_a_value(self) -> None:
+        """Its caller couldn't tell."""
+        assert await self.store.invalidate("k") is False
+        await self.store.set("k", some(fresh=0.0, keep=LONG))
+        assert await self.store.invalidate("k") is True
+        assert await self.store.invalidate("k") is False
+
+    @case
+    async def test_invalidate_leaves_other_keys_alone(self) -> None:
+        """One invalidation would empty more than its key."""
+        for key in KEYS:
+            await self.store.set(key, some())
+        for key in KEYS[::2]:
+            assert await self.store.invalidate(key) is True
+        answers = await self.store.get(KEYS)
+        assert [one is not None for one in answers] == [number % 2 == 1 for number in range(len(KEYS))]
+
+    @case
+    async def test_set_after_invalidate_stays(self) -> None:
+        """What guards against late fills would keep new values out."""
+        for value in (b"one", b"two"):
+            await self.store.invalidate("k")
+            await self.store.set("k", some(value))
+            kept = await self.kept()
+            assert kept is not None
+            assert kept.value == value
+
+    @case
+    async def test_generations_change_by_bump_alone(self) -> None:
+        """Everything would be lost at every look; or nothing at `invalidate_all`."""
+        before = await self.store.generation("f")
+        assert isinstance(before, str)
+        assert await self.store.generation("f") == before
+        await self.store.bump("f")
+        after = await self.store.generation("f")
+        assert after != before
+        assert await self.store.generation("f") == after
+
+    @case
+    async def test_a_bump_reaches_others(self) -> None:
+        """`invalidate_all` would hold in one process only."""
+        before = await self.far_store.generation("f")
+        await self.store.bump("f")
+        await self.until(lambda: self.far_store.generation("f"), lambda now: now != before, within=2.0)
+        assert await self.far_store.generation("f") == await self.store.generation("f")
+
+    @case
+    async def test_a_bump_leaves_other_scopes_alone(self) -> None:
+        """`f.invalidate_all` would empty g."""
+        before = [await self.store.generation(scope) for scope in ("f", "g", "F", "")]
+        await self.store.bump("f")
+        after = [await self.store.generation(scope) for scope in ("f", "g", "F", "")]
+        assert [one == two for one, two in zip(before, after, strict=True)] == [False, True, True, True]
+
+    @case
+    async def test_the_bump_of_all_reaches_all(self) -> None:
+        """`clear` would leave functions out: those never bumped, or those never heard of."""
+        await self.store.bump("f")
+        scopes = ["f", "g", "", "never asked for"]
+        before = [await self.store.generation(scope) for scope in scopes[:3]]
+        await self.store.bump("")
+        after = [await self.store.generation(scope) for scope in scopes]
+        assert not set(before) & set(after)
+
+    @case
+    async def test_generations_never_come_back(self) -> None:
+        """What was invalidated twice would be there again."""
+        met = set()
+        for step in ("f", "", "f", "f", "", "", "f"):
+            now = await self.store.generation("f")
+            assert now not in met
+            met.add(now)
+            await self.store.bump(step)
+        assert await self.store.generation("f") not in met
+
+    @case
+    async def test_a_look_sees_what_is_fresh(self) -> None:
+        """Hits that need no claim would be given what is stale, changed or gone."""
+        looks, far = self.engine.looks, self.far_store
+        if looks is None:
+            raise unittest.SkipTest("the engine has no looks")
+        assert looks.look("k") is None
+        for change in (far.expire, far.invalidate):
+            entry = some()
+            await far.set("k", entry)
+            found = looks.look("k")
+            assert found is not None  # nothing is under way that could be a doubt
+            assert (found.entry.id, found.entry.value) == (entry.id, b"value")
+            assert LONG - SOON < found.entry.fresh <= LONG
+            await change("k")
+            assert looks.look("k") is None
+        await far.set("k", some(fresh=0.0, keep=LONG))
+        assert looks.look("k") is None
+        await far.set("k", some(fresh=0.0))
+        assert looks.look("k") is None
+
+    @case
+    async def test_none_is_a_value(self) -> None:
+        """Functions that return None would be computed at every call."""
+        self.declared(not self.engine.shared, "one that holds objects")
+        for value in (None, False, 0, "", (), object()):
+            await self.store.set("k", some(value))
+            kept = await self.kept()
+            assert kept is not None
+            assert kept.value is value
+
+    @case
+    async def test_replace_only_what_was_seen(self) -> None:
+        """`Paired` would overwrite what somebody else has stored meanwhile."""
+        store, far = self.store, self.far_store
+        if not isinstance(store, Versioned) or not isinstance(far, Versioned):
+            raise unittest.SkipTest("the store is not versioned")
+        first, second, third = some(b"1"), some(b"2", fresh=0.0, keep=LONG), some(b"3")
+        assert not await store.replace("k", new_id(), first)
+        assert await store.replace("k", None, first)
+        assert not await far.replace("k", None, second)
+        assert not await far.replace("k", new_id(), second)
+        assert await far.replace("k", first.id, second)
+        assert not await store.replace("k", None, third)  # stale is kept too
+        assert await store.replace("k", second.id, third)
+        kept = await self.kept()
+        assert kept is not None
+        assert kept.id == third.id
+        await store.invalidate("k")
+        assert not await store.replace("k", third.id, first)
+        await store.set("k", some(fresh=0.0))
+        assert await store.replace("k", None, first)  # and grace is not
+
+    @case
+    async def test_one_of_many_replaces(self) -> None:
+        """Two would both believe that theirs was stored."""
+        store = self.store
+        if not isinstance(store, Versioned):
+            raise unittest.SkipTest("the store is not versioned")
+        herd = [self.beside(store.replace("k", None, some())) for _ in range(HERD)]
+        assert [await one for one in herd].count(True) == 1

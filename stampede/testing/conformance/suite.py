@@ -1,0 +1,233 @@
+"""What the suites have in common: an engine of its own for every case, a colour, and time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import unittest
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, ClassVar, TypeVar
+
+from stampede.colour import run_blocking
+from stampede.entry import Entry, new_id
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Store
+from stampede.testing.clock import FakeClock
+
+__all__ = [
+    "HERD",
+    "KEYS",
+    "LONG",
+    "SOON",
+    "VALUES",
+    "Beside",
+    "KeyedSuite",
+    "Suite",
+    "case",
+    "is_granted",
+    "some",
+    "there",
+]
+
+T = TypeVar("T")
+Scenario = Callable[[Any], Coroutine[Any, Any, None]]
+
+LONG = 60.0  # a lease, or a timeout, that no test sits out
+SOON = 10.0  # what has not happened by then won't
+HERD = 16
+
+KEYS = [
+    "", " ", "a", "A", "a ", " a", "a\n", "a\r\n", "a\tb", "a\x00", "a\x00b", "\x00", "\x7f", "{a}", "}a{", "a:b",
+    "a/b", "../a", ".", "..", "a%00", "a%20b", "*", "?", "'", '"', "\\", "é", "e\u0301", "K", "\u212a", "ß", "SS",
+    "\U0001f40e", "\ufeff", "\uffff", "k" * 10_000, "k" * 9_999 + "l", "\U0001f40e" * 1_000,
+    "\ud800", "\udcff", "\ud83d\udc0e",
+]  # fmt: skip
+"""Keys that are easily taken for each other, or for something else. Any str is one, half a surrogate pair too."""
+
+VALUES = [b"", b"\x00", b"0", b"END\r\n", b"\r\n", bytes(range(256)), "é".encode(), b"\xff" * 3, b"x" * 1_000_000]
+
+
+def case(scenario: Scenario) -> Callable[[Any], None]:
+    """A scenario as a test method: run in the suite's colour, over an engine of its own, and cleaned up."""
+
+    def test(self: Any) -> None:
+        self.engine = self.make_engine()
+        try:
+            self.peer = self.make_peer(self.engine)
+            try:
+                self._run(scenario(self))
+            finally:
+                if self.peer is not self.engine:
+                    self.drop_engine(self.peer)
+        finally:
+            self.drop_engine(self.engine)
+
+    # not functools.wraps: pytest would look through it, and take scenarios for what they are not
+    test.__name__, test.__qualname__, test.__doc__ = scenario.__name__, scenario.__qualname__, scenario.__doc__
+    return test
+
+
+class Suite:
+    """What the suites have in common: an engine, a colour, and time."""
+
+    suspending: ClassVar[bool] = False
+    short: ClassVar[float] = 0.2  # the shortest lease that the engine tells from none, in seconds
+    clock: FakeClock | None = None  # the one that `make_engine` gave its engine, if it did
+
+    engine: Engine
+    peer: Engine
+
+    def make_engine(self) -> Engine:
+        """A new engine with nothing in it."""
+        raise NotImplementedError
+
+    def make_peer(self, engine: Engine) -> Engine:
+        """Another client of the same store, as another process would have; or the engine itself."""
+        return engine
+
+    def drop_engine(self, engine: Engine) -> None:
+        engine.close()
+
+    @case
+    async def test_it_declares_what_it_can(self) -> None:
+        """A cache could not tell what to rely on."""
+        assert isinstance(self.engine, Engine)
+        flags = (self.engine.shared, self.engine.fenced, self.engine.pushes, self.engine.coherent)
+        assert all(flag is True or flag is False for flag in flags)
+        assert 0 <= self.engine.ping() < SOON
+
+    # -- colour
+
+    def _run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        if self.suspending:
+            asyncio.run(scenario)
+        else:
+            run_blocking(scenario)
+
+    def beside(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Have a coroutine run beside this one, in a task or in a thread. Await what this returns."""
+        return asyncio.ensure_future(work) if self.suspending else Beside(work)
+
+    async def pause(self, seconds: float) -> None:
+        """Real time, for those who run beside us to get ahead, or for a server's clock."""
+        if self.suspending:
+            await asyncio.sleep(seconds)
+        else:
+            time.sleep(seconds)
+
+    # -- time
+
+    async def lapse(self, seconds: float) -> None:
+        """Let so much of the engine's time pass."""
+        if self.clock is not None:
+            self.clock.advance(seconds)
+        else:
+            await self.pause(seconds)
+
+    async def until(self, ask: Callable[[], Awaitable[T]], good: Callable[[T], bool], within: float = SOON) -> T:
+        """The first good answer, asked for again and again as the engine's time passes."""
+        step = self.short / 8
+        for _ in range(int(within / step) + 1):
+            answer = await ask()
+            if good(answer):
+                return answer
+            await self.lapse(step)
+        raise AssertionError(f"after {within} s it is still {answer!r}")
+
+    async def in_time(
+        self, begin: Callable[[], Awaitable[T | None]], go_on: Callable[[T], Awaitable[bool]] | None = None
+    ) -> T:
+        """Begin with a short lease, and go on while it stands; begin again if this machine was too slow for that."""
+        for _ in range(20):
+            begun = await begin()
+            if begun is not None and (go_on is None or await go_on(begun)):
+                return begun
+        raise AssertionError("the lease has always ended before its time")
+
+    def declared(self, what: bool, name: str) -> None:
+        if not what:
+            raise unittest.SkipTest(f"{self.engine.scheme}:// declares that it is not {name}")
+
+
+class Beside:
+    """A coroutine of the blocking colour, in a thread of its own; awaiting it joins the thread."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def _live(self) -> None:
+        try:
+            self._result = run_blocking(self._work)
+        except BaseException as error:
+            self._error = error
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._end().__await__()
+
+    async def _end(self) -> Any:
+        self._thread.join(2 * LONG)
+        assert not self._thread.is_alive(), "it hangs"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def some(value: Any = b"value", *, fresh: float = LONG, keep: float | None = None, **known: Any) -> Entry[Any]:
+    """An entry, fresh for a minute unless told otherwise."""
+    return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh if keep is None else keep, **known)
+
+
+def is_granted(reply: object) -> bool:
+    return isinstance(reply, Granted)
+
+
+def there(port: T | None) -> T:
+    if port is None:
+        raise unittest.SkipTest("the engine has no such port")
+    return port
+
+
+class KeyedSuite(Suite):
+    """The ports of an engine with values."""
+
+    @property
+    def claims(self) -> Claims:
+        return there(self.engine.aclaims if self.suspending else self.engine.claims)
+
+    @property
+    def store(self) -> Store:
+        return there(self.engine.astore if self.suspending else self.engine.store)
+
+    @property
+    def far_claims(self) -> Claims:
+        """The same of the peer."""
+        return there(self.peer.aclaims if self.suspending else self.peer.claims)
+
+    @property
+    def far_store(self) -> Store:
+        return there(self.peer.astore if self.suspending else self.peer.store)
+
+    async def granted(self, key: str = "k", **terms: Any) -> bytes:
+        """A new token that has just been granted the key."""
+        token = new_id()
+        reply = await self.claims.claim(key, token, Ask(terms.pop("lease", LONG), **terms))
+        assert isinstance(reply, Granted), reply
+        return token
+
+    async def busy(self, key: str = "k", **terms: Any) -> Busy:
+        """What a passer-by is told, who must not be granted the key."""
+        reply = await self.far_claims.claim(key, new_id(), Ask(LONG, **terms))
+        assert isinstance(reply, Busy), reply
+        return reply
+
+    async def found(self, key: str = "k", **terms: Any) -> Entry[Any]:
+        reply = await self.far_claims.claim(key, new_id(), Ask(LONG, **terms))
+        assert isinstance(reply, Found), reply
+        return reply.entry
+
+    async def kept(self, key: str = "k") -> Entry[Any] | None:
+        return (await self.store.get([key]))[0]

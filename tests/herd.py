@@ -1,0 +1,103 @@
+"""Callers of both colours, many at once, and functions that wait until they are let on."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE = 20.0
+
+
+class Herd:
+    """Threads that all do one thing; what each of them got, or the error it ended with, in order."""
+
+    def __init__(self, *jobs: Callable[[], Any]) -> None:
+        self._got: list[Any] = [None] * len(jobs)
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, job), daemon=True) for number, job in enumerate(jobs)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, number: int, job: Callable[[], Any]) -> None:
+        try:
+            self._got[number] = job()
+        except BaseException as error:
+            self._got[number] = error
+
+    @property
+    def waiting(self) -> int:
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def join(self) -> list[Any]:
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "a caller never came back"
+        return self._got
+
+
+class Origin:
+    """A function that counts its calls, and waits in each until it is let on."""
+
+    def __init__(self, *, open: bool = False) -> None:
+        self.calls = 0
+        self.began = threading.Semaphore(0)
+        self._gate = threading.Event()
+        if open:
+            self._gate.set()
+
+    def __call__(self) -> int:
+        """The number of this call."""
+        self.calls += 1
+        number = self.calls
+        self.began.release()
+        assert self._gate.wait(PATIENCE), "nobody let it on"
+        return number
+
+    async def suspending(self) -> int:
+        self.calls += 1
+        number = self.calls
+        self.began.release()
+        while not self._gate.is_set():
+            await asyncio.sleep(0.001)
+        return number
+
+    def has_begun(self) -> None:
+        """Wait for one more call of it."""
+        assert self.began.acquire(timeout=PATIENCE), "nobody computes"
+
+    def let_on(self) -> None:
+        self._gate.set()
+
+    def hold(self) -> None:
+        self._gate.clear()
+
+
+def until(condition: Callable[[], object], bound: float = PATIENCE) -> None:
+    """Wait for what has no event of its own."""
+    end = time.monotonic() + bound
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.001)
+
+
+async def until_async(condition: Callable[[], object], bound: float = PATIENCE) -> None:
+    end = time.monotonic() + bound
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        await asyncio.sleep(0.001)
+
+
+def had(value: Any) -> Any:
+    """The value, or what the awaitable gives, in a loop of its own."""
+    if inspect.isawaitable(value):
+
+        async def wait() -> Any:
+            return await value
+
+        return asyncio.run(wait())
+    return value

@@ -1,0 +1,1181 @@
+"""`@cached` as its users meet it: functions of both colours, the verbs, the options, and what may go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import enum
+import functools
+import gc
+import inspect
+import pickle
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from herd import Herd, Origin, had, until, until_async
+
+from stampede import Cache, Entry, KeyingError, RecursiveComputation, WaitTimeout, cached, configure
+from stampede.testing import disabled, isolated
+
+
+@pytest.fixture(autouse=True)
+def _caches_of_its_own() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+def _colours(compute: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The same function as a `def` and as an `async def`."""
+
+    async def suspending(*args: Any, **kwargs: Any) -> Any:
+        return compute(*args, **kwargs)
+
+    functools.update_wrapper(suspending, compute)
+    suspending.__wrapped__ = compute  # type: ignore[attr-defined]
+    return {"sync": compute, "async": suspending}
+
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+def counting(colour: str) -> tuple[Any, list[Any]]:
+    """A function of (x, y=2), not decorated yet, and the arguments of each computation."""
+    calls: list[Any] = []
+
+    def compute(x: Any, y: Any = 2) -> Any:
+        calls.append((x, y))
+        return x, y, len(calls)
+
+    return _colours(compute)[colour], calls
+
+
+@cached
+def at_the_top(x: int, *, y: int = 2) -> tuple[int, int]:
+    """Its docstring."""
+    return x, y
+
+
+@cached(ttl=60)
+async def at_the_top_async(x: int) -> int:
+    """Its docstring."""
+    return x
+
+
+# -- it stays the function that it was --------------------------------------------------------------------------------
+
+
+def test_a_decorated_function_is_still_that_function() -> None:
+    """Frameworks read signature, name and colour (FastAPI, click, sphinx): a wrapper without them can't be used."""
+    assert inspect.isfunction(at_the_top)
+    assert str(inspect.signature(at_the_top)) == "(x: 'int', *, y: 'int' = 2) -> 'tuple[int, int]'"
+    assert (at_the_top.__name__, at_the_top.__qualname__, at_the_top.__module__) == ("at_the_top",) * 2 + (__name__,)
+    assert at_the_top.__doc__ == "Its docstring."
+    assert at_the_top.__wrapped__(1) == (1, 2)
+    assert at_the_top.__annotations__["x"] == "int"
+    assert not inspect.iscoroutinefunction(at_the_top)
+
+
+def test_a_decorated_coroutine_function_is_still_one() -> None:
+    """A framework that takes it for a plain function would hand out coroutines instead of values."""
+    assert inspect.iscoroutinefunction(at_the_top_async)
+    assert asyncio.iscoroutinefunction(at_the_top_async)
+    assert inspect.isfunction(at_the_top_async)
+    assert at_the_top_async.__doc__ == "Its docstring."
+
+
+def test_a_decorated_function_can_be_pickled() -> None:
+    """A process pool or a task queue sends functions by their name."""
+    assert pickle.loads(pickle.dumps(at_the_top)) is at_the_top
+    assert pickle.loads(pickle.dumps(at_the_top_async)) is at_the_top_async
+
+
+@both
+def test_bare_and_called(colour: str) -> None:
+    """`@cached`, `@cached()` and `@cached(ttl=60)` are all written by users."""
+    for decorate in (cached, cached(), cached(ttl=60)):
+        with isolated():
+            function, calls = counting(colour)
+            decorated = decorate(function)
+            assert had(decorated(1)) == had(decorated(1)) == (1, 2, 1)
+            assert calls == [(1, 2)]
+
+
+def test_keywords_and_defaults_are_one_key() -> None:
+    """f(1), f(x=1) and f(1, y=2) are the same call; each would be computed anew."""
+    function, calls = counting("sync")
+    f = cached(function)
+    assert f(1) == f(x=1) == f(1, 2) == f(y=2, x=1) == (1, 2, 1)
+    assert f(1, 3) == (1, 3, 2)
+    assert len(calls) == 2
+
+
+def test_wrong_arguments_are_python_s_own_error() -> None:
+    """A call that can't be is a TypeError, as without the decorator, and nothing is kept of it."""
+    f = cached(counting("sync")[0])
+    for wrong in (lambda: f(), lambda: f(1, 2, 3), lambda: f(1, z=3), lambda: f(1, x=1)):
+        with pytest.raises(TypeError):
+            wrong()
+    assert f(1) == (1, 2, 1)
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("value", [None, False, 0, "", [], {}, NotImplemented, Ellipsis])
+def test_every_value_is_one(colour: str, value: Any) -> None:
+    """Peers take None for "nothing there" and compute it at every call."""
+    calls: list[int] = []
+
+    def compute() -> Any:
+        calls.append(1)
+        return value
+
+    f = cached(_colours(compute)[colour])
+    assert had(f()) is value
+    assert had(f()) is value
+    assert len(calls) == 1
+    assert had(f.peek()).value is value
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Whole(int):
+    pass
+
+
+ALIKE: list[Any] = [1, True, 1.0, "1", b"1", Number.ONE, None, (1,), (True,), (1.0,), 0, -0.0, 0.0, False, "", b""]
+
+
+@both
+def test_keys_are_exact_also_for_hits(colour: str) -> None:
+    """1 == True == 1.0: a table that takes them for each other gives one user another's value."""
+    f = cached(_colours(lambda x: (type(x), repr(x)))[colour])
+    for _ in range(3):  # the first computes, the second may fill the fast table, the third hits it
+        for x in ALIKE:
+            assert had(f(x)) == (type(x), repr(x)), x
+        for x in reversed(ALIKE):
+            assert had(f(x)) == (type(x), repr(x)), x
+
+
+def test_subclasses_of_str_and_int_are_told_apart_from_what_they_equal() -> None:
+    """They are equal to plain ones, hash alike, and may behave in any way they like."""
+    f = cached(lambda x: type(x))
+    for _ in range(3):
+        for x in ("1", 1, Number.ONE):
+            assert f(x) is type(x)
+    for x in (Text("1"), Whole(1)):
+        try:
+            assert f(x) is type(x)
+        except KeyingError:
+            pass  # no identity that is known to be stable: refused, which is exact too
+
+
+class Hostile:
+    """Equal to everything, with a hash of its own making."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __stampede_key__(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash(1)
+
+
+class Explosive(Hostile):
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("hashed")
+
+
+@pytest.mark.parametrize("kind", [Hostile, Explosive])
+def test_arguments_with_hostile_equality(kind: type[Hostile]) -> None:
+    """An argument's own __eq__ or __hash__ must never decide which value is served, nor break the call."""
+    f = cached(lambda x: getattr(x, "name", x))
+    for _ in range(3):
+        assert f(1) == 1
+        assert f(kind("a")) == "a"
+        assert f(kind("b")) == "b"
+        assert f("a") == "a"
+
+
+def test_unhashable_arguments() -> None:
+    """A list or a dict is keyed by its content, in any order of the dict."""
+    f = cached(lambda x: repr(x))
+    assert f([1, 2]) == f([1, 2]) == "[1, 2]"
+    assert f([2, 1]) == "[2, 1]"
+    assert f({"a": 1, "b": 2}) == f({"b": 2, "a": 1})
+    assert f.stats().computations == 3
+
+
+def test_values_are_the_very_objects() -> None:
+    """The local tier shares values, as lru_cache's are shared; a copy per hit would cost more than the hit."""
+    f = cached(lambda: [1])
+    assert f() is f()
+
+
+@pytest.mark.parametrize("make", [lambda: iter([1]), lambda: (x for x in [1]), lambda: map(str, [1]), lambda: zip()])
+@both
+def test_iterators_are_refused_as_values(colour: str, make: Callable[[], Any]) -> None:
+    """The first caller would use it up, and all others get nothing."""
+    f = cached(_colours(make)[colour])
+    for _ in range(2):
+        with pytest.raises(TypeError, match="iterator"):
+            had(f())
+    assert had(f.peek()) is None
+
+
+def test_iterators_are_refused_by_set_too() -> None:
+    """The same by another door."""
+    f = cached(lambda: 1)
+    with pytest.raises(TypeError, match="iterator"):
+        f.set(iter([1]))
+    with pytest.raises(TypeError, match="iterator"):
+        Cache().set("k", iter([1]))
+    assert f() == 1
+
+
+def test_an_async_iterator_is_refused_as_a_value() -> None:
+    """What an async generator yields can be had only once too."""
+
+    async def numbers() -> Any:
+        yield 1
+
+    f = cached(lambda: numbers())
+    with pytest.raises(TypeError, match="iterator"):
+        f()
+
+
+def test_an_awaitable_from_a_plain_function_is_refused() -> None:
+    """A coroutine can be awaited once: the second caller of a cached one would get a RuntimeError."""
+
+    async def value() -> int:
+        return 1
+
+    f = cached(lambda: value())
+    for _ in range(2):  # the second would hang for the lease, had the first leaked it
+        started = time.monotonic()
+        with pytest.raises(TypeError, match="awaitable"):
+            f()
+        assert time.monotonic() - started < 5
+    assert f.peek() is None
+
+
+def test_an_awaitable_from_a_coroutine_function_is_awaited() -> None:
+    """A value that must be awaited again is never stored."""
+
+    async def inner() -> int:
+        return 1
+
+    @cached
+    async def f() -> Any:
+        return inner()
+
+    with pytest.raises(TypeError, match="awaitable"):
+        asyncio.run(f())
+
+
+# -- the verbs --------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_verbs(colour: str) -> None:
+    """Each verb does what its name says, in the function's own colour."""
+    function, calls = counting(colour)
+    f = cached(ttl=60, stale=60)(function)
+    assert had(f.peek(1)) is None
+    assert calls == []
+    assert had(f(1)) == (1, 2, 1)
+    entry = had(f.peek(1))
+    assert isinstance(entry, Entry)
+    assert entry.value == (1, 2, 1)
+    assert 59 < entry.fresh <= 60
+    assert 119 < entry.keep <= 120
+    assert had(f.refresh(1)) == (1, 2, 2)
+    assert had(f(1)) == (1, 2, 2)
+    assert had(f.set("mine", 1)) is None
+    assert had(f(1)) == "mine"
+    assert had(f.expire(1)) is True
+    assert had(f.expire(1)) is False
+    assert had(f.peek(1)).fresh <= 0
+    assert had(f(1)) == (1, 2, 3)
+    assert had(f.invalidate(1)) is True
+    assert had(f.invalidate(1)) is False
+    assert had(f.peek(1)) is None
+    assert had(f.many([(1,), (2, 3), (1,)])) == [(1, 2, 4), (2, 3, 5), (1, 2, 4)]
+    assert had(f.invalidate_all()) is None
+    assert had(f.peek(1)) is None
+    assert had(f.peek(2, 3)) is None
+    stats = f.stats()
+    assert stats.computations == len(calls) == 5
+    assert f.key(1) == f.key(x=1, y=2)
+    assert f.key(1).endswith(":" + f.__qualname__ + "(1)") or "(1" in f.key(1)
+    assert isinstance(f.cache, Cache)
+
+
+@both
+def test_the_verbs_of_a_hit_that_is_in_the_fast_table(colour: str) -> None:
+    """Each way of voiding a value must take it out of the generated table too, or hits go on serving it."""
+    f = cached(stale=10)(counting(colour)[0])
+    for number, void in enumerate(
+        [
+            lambda: f.invalidate(1),
+            lambda: f.expire(1),
+            lambda: f.invalidate_all(),
+            lambda: f.refresh(1),
+            lambda: f.cache.clear(),
+            lambda: configure(ttl=5),
+        ],
+        start=1,
+    ):
+        for _ in range(3):
+            assert had(f(1)) == (1, 2, number)
+        had(void())
+    assert had(f(1)) == (1, 2, 7)
+
+
+@both
+def test_set_replaces_a_hit(colour: str) -> None:
+    """The same for `set`."""
+    f = cached(counting(colour)[0])
+    for _ in range(3):
+        had(f(1))
+    had(f.set("new", 1))
+    assert [had(f(1)) for _ in range(3)] == ["new"] * 3
+
+
+def test_eviction_leaves_the_fast_table() -> None:
+    """What SIEVE has thrown out would otherwise be kept for ever by the generated table."""
+    cache = Cache("memory://?entries=10")
+
+    class Big:
+        pass
+
+    f = cached(cache=cache)(lambda n: Big())
+    values = [weakref.ref(f(n)) for n in range(200) if f(n)]
+    gc.collect()
+    assert sum(value() is not None for value in values) <= 11  # the last is also in the last event, for a moment
+    assert f.stats().computations == 200
+
+
+def test_invalidate_via_a_hook() -> None:
+    """Invalidated before the commit, the old row would be read and cached again."""
+    f = cached(counting("sync")[0])
+    hooks: list[Callable[[], object]] = []
+    assert f(1) == (1, 2, 1)
+    assert f.invalidate(1, via=hooks.append) is None
+    assert f(1) == (1, 2, 1)
+    hooks.pop()()
+    assert f(1) == (1, 2, 2)
+
+
+def test_invalidate_via_a_hook_in_a_loop() -> None:
+    """The hook is a plain call, also where the function is async: databases know no other."""
+    f = cached(counting("async")[0])
+    hooks: list[Callable[[], object]] = []
+
+    async def main() -> None:
+        assert await f(1) == (1, 2, 1)
+        await f.invalidate(1, via=hooks.append)
+        assert await f(1) == (1, 2, 1)
+        hooks.pop()()
+        assert await f(1) == (1, 2, 2)
+
+    asyncio.run(main())
+
+
+def test_a_parameter_called_via_is_the_function_s_own() -> None:
+    """A name of ours must not take an argument away."""
+    f = cached(lambda via: via)
+    assert f("mail") == "mail"
+    assert f.invalidate(via="mail") is True
+
+
+def test_parameters_called_as_ours_are() -> None:
+    """Generated code and verbs have names too: none may clash with a parameter."""
+
+    def compute(self, slow_, fast_, now_, e_, type_, value, key, args, kwargs, fn, _):  # type: ignore[no-untyped-def]
+        return [self, slow_, fast_, now_, e_, type_, value, key, args, kwargs, fn, _]
+
+    f = cached(compute)
+    for _ in range(3):
+        assert f(*range(12)) == list(range(12))
+    named = dict(zip(inspect.signature(compute).parameters, range(12), strict=True))
+    assert f(**named) == list(range(12))
+    assert f.invalidate(*range(12)) is True
+
+
+def test_star_arguments() -> None:
+    """A signature with stars has no fast table, and the same exactness."""
+    f = cached(lambda *args, **kwargs: (args, kwargs))
+    for _ in range(2):
+        assert f(1, 2, a=3, b=4) == ((1, 2), {"a": 3, "b": 4})
+        assert f(1, 2, b=4, a=3) == ((1, 2), {"a": 3, "b": 4})
+        assert f(True, 2) == ((True, 2), {})
+        assert f(1, 2) == ((1, 2), {})
+        assert f((1, 2)) == (((1, 2),), {})
+    assert f.stats().computations == 4
+
+
+def test_many_computes_only_what_is_missing() -> None:
+    """`many` is a hit for what is there."""
+    function, calls = counting("sync")
+    f = cached(function)
+    f(2)
+    assert [value[0] for value in f.many([(1,), (2,), [3]])] == [1, 2, 3]
+    assert calls == [(2, 2), (1, 2), (3, 2)]
+    assert f.many([]) == []
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_key_options() -> None:
+    """Keys by format, by function, without some parameters, by version and namespace."""
+    by_format = cached(key="user:{x}")(counting("sync")[0])
+    assert by_format.key(1).endswith(":user:1")
+    assert by_format(1, 1) == by_format(1, 5)
+    by_function = cached(key=lambda x, y=2: f"{x + y}")(counting("sync")[0])
+    assert by_function(1, 4) == by_function(2, 3)
+    without = cached(ignore="y")(counting("sync")[0])
+    assert without(1, 1) == without(1, 5)
+    assert without(1, 1) == without(1, 5)
+    first, second = cached(version=1)(at_the_top.__wrapped__), cached(version=2)(at_the_top.__wrapped__)
+    assert len({first.key(1), second.key(1), at_the_top.key(1)}) == 3
+    assert cached(namespace="shop")(at_the_top.__wrapped__).key(1).startswith("shop:")
+
+
+def test_a_key_function_may_look_around() -> None:
+    """A tenant in a context is part of such a key: a fast table that looks only at arguments would mix tenants."""
+    tenant = contextvars.ContextVar("tenant", default="a")
+    f = cached(key=lambda x: f"{tenant.get()}:{x}")(lambda x: (tenant.get(), x))
+    for name in ("a", "b", "a", "b"):
+        tenant.set(name)
+        assert f(1) == (name, 1)
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ttl, seconds", [(60, 60.0), (0.5, 0.5), (timedelta(minutes=2), 120.0), (None, float("inf"))])
+def test_ttl(ttl: Any, seconds: float) -> None:
+    """Seconds, timedelta and None are all understood, and kept with the entry."""
+    f = cached(ttl=ttl)(lambda: 1)
+    f()
+    assert f.peek().ttl == seconds
+
+
+def test_ttl_as_a_function_of_the_value() -> None:
+    """A token that says when it ends is to be kept that long."""
+    f = cached(ttl=lambda value: value)(lambda x: x)
+    assert f.many([(60,), (5,), (0,)]) == [60, 5, 0]
+    assert (f.peek(60).ttl, f.peek(5).ttl) == (60, 5)
+    assert f.peek(0) is None
+
+
+@both
+def test_ttl_0_keeps_nothing(colour: str) -> None:
+    """It coalesces only: the next call computes."""
+    f = cached(ttl=0)(counting(colour)[0])
+    assert [had(f(1))[2] for _ in range(3)] == [1, 2, 3]
+    assert had(f.peek(1)) is None
+
+
+def test_ttl_0_coalesces() -> None:
+    """Who asks while it is computed shares it."""
+    origin = Origin()
+    f = cached(ttl=0)(lambda: origin())
+    leader = Herd(f)
+    origin.has_begun()
+    followers = Herd(*[f] * 8)
+    until(lambda: _callers(f) == 9)
+    origin.let_on()
+    assert leader.join() + followers.join() == [1] * 9
+    assert origin.calls == 1
+
+
+def _callers(f: Any) -> int:
+    """How many are in the flights of the function's cache just now."""
+    flights = f.cache._core.flights._flights
+    return sum(flight.callers for flight in list(flights.values()))
+
+
+def test_a_value_ends() -> None:
+    """After its ttl it is computed again, though the fast table still has it."""
+    f = cached(ttl=0.05, early=0)(counting("sync")[0])
+    assert f(1)[2] == 1
+    until(lambda: f(1)[2] == 2)
+
+
+@both
+def test_stale_is_served_while_somebody_computes(colour: str) -> None:
+    """With `stale`, an expired value costs one caller its computation and nobody else a moment."""
+    origin = Origin(open=True)
+    f = cached(ttl=60, stale=60)(_named(origin, colour))
+    assert had(f()) == 1
+    origin.has_begun()
+    had(f.expire())
+    origin.hold()
+    leader = Herd(lambda: had(f()))
+    origin.has_begun()
+    assert [had(f()) for _ in range(3)] == [1, 1, 1]
+    origin.let_on()
+    assert leader.join() == [2]
+    assert had(f()) == 2
+    assert f.stats().served == {"computing": 3}
+
+
+def _named(origin: Origin, colour: str) -> Any:
+    """The origin as a function with a name."""
+
+    def compute() -> int:
+        return origin()
+
+    async def suspending() -> int:
+        return await origin.suspending()
+
+    return compute if colour == "sync" else suspending
+
+
+@both
+def test_stale_is_served_when_the_computation_fails(colour: str) -> None:
+    """An old value beats an error, and the origin rests for as long as it was told."""
+    answers: list[Any] = [1, ValueError("down"), 3]
+    calls: list[int] = []
+
+    def compute() -> Any:
+        calls.append(1)
+        answer = answers[len(calls) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    f = cached(ttl=60, stale=60, retry_after=60)(_colours(compute)[colour])
+    assert had(f()) == 1
+    had(f.expire())
+    assert [had(f()) for _ in range(3)] == [1, 1, 1]
+    assert len(calls) == 2
+    assert f.stats().served == {"failed": 1, "resting": 2}
+    assert had(f.refresh()) == 3
+
+
+def test_retry_after_without_a_value() -> None:
+    """While the key rests, callers get an error at once instead of one computation each."""
+    from stampede import ComputationFailed
+
+    calls: list[int] = []
+
+    @cached(retry_after=60)
+    def f() -> None:
+        calls.append(1)
+        raise ValueError("down")
+
+    with pytest.raises(ValueError, match="down"):
+        f()
+    with pytest.raises(ComputationFailed, match=r"ValueError: down"):
+        f()
+    assert len(calls) == 1
+
+
+@both
+def test_background_refreshes_block_nobody(colour: str) -> None:
+    """With `background=True` even the caller that finds the value stale gets it at once."""
+    origin = Origin(open=True)
+    f = cached(ttl=60, stale=60, background=True)(_named(origin, colour))
+
+    async def main() -> None:
+        assert await f() == 1
+        await f.expire()
+        origin.hold()
+        assert [await f() for _ in range(5)] == [1] * 5
+        origin.let_on()
+        await until_async(lambda: origin.calls == 2)
+        while await f() != 2:
+            await asyncio.sleep(0.001)
+
+    if colour == "async":
+        asyncio.run(main())
+    else:
+        assert f() == 1
+        f.expire()
+        origin.hold()
+        assert [f() for _ in range(5)] == [1] * 5
+        origin.let_on()
+        until(lambda: f() == 2)
+    assert origin.calls == 2
+
+
+def test_early_refresh_happens_before_the_end() -> None:
+    """Nobody waits at the end of a hot key's time: somebody has computed the next value before it."""
+    calls: list[int] = []
+
+    @cached(ttl=0.4, early=3.0)
+    def f() -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            threading.Event().wait(0.1)  # the cost that the early moment is made of
+        return len(calls)
+
+    f()
+    until(lambda: f() == 2)
+    assert f.stats().computed == {"missing": 1, "early": 1}
+
+
+def test_wait_runs_out() -> None:
+    """A caller that would rather fail than wait is told so in time, and the computation goes on."""
+    origin = Origin()
+    f = cached(wait=0.05)(_named(origin, "sync"))
+    leader = Herd(f)
+    origin.has_begun()
+    with pytest.raises(WaitTimeout, match="somebody else has been computing"):
+        f()
+    origin.let_on()
+    assert leader.join() == [1]
+    assert f() == 1
+
+
+def test_wait_runs_out_in_a_loop() -> None:
+    """The same for tasks."""
+    origin = Origin()
+    f = cached(wait=0.05)(_named(origin, "async"))
+
+    async def main() -> None:
+        leader = asyncio.create_task(f())
+        await until_async(lambda: origin.calls)
+        with pytest.raises(WaitTimeout):
+            await f()
+        origin.let_on()
+        assert await leader == 1
+
+    asyncio.run(main())
+
+
+def test_jitter_takes_off() -> None:
+    """Keys that were filled together must not end together."""
+    f = cached(ttl=100, jitter=0.5)(lambda x: x)
+    f.many([(n,) for n in range(50)])
+    ends = {f.peek(n).ttl for n in range(50)}
+    assert len(ends) == 50
+    assert all(50 <= end <= 100 for end in ends)
+
+
+@both
+def test_cache_if(colour: str) -> None:
+    """A value that is refused is returned, and not kept."""
+    answers = iter([None, None, "there"])
+    f = cached(cache_if=lambda value: value is not None)(_colours(lambda: next(answers))[colour])
+    assert [had(f()) for _ in range(4)] == [None, None, "there", "there"]
+    assert f.stats().unkept == 2
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+class NotFound(LookupError):
+    def __init__(self, kind: str, number: int) -> None:
+        super().__init__(kind, number)
+        self.number = number
+
+
+class Gone(NotFound):
+    pass
+
+
+@both
+def test_an_error_reaches_the_caller_and_nothing_is_kept(colour: str) -> None:
+    """The next call tries again."""
+    answers: list[Any] = [ValueError("once"), 2]
+
+    def compute() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    f = cached(_colours(compute)[colour])
+    with pytest.raises(ValueError, match="once") as caught:
+        had(f())
+    assert any(frame.name == "compute" for frame in caught.traceback)  # its own traceback leads to the origin
+    assert had(f()) == 2
+
+
+@both
+def test_errors_that_are_answers(colour: str) -> None:
+    """`raises`: "there is no such customer" is worth keeping; class and arguments come back, a new object each time."""
+    calls: list[int] = []
+
+    def compute(kind: type[NotFound]) -> None:
+        calls.append(1)
+        raise kind("customer", 42)
+
+    f = cached(raises=LookupError, key=lambda kind: kind.__name__)(_colours(compute)[colour])
+    seen: list[BaseException] = []
+    for kind in (NotFound, Gone, NotFound, Gone, NotFound):
+        with pytest.raises(kind) as caught:
+            had(f(kind))
+        assert type(caught.value) is kind
+        assert caught.value.args == ("customer", 42)
+        assert caught.value.number == 42
+        seen.append(caught.value)
+    assert len(calls) == 2
+    assert len({id(error) for error in seen}) == 5  # shared ones would collect each other's tracebacks
+
+
+def test_followers_get_copies_of_the_error() -> None:
+    """One exception object raised in many threads gathers all their tracebacks, and leaks their frames."""
+    origin = Origin()
+
+    class Broken(Exception):
+        def __init__(self, code: int, *, hint: str) -> None:
+            super().__init__(f"code {code}")
+            self.code, self.hint = code, hint
+
+    @cached
+    def f() -> None:
+        origin()
+        raise Broken(5, hint="restart")
+
+    leader = Herd(f)
+    origin.has_begun()
+    followers = Herd(*[f] * 6)
+    until(lambda: _callers(f) == 7)
+    origin.let_on()
+    errors = leader.join() + followers.join()
+    assert origin.calls == 1
+    assert {(type(e), str(e), e.code, e.hint) for e in errors} == {(Broken, "code 5", 5, "restart")}
+    assert len({id(e) for e in errors}) == 7
+
+
+@pytest.mark.parametrize("kind", [StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit, StopAsyncIteration])
+def test_odd_exceptions_of_a_plain_function(kind: type[BaseException]) -> None:
+    """Our coroutines speak with StopIteration and GeneratorExit themselves: the user's must not be taken for ours."""
+    answers: list[Any] = [kind("odd"), 2]
+
+    @cached
+    def f() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    with pytest.raises(RuntimeError if kind is StopIteration else kind) as caught:
+        f()
+    error = caught.value.__cause__ if kind is StopIteration else caught.value  # as it comes out of a generator
+    assert isinstance(error, kind)
+    assert error.args == ("odd",)
+    started = time.monotonic()
+    assert f() == 2
+    assert time.monotonic() - started < 5  # nothing stayed locked
+    assert _callers(f) == 0
+
+
+@pytest.mark.parametrize("kind", [StopAsyncIteration, GeneratorExit, asyncio.CancelledError])
+def test_odd_exceptions_of_a_coroutine_function(kind: type[BaseException]) -> None:
+    """The same in a loop."""
+    answers: list[Any] = [kind("odd"), 2]
+
+    @cached
+    async def f() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def main() -> None:
+        with pytest.raises(kind):
+            await f()
+        assert await asyncio.wait_for(f(), 5) == 2
+
+    asyncio.run(main())
+    assert _callers(f) == 0
+
+
+def test_an_interrupted_leader_is_followed_by_another() -> None:
+    """KeyboardInterrupt in one thread is that thread's own; the others want their value."""
+    origin = Origin()
+    calls: list[int] = []
+
+    @cached
+    def f() -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            origin()
+            raise KeyboardInterrupt
+        return len(calls)
+
+    leader = Herd(f)
+    origin.has_begun()
+    followers = Herd(*[f] * 4)
+    until(lambda: _callers(f) == 5)
+    origin.let_on()
+    (interrupted,) = leader.join()
+    assert isinstance(interrupted, KeyboardInterrupt)
+    assert followers.join() == [2] * 4
+
+
+@both
+def test_recursion_is_an_error(colour: str) -> None:
+    """A computation that asks for its own key would wait for itself for ever."""
+
+    @cached
+    def f(x: int) -> int:
+        return int(f(x))
+
+    @cached
+    async def af(x: int) -> int:
+        return int(await af(x))
+
+    with pytest.raises(RecursiveComputation, match="its own key"):
+        had((f if colour == "sync" else af)(1))
+
+
+def test_recursion_through_another_function() -> None:
+    """The same over a detour, and with a colour change on the way."""
+
+    @cached
+    def f(x: int) -> int:
+        return int(g(x))
+
+    @cached
+    def g(x: int) -> int:
+        return int(f(x))
+
+    with pytest.raises(RecursiveComputation):
+        f(1)
+    with pytest.raises(RecursiveComputation):
+        g(1)
+
+
+def test_recursion_with_other_arguments() -> None:
+    """The textbook's example of a cached function."""
+
+    @cached
+    def fib(n: int) -> int:
+        return n if n < 2 else fib(n - 1) + fib(n - 2)  # type: ignore[no-any-return]
+
+    assert fib(60) == 1548008755920
+    assert fib.stats().computations == 61
+
+
+def test_recursion_that_is_too_deep_leaves_nothing_behind() -> None:
+    """Python's stack may end anywhere in our own code: what was begun there must still be given back."""
+
+    @cached
+    def fib(n: int) -> int:
+        return n if n < 2 else fib(n - 1) + fib(n - 2)  # type: ignore[no-any-return]
+
+    with pytest.raises(RecursionError):
+        fib(5000)
+    assert _callers(fib) == 0
+    started = time.monotonic()
+    for n in range(0, 5000, 20):
+        assert fib(n) >= 0
+    assert time.monotonic() - started < 5
+
+
+def test_context_variables_go_both_ways() -> None:
+    """A computation in the caller's own call sees its context, and what it sets there stays set."""
+    user = contextvars.ContextVar("user", default="nobody")
+    seen = contextvars.ContextVar("seen", default=0)
+
+    @cached
+    def f(x: int) -> str:
+        seen.set(x)
+        return user.get()
+
+    user.set("ann")
+    assert f(7) == "ann"
+    assert seen.get() == 7
+
+
+def test_context_variables_of_a_task() -> None:
+    """The same in a loop: the caller's context is there to be read."""
+    user = contextvars.ContextVar("user", default="nobody")
+
+    @cached
+    async def f() -> str:
+        return user.get()
+
+    async def main() -> None:
+        user.set("ann")
+        assert await f() == "ann"
+
+    asyncio.run(main())
+
+
+# -- loops ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_loop_after_the_other() -> None:
+    """A loop per test, or per request, must not find the futures of one that is closed."""
+    f = cached(ttl=0)(_colours(lambda: 1)["async"])
+    for _ in range(3):
+        assert had(f()) == 1
+
+
+def test_loops_side_by_side_share_a_computation() -> None:
+    """Threads with a loop each, and plain threads, are one herd."""
+    origin = Origin()
+    cache = Cache()
+
+    def compute() -> int:
+        return origin()
+
+    async def compute_async() -> int:
+        return await origin.suspending()
+
+    leader = Herd(lambda: had(cache.aget_or_compute("k", compute_async)))
+    origin.has_begun()
+    others = Herd(
+        *[lambda: had(cache.aget_or_compute("k", compute_async))] * 3, *[lambda: cache.get_or_compute("k", compute)] * 3
+    )
+    until(lambda: sum(f.callers for f in list(cache._core.flights._flights.values())) == 7)
+    origin.let_on()
+    assert leader.join() + others.join() == [1] * 7
+    assert origin.calls == 1
+
+
+def test_a_task_that_is_cancelled_leaves_the_computation_to_the_others() -> None:
+    """Cancelling one waiter, even the one that computes, cancels only it."""
+    origin = Origin()
+    f = cached(_named(origin, "async"))
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(f()) for _ in range(5)]
+        await until_async(lambda: origin.calls and _callers(f) == 5)
+        tasks[0].cancel()
+        tasks[3].cancel()
+        done = await asyncio.gather(tasks[0], tasks[3], return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in done)
+        origin.let_on()
+        assert await asyncio.gather(tasks[1], tasks[2], tasks[4]) == [1, 1, 1]
+
+    asyncio.run(main())
+    assert origin.calls == 1
+
+
+def test_when_nobody_waits_the_computation_is_cancelled_and_the_lease_released() -> None:
+    """A request that was given up must not go on burning the origin, nor lock its key for a lease."""
+    origin = Origin()
+    ended: list[bool] = []
+
+    @cached(lease=60)
+    async def f() -> int:
+        try:
+            return await origin.suspending()
+        finally:
+            ended.append(True)
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(f()) for _ in range(5)]
+        await until_async(lambda: origin.calls and _callers(f) == 5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert ended == [True]
+        assert _callers(f) == 0
+        origin.let_on()
+        assert await asyncio.wait_for(f(), 5) == 2
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_closed_under_a_computation() -> None:
+    """Its tasks never end: who asks next, in another loop, computes instead of waiting for a lease."""
+    origin = Origin()
+    f = cached(lease=1)(_named(origin, "async"))
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(f())
+    loop.run_until_complete(until_async(lambda: origin.calls))
+    origin.let_on()
+    loop.close()
+    started = time.monotonic()
+    assert had(f()) == 2
+    assert time.monotonic() - started < 10
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_plain_call_on_the_thread_of_the_loop_that_computes() -> None:
+    """It blocks the loop that it waits for: it computes alone instead of hanging."""
+    origin = Origin()
+    cache = Cache()
+
+    async def main() -> None:
+        task = asyncio.create_task(cache.aget_or_compute("k", origin.suspending))
+        await until_async(lambda: origin.calls)
+        assert cache.get_or_compute("k", lambda: "alone") == "alone"
+        origin.let_on()
+        assert await task == 1
+
+    asyncio.run(main())
+    assert cache.get("k") == 1
+
+
+# -- herds ------------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_herd_computes_once(colour: str) -> None:
+    """The promise itself."""
+    origin = Origin()
+    f = cached(_named(origin, colour))
+    leader = Herd(lambda: had(f()))
+    origin.has_begun()
+    followers = Herd(*[lambda: had(f())] * 31)
+    until(lambda: _callers(f) == 32)
+    origin.let_on()
+    assert leader.join() + followers.join() == [1] * 32
+    assert origin.calls == 1
+
+
+def test_invalidation_detaches_the_flight() -> None:
+    """Who calls after `invalidate` has returned never gets what was being computed before."""
+    origin = Origin()
+    f = cached(_named(origin, "sync"))
+    leader = Herd(f)
+    origin.has_begun()
+    follower = Herd(f)
+    until(lambda: _callers(f) == 2)
+    f.invalidate()
+    later = Herd(f)
+    origin.has_begun()
+    origin.let_on()
+    assert leader.join() == [1]
+    assert follower.join() == [2]
+    assert later.join() == [2]
+    assert f() == 2
+    assert origin.calls == 2
+
+
+@pytest.mark.parametrize("void", ["set", "refresh", "invalidate_all", "clear"])
+@pytest.mark.parametrize("namespace", ["", "shop"])
+def test_a_computation_under_way_never_wins_over_what_came_later(void: str, namespace: str) -> None:
+    """A slow computation that began before `set`, `refresh` or `clear` must not put its old value over the new one."""
+    origin = Origin()
+    f = cached(cache=Cache(namespace=namespace))(_named(origin, "sync"))
+    leader = Herd(f)
+    origin.has_begun()
+    if void == "set":
+        f.set("new")
+        expected: Any = "new"
+    elif void == "refresh":
+        again = Herd(f.refresh)
+        origin.has_begun()
+        expected = 2
+    else:
+        f.invalidate_all() if void == "invalidate_all" else f.cache.clear()
+        again = Herd(f)
+        origin.has_begun()
+        expected = 2
+    origin.let_on()
+    assert leader.join() == [1]
+    if void != "set":
+        assert again.join() == [2]
+    assert f() == expected
+
+
+def test_no_value_is_older_than_the_last_invalidation() -> None:
+    """64 threads over a few keys, with invalidations in between: promise 4 under load."""
+    truth, floor = [0] * 4, [0] * 4
+    f = cached(ttl=60)(lambda key: truth[key])
+    wrong: list[Any] = []
+    writing = list(range(4))
+
+    def read(key: int) -> None:
+        while writing:
+            least = floor[key]
+            value = f(key)
+            if value < least:
+                wrong.append((key, value, least))
+            time.sleep(0)  # or 60 threads that never wait starve the writers
+
+    def write(key: int) -> None:
+        for number in range(1, 61):
+            truth[key] = number
+            f.invalidate(key)
+            floor[key] = number  # from here on nobody may get anything older
+        writing.remove(key)
+
+    readers = Herd(*[functools.partial(read, n % 4) for n in range(60)])
+    Herd(*[functools.partial(write, key) for key in range(4)]).join()
+    assert readers.join() == [None] * 60
+    assert wrong == []
+    assert f.many([(key,) for key in range(4)]) == [60] * 4
+
+
+# -- bound late -------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_disabled(colour: str) -> None:
+    """Calls go straight to the function, also where a hit is at hand; afterwards the cache is as it was."""
+    f = cached(counting(colour)[0])
+    assert had(f(1)) == (1, 2, 1)
+    with disabled():
+        assert had(f(1)) == (1, 2, 2)
+        assert had(f(1)) == (1, 2, 3)
+    assert had(f(1)) == (1, 2, 1)
+
+
+def test_a_hit_costs_no_call_of_ours() -> None:
+    """A hit is one function: a profile of it shows no frame of the library besides the generated one."""
+    f = cached(lambda x: x)
+    f(1)
+    f(1)
+    frames: list[str] = []
+    sys.setprofile(lambda frame, event, arg: frames.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        f(1)
+    finally:
+        sys.setprofile(None)
+    assert len(frames) == 1, frames
+
+
+def test_a_decorated_function_can_be_collected() -> None:
+    """Decorating a closure per request must not keep each for ever."""
+    f = cached(lambda x: x)
+    f(1)
+    f(1)
+    gone = weakref.ref(f.__wrapped__)
+    del f
+    gc.collect()
+    assert gone() is None
+
+
+async def _value() -> int:
+    return 1
+
+
+def test_partial_objects_and_builtins() -> None:
+    """What has no name can't have keys that are the same in every process: the error says so; a builtin has one."""
+    from stampede import OptionError
+
+    with pytest.raises(OptionError, match="it goes on a def"):
+        cached(functools.partial(_value))
+    assert cached(len)([1, 2]) == 2
+
+
+def test_awaitables_are_typed_as_they_are() -> None:
+    """A call gives a coroutine, once."""
+    call: Awaitable[int] = at_the_top_async(1)
+    assert inspect.iscoroutine(call)
+    assert had(call) == 1

@@ -1,0 +1,512 @@
+"""The command: each of its verbs as a process of its own, over a directory that this process uses too."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stampede import Cache
+from stampede.cli.check import _notes
+from stampede.cli.demo.caller import Mark, Reads
+from stampede.cli.demo.timeline import Timeline
+from stampede.engines.memory import MemoryEngine
+from stampede.engines.paired import Paired
+
+ROOT = Path(__file__).parent.parent
+SVG = "{http://www.w3.org/2000/svg}"
+
+SETTINGS = """
+[caches.default]
+url = "disk://{home}/cache"
+namespace = "shop"
+
+[caches.here]
+url = "memory://"
+"""
+
+SHOP = """
+from dataclasses import dataclass
+from stampede import cached
+
+@dataclass
+class Price:
+    amount: int
+
+@cached(ttl=600)
+def report(customer: int) -> dict[str, int]:
+    return {"customer": customer}
+
+@cached(ttl=600)
+def price(product: int) -> Price:
+    return Price(product)
+
+@cached(ttl=600, raises=LookupError)
+def missing(product: int) -> int:
+    raise LookupError("no such product", product)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory with settings and a module, in which the commands are run."""
+    (tmp_path / "stampede.toml").write_text(SETTINGS.format(home=tmp_path))
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "tmp").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def cache(home: Path) -> Iterator[Cache]:
+    """The default cache of those settings, in this process."""
+    with Cache(f"disk://{home}/cache", namespace="shop") as cache:
+        yield cache
+
+
+def environment(home: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(home / "tmp"), "COLUMNS": "120"}
+
+
+def stampede(home: Path, *arguments: str, code: int = 0) -> str:
+    """What the command says, on whichever channel, once it has ended with this code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stampede", *arguments],
+        cwd=home,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert bool(done.stderr) == (code == 2), done.stderr
+    return done.stderr if code == 2 else done.stdout
+
+
+def python(home: Path, program: str) -> str:
+    """What a program of the shop prints."""
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=home, env=environment(home), check=True, capture_output=True, text=True
+    ).stdout
+
+
+# -- wrong arguments ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "required: COMMAND"),
+        (["gett"], "invalid choice: 'gett'"),
+        (["get"], "required: KEY"),
+        (["demo", "--processes", "1"], "'1': give a whole number from 2 to 32"),
+        (["demo", "--callers", "none"], "'none': give a whole number from 1 to 32"),
+        (["demo", "--seconds", "nan"], "'nan': give seconds from 0.01 to 10"),
+        (["demo", "--out", "nowhere/demo.html"], "stampede: nowhere/demo.html can't be written"),
+        (["demo", "--out", "."], "stampede: . can't be written"),
+        (["check", "--settings", "nothing.toml"], "stampede: nothing.toml: there is no such file"),
+        (["check", "--cache", "defualt"], "there is no [caches.defualt]: did you mean 'default'?"),
+        (["get", "k", "--cache", "here"], "stampede: memory:// lives inside each process"),
+        (["stats", "--cache", "here"], "stampede: memory:// lives inside each process"),
+        (["get", "k", "--function", "shop:nothing"], "stampede: --function shop:nothing: it can't be imported"),
+        (["get", "k", "--function", "shop:Price"], "stampede: --function shop:Price: it is no function under @cached"),
+        (["get", "k", "--function", "nowhere"], "stampede: --function nowhere: it can't be imported"),
+    ],
+)
+def test_wrong_arguments_are_named(home: Path, arguments: list[str], message: str) -> None:
+    """A traceback, or a demo that fails after 20 seconds, would meet whoever mistypes."""
+    assert message in stampede(home, *arguments, code=2)
+
+
+def test_an_error_is_one_line(home: Path) -> None:
+    """Errors of settings hold line breaks of what they quote; a terminal and a log want one line."""
+    (home / "stampede.toml").write_text('[caches.default]\nurl = "disk:///a"\nttll = "1\\n2"\n')
+    assert stampede(home, "check", code=2).count("\n") == 1
+
+
+def test_version(home: Path) -> None:
+    """Nobody could say which release is installed."""
+    assert re.fullmatch(r"stampede \d+\.\d+\S*\n", stampede(home, "--version"))
+
+
+def test_one_of_several_caches_must_be_named(home: Path) -> None:
+    """A value would be looked for, and not found, in a memory cache that nobody has asked for."""
+    (home / "stampede.toml").write_text('[caches.a]\nurl = "disk:///a"\n[caches.b]\nurl = "disk:///b"\n')
+    assert "--cache takes a, b" in stampede(home, "get", "k", code=2)
+
+
+def test_the_only_cache_need_not_be_named(home: Path) -> None:
+    """The same, where there is no doubt."""
+    (home / "stampede.toml").write_text(f'[caches.reports]\nurl = "disk://{home}/cache"\n')
+    assert "nothing is kept" in stampede(home, "get", "k", code=1)
+
+
+# -- check ----------------------------------------------------------------------------------------------------------
+
+
+def test_check_tells_settings_engines_and_limits(home: Path) -> None:
+    """Who runs it would not learn which file is in force, nor that a memory cache is each process's own."""
+    said = stampede(home, "check")
+    assert f"settings: {home / 'stampede.toml'}" in said
+    assert re.search(r"default: engine disk://\S+, median ping [\d.]+ (µs|ms), local tier none, codec sealed", said)
+    assert "here: this process only" in said
+    assert "default: shared by the processes of this machine" in said
+
+
+def test_check_without_settings(tmp_path: Path) -> None:
+    """Nothing would tell that a settings file has not been found."""
+    (tmp_path / "tmp").mkdir()
+    said = stampede(tmp_path, "check")
+    assert "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml" in said
+    assert "default: engine memory://" in said
+
+
+def test_check_goes_on_beyond_an_engine_out_of_reach(home: Path) -> None:
+    """A deploy would go on although its cache can't be used; or the first bad engine would hide the second."""
+    (home / "file").write_text("")
+    with (home / "stampede.toml").open("a") as file:
+        file.write(f'[caches.bad]\nurl = "disk://{home}/file/cache"\n[caches.later]\nurl = "zmq://localhost:1"\n')
+    said = stampede(home, "check", code=1)
+    assert "bad: can't be used: can't use" in said
+    assert "later: can't be used: zmq:// " in said
+    assert "here: this process only" in said
+    assert stampede(home, "check", "--cache", "default")
+
+
+class Unversioned:
+    """A store that can't tell whether what it replaces is what was seen."""
+
+    def __init__(self, store: Any) -> None:
+        self.get, self.set, self.expire = store.get, store.set, store.expire
+        self.invalidate, self.generation, self.bump = store.invalidate, store.generation, store.bump
+
+
+class PlainStore:
+    scheme, shared, fenced, pushes, coherent, looks, tier = "plain", True, False, False, False, None, None
+    claims = aclaims = locks = alocks = None
+
+    def __init__(self) -> None:
+        inner = MemoryEngine(sealed=True)
+        self.store, self.astore = Unversioned(inner.store), Unversioned(inner.astore)
+
+    def ping(self) -> float:
+        return 0.0
+
+    def close(self) -> None: ...
+
+
+def test_a_mix_that_keeps_less_says_so() -> None:
+    """Promises 4 and 5 would be believed of a store that can't keep them."""
+    pair = Paired(PlainStore(), MemoryEngine())  # type: ignore[arg-type]
+    with Cache(engine=pair, local={"entries": 10, "ttl": 3}) as cache:
+        said = "\n".join(_notes(cache))
+    assert "promises 4 and 5 do not hold in this mix" in said
+    assert "the local tier gets no news: it may serve for 3 s" in said
+
+
+# -- get and invalidate ---------------------------------------------------------------------------------------------
+
+
+def test_get_prints_a_value_and_its_facts(home: Path, cache: Cache) -> None:
+    """What is in a cache could be seen only by the program that uses it."""
+    cache.set("k", {"a": (1, None)}, ttl=600, stale=60)
+    value, facts = stampede(home, "get", "k").splitlines()
+    assert value == "{'a': (1, None)}"
+    assert re.search(r"stored \d.\d s ago, fresh for (9\.9|10\.0) min, kept for (10\.9|11\.0) min$", facts)
+
+
+def test_get_of_a_stale_value(home: Path, cache: Cache) -> None:
+    """Stale would look fresh."""
+    cache.set("k", 1, ttl=600, stale=600)
+    cache.expire("k")
+    assert re.search(r"\n +stale since \d+.\d s, kept for", stampede(home, "get", "k"))
+
+
+def test_get_of_nothing(home: Path, cache: Cache) -> None:
+    """A script could not tell None from nothing."""
+    cache.set("k", None)
+    assert stampede(home, "get", "k").startswith("None\n")
+    assert "nothing is kept under 'l'" in stampede(home, "get", "l", code=1)
+
+
+def test_get_json(home: Path, cache: Cache) -> None:
+    """Programs would parse reprs."""
+    cache.set("k", ["ü", 1], ttl=None)
+    told = json.loads(stampede(home, "get", "k", "--json"))
+    assert told["value"] == ["ü", 1] and told["fresh"] is None and told["found"] is True
+    for value in ({1, 2}, float("nan")):
+        cache.set("k", value)
+        assert "is no JSON" in stampede(home, "get", "k", "--json", code=2)
+    assert json.loads(stampede(home, "get", "l", "--json", code=1)) == {"key": "l", "found": False}
+
+
+def test_get_a_functions_value_by_its_key(home: Path) -> None:
+    """A key printed by `report.key(42)` would not be found: it lies in its function's own generation."""
+    key = python(home, "import shop; shop.report.invalidate_all(); shop.report(42); print(shop.report.key(42))").strip()
+    assert stampede(home, "get", key).startswith("{'customer': 42}\n")
+
+
+def test_get_a_value_of_a_type_of_its_own(home: Path) -> None:
+    """A dataclass would be told as missing. Its module is imported only if that is asked for."""
+    key = python(home, "import shop; shop.price(7); print(shop.price.key(7))").strip()
+    said = stampede(home, "get", key)
+    assert "can't be read here" in said and "--function MODULE:NAME" in said and "fresh for" in said
+    assert stampede(home, "get", key, "--function", "shop:price").startswith("Price(amount=7)\n")
+    assert "can't be read here" in stampede(home, "get", key, "--json", code=2)
+
+
+def test_get_an_exception_that_is_an_answer(home: Path) -> None:
+    """It would be shown as a pair of a name and arguments, as if the function returned that."""
+    program = (
+        "import shop, contextlib\nwith contextlib.suppress(LookupError): shop.missing(1)\nprint(shop.missing.key(1))"
+    )
+    key = python(home, program).strip()
+    assert stampede(home, "get", key).startswith("raises builtins.LookupError('no such product', 1)\n")
+
+
+def test_get_of_what_the_terminal_cannot_show(home: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback would be shown in its place."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    cache.set("k", "ü")
+    assert stampede(home, "get", "k").startswith("'\\xfc'\n")
+
+
+def test_invalidate(home: Path, cache: Cache) -> None:
+    """The operator's first need in an incident would go unserved."""
+    cache.set("k", 1)
+    assert stampede(home, "invalidate", "k") == "'k' is gone\n"
+    assert cache.get("k") is None
+    assert "nothing was kept under 'k'" in stampede(home, "invalidate", "k")
+    key = python(home, "import shop; shop.report(42); print(shop.report.key(42))").strip()
+    assert "is gone" in stampede(home, "invalidate", key)
+    assert stampede(home, "get", key, code=1)
+
+
+def test_invalidate_reaches_a_computation_under_way(home: Path, cache: Cache) -> None:
+    """What was computed from the old data would be stored after the operator has said that it must go."""
+    with computing(cache, "k"):
+        assert "what computes it now is not stored" in stampede(home, "invalidate", "k")
+    assert cache.get("k") is None
+
+
+# -- stats ----------------------------------------------------------------------------------------------------------
+
+
+class computing:
+    """A computation that goes on until the end of the block."""
+
+    def __init__(self, cache: Cache, key: str) -> None:
+        self._began, self._end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=cache.get_or_compute, args=(key, self._compute))
+
+    def _compute(self) -> str:
+        self._began.set()
+        self._end.wait(30)
+        return "computed"
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        self._began.wait(30)
+
+    def __exit__(self, *exc: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def test_stats_of_a_disk_cache(home: Path, cache: Cache) -> None:
+    """Nobody could say how full a cache is, or what a process is busy computing."""
+    cache.set("k", "v" * 1000)
+    cache.set("l", 1, stale=600)
+    cache.expire("l")
+    with computing(cache, "slow"):
+        said = stampede(home, "stats")
+    assert re.search(r"entries, fresh +1\n", said) and re.search(r"entries, stale +1\n", said)
+    assert re.search(r"bytes of keys and values +1,\d\d\d\n", said)
+    assert re.search(r"leases and locks standing +1\n", said)
+    assert re.search(rf"shop:slow +{os.getpid()} +\d+\.\d", said)
+    assert re.search(r"leases and locks standing +0\n", stampede(home, "stats"))
+
+
+def test_stats_of_an_engine_out_of_reach(home: Path) -> None:
+    """A zero would be told where nothing could be asked."""
+    (home / "file").write_text("")
+    (home / "stampede.toml").write_text(f'[caches.default]\nurl = "disk://{home}/file/cache"\n')
+    assert "can't use" in stampede(home, "stats", code=2)
+
+
+# -- terminals ------------------------------------------------------------------------------------------------------
+
+
+def on_a_terminal(home: Path, program: str) -> str:
+    """What a program writes to a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=home,
+        env=environment(home) | {"TERM": "xterm"},
+        stdout=theirs,
+        stderr=theirs,
+        stdin=subprocess.DEVNULL,
+    )
+    os.close(theirs)
+    written = b""
+    try:
+        while some := os.read(ours, 65536):
+            written += some
+    except OSError:
+        pass  # how Linux says that the other side is closed
+    os.close(ours)
+    assert process.wait(30) == 0, written.decode()
+    return written.decode()
+
+
+MAIN = "import sys; from stampede.__main__ import main; sys.exit(main(['check']))"
+
+
+def test_a_terminal_gets_tables(home: Path) -> None:
+    """The extra would bring nothing."""
+    pytest.importorskip("rich")
+    said = on_a_terminal(home, MAIN)
+    assert "median ping" in said and "────" in said
+
+
+def test_all_works_without_rich(home: Path) -> None:
+    """An optional package would be mandatory."""
+    said = on_a_terminal(home, f"import sys; sys.modules['rich'] = None; {MAIN}")
+    assert "default: engine disk://" in said and "────" not in said
+
+
+# -- demo -----------------------------------------------------------------------------------------------------------
+
+SMALL = ["demo", "--processes", "2", "--callers", "3", "--seconds", "0.05"]
+
+
+def rows_of(panel: ET.Element) -> list[str]:
+    """The story of each caller of one panel."""
+    titles = [group.findtext(f"{SVG}title") or "" for group in panel.iter(f"{SVG}g")]
+    return [title for title in titles if title.startswith("caller ")]
+
+
+def panels_of(picture: ET.Element) -> list[ET.Element]:
+    return [group for group in picture.findall(f"{SVG}g") if group.find(f"{SVG}rect[@class='card']") is not None]
+
+
+def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
+    """A page that no browser draws; callers that are missing in it; processes or directories that stay."""
+    said = stampede(home, *SMALL)  # returns once every process that has its output has ended
+    first, *_, last = said.splitlines()
+    assert first.startswith("2 processes × 3 callers want one value at once")
+    assert last == "every caller's timeline: demo.html"
+    assert re.search(r"\ncold, without +[2-6] ", said)
+    assert re.search(r"\ncold, with stampede +1 ", said)
+    assert re.search(r"\nprocess is killed +2 \(1 killed\) ", said)
+    assert list((home / "tmp").iterdir()) == []
+
+    text = (home / "demo.html").read_text("utf-8")
+    page = ET.fromstring(text)
+    assert "<script" not in text and "href=" not in text and "src=" not in text
+    panels = panels_of(next(page.iter(f"{SVG}svg")))
+    assert [len(rows_of(panel)) for panel in panels] == [6, 6, 6, 6]
+    stories = [rows_of(panel) for panel in panels]
+    assert sum("computing" in story for story in stories[0]) > 1
+    assert sum("computing" in story for story in stories[1]) == 1
+    assert all("served" in story for scene in stories[:3] for story in scene)
+    assert sum("killed" in story for story in stories[3]) == 3
+    assert "SIGKILL" in text
+
+
+def test_the_demo_can_leave_just_the_picture(home: Path) -> None:
+    """The picture of the README could not be made anew."""
+    stampede(home, *SMALL, "--out", "demo.svg")
+    assert len(panels_of(ET.parse(home / "demo.svg").getroot())) == 4
+
+
+@pytest.mark.parametrize("moment", ["2 processes", "starting"])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_leaves_nothing(home: Path, number: signal.Signals, code: int, moment: str) -> None:
+    """Ctrl-C would leave tracebacks, processes that compute for nobody, and a directory for ever."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "stampede", *SMALL, "--seconds", "1"],
+        cwd=home,
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as demo:
+        assert demo.stdout is not None
+        assert any(line.startswith(moment) for line in demo.stdout)
+        try:
+            if number == signal.SIGINT:
+                os.killpg(demo.pid, number)  # as a terminal does
+            else:
+                demo.send_signal(number)
+            _, trouble = demo.communicate(timeout=30)  # once every process that has its output has ended
+        finally:
+            demo.kill()
+    assert demo.returncode == code
+    assert trouble == ""
+    assert list((home / "tmp").iterdir()) == []
+    assert not (home / "demo.html").exists()
+
+
+def timeline(*news: Mark | Reads, lasting: bool = False) -> Timeline:
+    made = Timeline("made up", "Made up", 3, lasting=lasting, begin=0.0, end=10.0, ttl=4.0)
+    for each in news:
+        made.add(each)
+    return made
+
+
+def whats(made: Timeline, caller: int) -> list[tuple[str, float, float]]:
+    return [tuple(span) for span in made.rows()[caller] if span.end > span.start]
+
+
+def test_figures_of_a_herd() -> None:
+    """The table would tell what did not happen."""
+    made = timeline(
+        Mark("asked", 0, 1), Mark("asked", 1, 1), Mark("began", 0, 2), Mark("admitted", 0, 3), Mark("ended", 0, 5),
+        Mark("served", 0, 6), Mark("served", 1, 7), Mark("asked", 2, 2),
+    )  # fmt: skip
+    assert made.counts() == (1, 0, 1, 2, 0)
+    assert made.lateness == 2 and made.blocked == 3 and made.takeover is None
+    assert whats(made, 0) == [
+        ("waiting", 1, 2), ("queued", 2, 3), ("computing", 3, 5), ("waiting", 5, 6), ("served", 6, 10),
+    ]  # fmt: skip
+    assert whats(made, 1) == [("waiting", 1, 7), ("served", 7, 10)]
+    assert whats(made, 2) == [("waiting", 2, 10)]
+
+
+def test_figures_of_a_murder() -> None:
+    """The same: a computation that was killed is counted, and its callers are neither waiting nor served."""
+    made = timeline(Mark("asked", 0, 1), Mark("began", 0, 1), Mark("admitted", 0, 1), Mark("asked", 2, 1))
+    made.kill(range(2), 3.0)
+    made.add(Mark("began", 2, 4))
+    made.add(Mark("ended", 2, 6))
+    made.add(Mark("served", 2, 6.5))
+    assert made.counts() == (2, 0, 0, 1, 2)
+    assert made.takeover == 1 and made.lateness == 0.5
+    assert whats(made, 0) == [("computing", 1, 3)]
+
+
+def test_figures_of_readers_under_load() -> None:
+    """The same: who waits for a computation is blocked, who waits a millisecond for the engine is not."""
+    made = timeline(
+        Mark("began", 0, 2), Mark("admitted", 0, 2), Mark("ended", 0, 3),
+        Reads(0, 9, 0.1, [(0, 9)], []), Reads(1, 9, 0.1, [(0, 9)], [(1, 1.001)]), Reads(2, 9, 2, [(0, 9)], [(4, 6)]),
+        lasting=True,
+    )  # fmt: skip
+    assert made.blocked == 1
+    assert made.expiries == [4.0, 7.0]
+    assert whats(made, 0) == [("served", 0, 9), ("computing", 2, 3)]
+    assert whats(made, 2) == [("served", 0, 9), ("blocked", 4, 6)]

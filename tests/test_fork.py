@@ -1,0 +1,314 @@
+"""Forks, as gunicorn's preload and multiprocessing make them: after use, inside a computation, under held locks."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from herd import PATIENCE, Herd, Origin, had, until
+
+from stampede import Cache, Lock, cached, try_lock
+from stampede.testing import isolated
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # 3.12 warns of what is tested here
+
+
+@pytest.fixture(autouse=True)
+def _caches_of_its_own() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+@pytest.fixture(params=["memory://", "memory://?codec=sealed", "disk"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    with Cache(f"disk://{tmp_path}/c" if request.param == "disk" else request.param) as cache:
+        yield cache
+
+
+class Child:
+    """A forked child that does one thing; `join` says whether it came through."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid:
+            os.close(writing)
+            return
+        code = 1
+        try:
+            faulthandler.dump_traceback_later(PATIENCE / 2, exit=True, file=writing)  # a hang tells where
+            work()
+            code = 0
+        except BaseException:
+            os.write(writing, traceback.format_exc().encode()[-4000:])
+        finally:
+            os._exit(code)
+
+    def join(self) -> None:
+        ended: list[int] = []
+
+        def reap() -> None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                ended.append(os.waitstatus_to_exitcode(status))
+
+        end = time.monotonic() + PATIENCE
+        while not ended:
+            reap()
+            if time.monotonic() > end:
+                os.kill(self.pid, 9)
+                os.waitpid(self.pid, 0)
+                pytest.fail("the child hangs")
+            time.sleep(0.002)
+        said = os.read(self._reading, 65536).decode()
+        os.close(self._reading)
+        assert ended == [0], said
+
+
+def check(condition: object) -> None:
+    """An assertion for children, where pytest doesn't rewrite the report."""
+    if not condition:
+        raise AssertionError
+
+
+def test_workers_of_a_parent_that_has_used_the_cache(cache: Cache) -> None:
+    """gunicorn with preload: the parent calls, forks, and all go on, sync and async, with what was there."""
+    calls: list[int] = []
+
+    @cache.cached
+    def f(x: int) -> int:
+        calls.append(x)
+        return x
+
+    @cache.cached
+    async def g(x: int) -> int:
+        return x
+
+    f(1)
+    f(1)
+    had(g(1))
+
+    def work() -> None:
+        check(f(1) == 1)
+        check(calls == [1])  # a hit: what the parent kept is there
+        check(had(g(1)) == 1)
+        mine = os.getpid() * 100
+        check(Herd(*[lambda n=n: f(n) for n in range(mine, mine + 20)]).join() == list(range(mine, mine + 20)))
+        check([had(g(n)) for n in (mine, mine + 1)] == [mine, mine + 1])
+        check(f.invalidate(mine) is True)
+        check(f.peek(mine) is None)
+        check(f(mine) == mine)
+
+    children = [Child(work) for _ in range(4)]
+    check(f(1) == 1)
+    for child in children:
+        child.join()
+    assert f(3) == 3
+
+
+def test_workers_share_a_computation_on_disk(tmp_path: Path) -> None:
+    """Children of one parent are processes like any others: one of them computes."""
+    cache = Cache(f"disk://{tmp_path}/c")
+    log = tmp_path / "log"
+    start = tmp_path / "start"
+
+    @cache.cached
+    def f() -> int:
+        with log.open("a") as file:
+            file.write("x")
+        time.sleep(0.1)
+        return 1
+
+    @cache.cached
+    def warm() -> int:
+        return 0
+
+    warm()
+
+    def work() -> None:
+        until(start.exists)
+        check(Herd(*[f] * 4).join() == [1] * 4)
+
+    children = [Child(work) for _ in range(4)]
+    start.touch()
+    for child in children:
+        child.join()
+    assert log.read_text() == "x"
+    cache.close()
+
+
+def test_a_fork_inside_a_computation(cache: Cache) -> None:
+    """The child neither stores nor releases what is its parent's; it can call, and the parent ends as if alone."""
+    children: list[Child] = []
+
+    @cache.cached(lease=60)
+    def f() -> int:
+        if not children:
+            children.append(Child(lambda: check(True)))
+            forked = Child(lambda: check(other() == 7))
+            children.append(forked)
+        return 1
+
+    @cache.cached
+    def other() -> int:
+        return 7
+
+    assert f() == 1
+    for child in children:
+        child.join()
+    assert f() == 1
+    assert f.stats().computed == {"missing": 1}
+
+
+def test_a_child_that_returns_from_the_computation_it_was_forked_in(tmp_path: Path) -> None:
+    """Its value goes to its own caller; it is not stored, and the parent's lease still stands."""
+    cache = Cache(f"disk://{tmp_path}/c")
+    forked: list[int] = []
+    reading, writing = os.pipe()
+
+    @cache.cached(lease=60)
+    def f() -> str:
+        if not forked:
+            forked.append(os.fork())
+            if forked[0] == 0:
+                return "child"
+            os.read(reading, 1)  # until the child is through
+        return "parent"
+
+    value = f()
+    if value == "child":
+        os.write(writing, b"x")
+        os._exit(0)
+    assert value == "parent"
+    os.waitpid(forked[0], 0)
+    os.close(reading)
+    os.close(writing)
+    assert f() == "parent"
+    assert f.peek().value == "parent"
+    cache.close()
+
+
+def test_a_fork_while_another_thread_computes(cache: Cache) -> None:
+    """The flight's leader isn't in the child: who calls there computes, or waits for the parent (on disk)."""
+    origin = Origin()
+
+    @cache.cached(lease=60)
+    def f() -> int:
+        return origin()
+
+    leader = Herd(f)
+    origin.has_begun()
+    if cache.engine.scheme == "disk":
+
+        def work() -> None:
+            check(f() == 1)  # the parent's value: its lease stands, and the child waits for it
+
+        child = Child(work)
+        origin.let_on()
+    else:
+
+        def work() -> None:
+            origin.let_on()
+            check(f() == 2)
+
+        child = Child(work)
+    child.join()
+    origin.let_on()
+    assert leader.join() == [1]
+    assert f() == 1
+
+
+def test_forks_under_load(cache: Cache) -> None:
+    """A fork while other threads hold any of our locks: the child must not find one that nobody will open."""
+    stop = threading.Event()
+
+    @cache.cached(ttl=60)
+    def f(n: int) -> int:
+        return n
+
+    @cache.cached(ttl=60)
+    async def g(n: int) -> int:
+        return n
+
+    def churn(n: int) -> None:
+        while not stop.is_set():
+            f(n)
+            f.invalidate(n)
+            had(g(n))
+            had(g.invalidate(n))
+            with cache.lock(f"l{n}"):
+                pass
+
+    def work() -> None:
+        for n in range(4):
+            check(f(n) == n)
+            f.invalidate(n)
+            check(f(n) == n)
+            check(had(g(n)) == n)
+        f.invalidate_all()
+        with cache.lock("child", wait=PATIENCE):
+            pass
+        check(f.stats() is not None)
+
+    churners = Herd(*[lambda n=n: churn(n) for n in range(3)])
+    try:
+        for _ in range(8):
+            Child(work).join()
+    finally:
+        stop.set()
+    assert churners.join() == [None] * 3
+
+
+def test_functions_bound_in_the_parent_find_their_cache_in_the_child() -> None:
+    """`@cached` without a cache of its own, over the registry's locks."""
+    f = cached(lambda x: x)
+    f(1)
+
+    def work() -> None:
+        check(f(1) == 1)
+        check(f(2) == 2)
+        with isolated(ttl=5):
+            check(f(1) == 1)
+
+    Child(work).join()
+
+
+def test_a_lock_held_by_the_parent_excludes_its_child(tmp_path: Path) -> None:
+    """Also on files, where the child inherits what is open."""
+    for url in (f"file://{tmp_path}/f", f"disk://{tmp_path}/d"):
+
+        def work(url: str = url) -> None:
+            with try_lock("a", on=url) as attempt:
+                check(not attempt)
+            with Lock("b", on=url, wait=0):
+                pass
+
+        with Lock("a", on=url):
+            Child(work).join()
+        with Lock("a", on=url, wait=0):
+            pass
+
+
+def test_background_refreshes_work_in_a_child(cache: Cache) -> None:
+    """The parent's pool of threads isn't there: the child has to start its own."""
+    numbers: Any = iter(range(100))
+    f = cache.cached(stale=60, background=True)(lambda: next(numbers))
+    f()
+    f.expire()
+    assert f() == 0
+    until(lambda: f() > 0)
+
+    def work() -> None:
+        before = f()
+        f.expire()
+        check(f() == before)
+        until(lambda: f() > before)
+
+    Child(work).join()

@@ -1,0 +1,294 @@
+"""The keeper: leases stand while their holders live, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from bare import LONG, PLAIN, Gate, Room, World, until
+
+from stampede.errors import EngineError
+from stampede.events import Computed, LeaseLost
+from stampede.keeper import Hold, Keeper
+from stampede.policy import Policy
+
+SHORT = 0.06  # a lease
+
+
+class Port:
+    """Renews as it is told to, and counts."""
+
+    def __init__(self, answer: Any = True) -> None:
+        self.answer = answer
+        self.renewed = 0
+        self.again = threading.Semaphore(0)
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        self.renewed += 1
+        self.again.release()
+        answer = self.answer() if callable(self.answer) else self.answer
+        if isinstance(answer, BaseException):
+            raise answer
+        return bool(answer)
+
+    def wait(self, times: int = 1) -> None:
+        for _ in range(times):
+            assert self.again.acquire(timeout=LONG)
+
+
+def hold_of(keeper: Keeper, port: Port, *, lease: float = SHORT, max_hold: float = LONG, **terms: Any) -> Hold:
+    drop: Callable[[], object] = terms.pop("drop", lambda: None)
+    return Hold(keeper, port, "k", b"token", lease, max_hold, drop, **terms)
+
+
+def test_a_hold_is_renewed_until_it_ends() -> None:
+    """Leases would end under their holders, or stand after them."""
+    keeper, port, other = Keeper(), Port(), Port()
+    with hold_of(keeper, port):
+        port.wait(3)
+    renewed = port.renewed
+    with hold_of(keeper, other):
+        other.wait(3)
+    assert port.renewed - renewed <= 1  # one may have been on its way
+    assert not keeper._holds
+
+
+def test_many_holds_are_all_renewed_in_time() -> None:
+    """A hold behind others in the queue would be forgotten."""
+    keeper = Keeper()
+    ports = [Port() for _ in range(50)]
+    holds = [hold_of(keeper, port, lease=SHORT * (1 + n % 3)) for n, port in enumerate(ports)]
+    for hold in holds:
+        hold.__enter__()
+    for port in ports:
+        port.wait(2)
+    for hold in holds:
+        hold.end()
+    assert not keeper._holds
+
+
+def test_a_shorter_lease_that_comes_later_is_renewed_first() -> None:
+    """The thread would sleep until the longer one's time."""
+    keeper, port = Keeper(), Port()
+    with hold_of(keeper, Port(), lease=1000.0):
+        until(lambda: len(keeper._changed._waiters) == 1)  # type: ignore[attr-defined]
+        with hold_of(keeper, port):
+            port.wait(2)
+
+
+def test_renewal_ends_after_max_hold() -> None:
+    """One hung origin would hang its key for ever."""
+    keeper, port, lost = Keeper(), Port(), threading.Event()
+    with hold_of(keeper, port, max_hold=5 * SHORT, on_lost=lost.set):
+        until(lambda: not keeper._holds)
+        renewed, other = port.renewed, Port()
+        with hold_of(keeper, other):
+            other.wait(3)
+        assert 1 <= renewed <= 15
+        assert port.renewed == renewed
+        assert not lost.is_set()
+
+
+def test_a_lost_lease_is_noticed() -> None:
+    """A lock's holder would never learn that others may be inside."""
+    keeper, port, lost = Keeper(), Port(False), threading.Event()
+    with hold_of(keeper, port, on_lost=lost.set) as hold:
+        assert lost.wait(LONG)
+        assert hold.lost
+        until(lambda: not keeper._holds)
+    assert port.renewed == 1
+
+
+def test_one_unanswered_renewal_loses_nothing() -> None:
+    """A hiccup of the network would end leases that stand."""
+    answers = iter([EngineError("gone"), True, True])
+    keeper, port, lost = Keeper(), Port(lambda: next(answers, True)), threading.Event()
+    with hold_of(keeper, port, on_lost=lost.set) as hold:
+        port.wait(4)
+        assert not hold.lost
+    assert not lost.is_set()
+
+
+def test_a_lease_that_can_no_more_be_renewed_is_lost() -> None:
+    """A holder that is cut off would believe in its lease for ever."""
+    keeper, port, lost = Keeper(), Port(EngineError("gone")), threading.Event()
+    with hold_of(keeper, port, on_lost=lost.set):
+        assert lost.wait(LONG)
+    assert port.renewed >= 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError(), SystemExit()])
+def test_a_raising_port_ends_nobody_elses_renewal(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """One engine's bug would end all leases of the process."""
+    keeper, bad, good = Keeper(), Port(error), Port()
+    with hold_of(keeper, bad), hold_of(keeper, good):
+        bad.wait(2)
+        good.wait(2)
+    assert "could not be kept" in caplog.text
+
+
+def test_a_holder_that_can_never_end_gives_its_lease_back() -> None:
+    """The lease of a task whose loop was closed would be renewed until max_hold."""
+    keeper, port, dropped = Keeper(), Port(), threading.Event()
+    hold_of(keeper, port, alive=lambda: False, drop=dropped.set).__enter__()
+    assert dropped.wait(LONG)
+    until(lambda: not keeper._holds)
+    assert port.renewed == 0
+
+
+def test_a_blocked_event_loop_keeps_its_lease() -> None:
+    """A computation that blocks its loop would lose the lease that a task was to renew."""
+    world = World()
+
+    async def origin() -> str:
+        time.sleep(0.5)
+        return "value"
+
+    assert asyncio.run(world.aask(origin, policy=Policy(early=0.0, lease=0.1))) == "value"
+    assert [e.stored for e in world.told if isinstance(e, Computed)] == [True]
+    assert not any(isinstance(e, LeaseLost) for e in world.told)
+
+
+def test_a_computation_that_is_destroyed_gives_its_lease_back() -> None:
+    """A loop that is closed under a computation would leave the key leased."""
+    world, gate = World(), Gate()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(world.aask(gate.suspending))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert world.leased
+    tasks = asyncio.all_tasks(loop)
+    loop.close()
+    for each in tasks:
+        each._log_destroy_pending = False  # type: ignore[attr-defined]  # it is what this test is about
+        each.get_coro().close()  # type: ignore[union-attr]
+    assert task in tasks
+    assert not world.leased
+    assert not world.flights._flights
+    assert world.ask(lambda: "again") == "again"
+
+
+def test_no_thread_to_be_had() -> None:
+    """A computation in a process without room for one more thread would fail, and leave its lease."""
+    world = World()
+
+    class Threadless(Keeper):
+        def add(self, hold: Hold) -> None:
+            raise RuntimeError("can't start new thread")
+
+    def hold(call: Any, max_hold: float) -> Hold:
+        drop = lambda: world._drop(call)  # noqa: E731
+        return Hold(Threadless(), world.engine.claims, call.key, call.token, 10.0, max_hold, drop)
+
+    world._hold = hold  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        world.ask(lambda: 1)
+    assert not world.leased
+    assert not world.flights._flights
+
+
+def test_a_thread_that_could_not_start_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one failure no lease of this process would ever be renewed again."""
+    keeper, port = Keeper(), Port()
+    start = threading.Thread.start
+    with monkeypatch.context() as patch:
+
+        def refuse(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", refuse)
+        first = hold_of(keeper, port)
+        first.__enter__()
+    assert threading.Thread.start is start
+    with hold_of(keeper, Port()):
+        port.wait(2)
+    first.end()
+
+
+EXIT = """
+import threading, time
+from stampede.keeper import Hold, keeper
+
+class Port:
+    async def renew(self, key, token, lease):
+        return True
+
+def compute(ready):
+    with Hold(keeper, Port(), "k", b"token", 10.0, 60.0, lambda: print("given back", flush=True)):
+        ready.set()
+        threading.Event().wait()
+
+ready = threading.Event()
+threading.Thread(target=compute, args=(ready,), daemon=True).start()
+ready.wait()
+"""
+
+
+def test_leases_are_given_back_when_the_interpreter_exits() -> None:
+    """A daemon thread's lease would block everybody for its whole length."""
+    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=LONG, check=True)
+    assert done.stdout.split("\n") == ["given back", ""]
+    assert done.stderr == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_keeps_its_own_holds_only() -> None:
+    """A child would give its parent's leases back at its exit, or renew nothing: threads don't come along."""
+    keeper, port, dropped = Keeper(), Port(), threading.Event()
+    with hold_of(keeper, port, drop=dropped.set) as hold:
+        port.wait()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                mine = Port()
+                with hold_of(keeper, mine):
+                    mine.wait(2)
+                keeper.release_all()
+                code = 0 if hold.foreign and hold.ended and not dropped.is_set() else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not hold.foreign
+        port.wait(2)
+
+
+def test_an_ended_hold_lets_its_call_go() -> None:
+    """The arguments of every call would live for a third of a lease after it."""
+    import weakref
+
+    class Call:
+        def drop(self) -> None: ...
+
+    keeper, call = Keeper(), Call()
+    with hold_of(keeper, Port(), lease=1000.0, drop=call.drop):
+        left = weakref.ref(call)
+        del call
+        assert left() is not None
+    assert left() is None
+
+
+def test_a_frozen_holder_stores_nothing() -> None:
+    """A process that slept past its lease would overwrite what its successor stored."""
+    world, gate = World(), Gate("late")
+
+    def cut_off(call: Any, max_hold: float) -> Hold:
+        return Hold(Keeper(), Port(EngineError("gone")), call.key, call.token, 10.0, max_hold, lambda: None)  # type: ignore[arg-type]
+
+    other = World()
+    other.engine = world.engine
+    world._hold = cut_off  # type: ignore[method-assign]
+    with Room() as room:
+        frozen = room.run(world.ask, gate, "k", Policy(early=0.0, lease=0.05))
+        assert gate.begun.wait(LONG)
+        assert other.ask(lambda: "new", policy=PLAIN) == "new"
+        gate.open.set()
+        assert frozen.result(LONG) == "late"
+    assert other.ask(lambda: "newer") == "new"
+    assert any(isinstance(event, LeaseLost) for event in world.told)

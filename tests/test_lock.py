@@ -1,0 +1,649 @@
+"""`Lock` and `try_lock` over every engine of one machine: exclusion, hand-over, loss, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from herd import PATIENCE, Herd, until
+
+from stampede import EngineError, Lock, LockLost, LockTimeout, OptionError, try_lock
+from stampede.engines import open_engine
+from stampede.keeper import keeper
+from stampede.ports import Engine
+from stampede.testing import isolated
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _caches_of_its_own() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+def _url(kind: str, directory: Path) -> str:
+    return {"memory": "memory://", "disk": f"disk://{directory}/d", "file": f"file://{directory}/f"}[kind]
+
+
+@pytest.fixture(params=["memory", "disk", "file"])
+def on(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return _url(request.param, tmp_path)
+
+
+@pytest.fixture(params=["disk", "file"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Engines that other processes see."""
+    return _url(request.param, tmp_path)
+
+
+def free(name: str, on: str) -> bool:
+    """Can another caller have it now?"""
+    with try_lock(name, on=on) as lock:
+        return bool(lock)
+
+
+# -- one holder -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_held_in_its_block(on: str) -> None:
+    """And free again after it, with nothing left of it."""
+    lock = Lock("a", on=on)
+    assert not lock.held
+    assert lock.token is None
+    assert lock.fence is None
+    with lock as same:
+        assert same is lock
+        assert lock.held
+        assert lock
+        assert not lock.lost
+        assert isinstance(lock.token, bytes)
+        assert isinstance(lock.fence, int)
+        assert not free("a", on)
+        assert free("b", on)
+    assert not lock.held
+    assert lock.token is None
+    assert free("a", on)
+
+
+def test_a_lock_in_a_loop(on: str) -> None:
+    """The same with `async with`, beside a plain holder."""
+
+    async def main() -> None:
+        lock = Lock("a", on=on, wait=0)
+        async with lock:
+            assert lock.held
+            assert not free("a", on)
+            with pytest.raises(LockTimeout):
+                async with Lock("a", on=on, wait=0):
+                    pass
+        assert not lock.held
+        async with try_lock("a", on=on) as attempt:
+            assert attempt
+
+    asyncio.run(main())
+    assert free("a", on)
+
+
+def test_plain_verbs(on: str) -> None:
+    """`acquire` answers, `release` gives back; who doesn't hold it can't release it."""
+    first, other = Lock("a", on=on), Lock("a", on=on)
+    assert first.acquire() is True
+    assert other.acquire(wait=0) is False
+    first.release()
+    assert other.acquire(wait=0) is True
+    other.release()
+    with pytest.raises(LockLost, match="'a' is not held"):
+        other.release()
+
+
+def test_async_verbs(on: str) -> None:
+    """Their twins."""
+
+    async def main() -> None:
+        first, other = Lock("a", on=on), Lock("a", on=on)
+        assert await first.aacquire() is True
+        assert await other.aacquire(wait=0) is False
+        await first.arelease()
+        assert await other.aacquire(wait=0) is True
+        await other.arelease()
+
+    asyncio.run(main())
+
+
+def test_fences_grow(on: str) -> None:
+    """A resource that remembers the highest one can refuse a holder who was frozen and woke up late."""
+    lock, fences = Lock("a", on=on), []
+    for _ in range(5):
+        with lock:
+            fences.append(lock.fence)
+    assert fences == sorted(set(fences))
+
+
+def test_tokens_differ(on: str) -> None:
+    """A token that comes twice would let one holder release another's lock."""
+    lock, tokens = Lock("a", on=on), set()
+    for _ in range(5):
+        with lock:
+            tokens.add(lock.token)
+    assert len(tokens) == 5
+
+
+def test_a_lock_is_released_on_an_exception(on: str) -> None:
+    """Which goes on its way."""
+    for kind in (ValueError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(kind), Lock("a", on=on):
+            raise kind
+        assert free("a", on)
+
+
+def test_a_lock_may_be_released_inside_its_block(on: str) -> None:
+    """Early release is no error at the end of the block."""
+    with Lock("a", on=on) as lock:
+        lock.release()
+        assert free("a", on)
+
+
+def test_the_same_caller_twice(on: str) -> None:
+    """It is not re-entrant: waiting for oneself would never end, so it is refused at once."""
+    lock = Lock("a", on=on)
+    with lock:
+        assert lock.acquire() is False
+        with pytest.raises(LockTimeout), lock:
+            pass
+        assert lock.held
+        assert not free("a", on)
+    assert free("a", on)
+
+
+def test_names_are_told_apart(on: str) -> None:
+    """Names that look alike, or like paths, are other locks."""
+    names = ["a", "A", "a ", "../a", "a/b", "a\x00", "é", "e\u0301", "x" * 5000]
+    held = [Lock(name, on=on, wait=0) for name in names]
+    for lock in held:
+        assert lock.acquire()
+    for lock in held:
+        lock.release()
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_wait_runs_out(on: str) -> None:
+    """`LockTimeout`, which is a TimeoutError, after about `wait`."""
+    with Lock("a", on=on):
+        started = time.monotonic()
+        got = Herd(lambda: Lock("a", on=on, wait=0.1).__enter__()).join()
+        assert isinstance(got[0], LockTimeout)
+        assert isinstance(got[0], TimeoutError)
+        assert "'a'" in str(got[0])
+        assert 0.1 <= time.monotonic() - started < 5
+
+
+def test_waiters_get_it_in_turn(on: str) -> None:
+    """Eight threads add to what no lock of Python's protects: none is lost, none waits for ever."""
+    inside, most, total = 0, 0, 0
+
+    def add() -> None:
+        nonlocal inside, most, total
+        for _ in range(5):
+            with Lock("a", on=on, wait=PATIENCE):
+                inside += 1
+                most = max(most, inside)
+                total += 1
+                inside -= 1
+
+    assert Herd(*[add] * 8).join() == [None] * 8
+    assert (most, total) == (1, 40)
+
+
+def test_one_object_for_many_threads(on: str) -> None:
+    """A lock made at the top of a module excludes its own users too, and each knows whether it is the holder."""
+    lock, wrong, inside = Lock("a", on=on, wait=PATIENCE), [], []
+
+    def use() -> None:
+        for _ in range(5):
+            with lock:
+                inside.append(1)
+                if len(inside) != 1 or not lock.held:
+                    wrong.append(len(inside))
+                inside.pop()
+
+    assert Herd(*[use] * 6).join() == [None] * 6
+    assert wrong == []
+    assert not lock.held
+
+
+def test_one_object_for_many_tasks(on: str) -> None:
+    """The same for tasks of one loop."""
+    lock, wrong, inside = Lock("a", on=on, wait=PATIENCE), [], []
+
+    async def use() -> None:
+        for _ in range(3):
+            async with lock:
+                inside.append(1)
+                await asyncio.sleep(0)
+                if len(inside) != 1 or not lock.held:
+                    wrong.append(len(inside))
+                inside.pop()
+
+    async def main() -> None:
+        await asyncio.gather(*[use() for _ in range(6)])
+
+    asyncio.run(main())
+    assert wrong == []
+
+
+def test_a_lock_is_handed_over_between_threads(on: str) -> None:
+    """Taken by a request's thread, released by the worker that finished the job."""
+    lock = Lock("a", on=on)
+    lock.acquire()
+    assert Herd(lock.release).join() == [None]
+    assert not lock.held
+    assert free("a", on)
+
+
+def test_only_the_holder_holds_a_shared_object(on: str) -> None:
+    """`if lock.held:` in a thread that was refused must not let it in beside the holder."""
+    lock = Lock("a", on=on)
+    with lock:
+        assert Herd(lambda: lock.acquire(wait=0)).join() == [False]
+        assert Herd(lambda: lock.held, lambda: bool(lock)).join() == [False, False]
+        assert lock.held
+
+
+def test_another_thread_does_not_give_away_what_it_merely_waits_for(on: str) -> None:
+    """A waiter that gives up, or a stranger's failed `with`, must not release the holder's lock."""
+    lock = Lock("a", on=on, wait=0)
+    with lock:
+        (got,) = Herd(lambda: lock.__enter__()).join()
+        assert isinstance(got, LockTimeout)
+        assert lock.held
+        assert not free("a", on)
+    assert free("a", on)
+
+
+def test_try_lock(on: str) -> None:
+    """False at once where somebody has it; leaving the block then takes nothing from the holder."""
+    with Lock("a", on=on) as lock:
+        started = time.monotonic()
+        with try_lock("a", on=on) as attempt:
+            assert not attempt
+            assert not attempt.held
+        assert time.monotonic() - started < 5
+        assert lock.held
+        assert not free("a", on)
+    assert free("a", on)
+
+
+def test_one_try_lock_object_in_two_threads(on: str) -> None:
+    """Who didn't get it must not release it for who did, though they share the object."""
+    lock = try_lock("a", on=on)
+    with lock as mine:
+        assert mine
+
+        def other() -> bool:
+            with lock as theirs:
+                return bool(theirs)
+
+        assert Herd(other).join() == [False]
+        with lock:  # nor the holder itself, from a block inside its own
+            pass
+        assert lock.held
+        assert not free("a", on)
+    assert free("a", on)
+
+
+def test_a_cancelled_waiter_leaves_nothing(on: str) -> None:
+    """A lock that was granted in the moment of cancellation must be given back."""
+
+    async def main() -> None:
+        lock = Lock("a", on=on)
+        async with lock:
+            waiters = [asyncio.create_task(Lock("a", on=on).aacquire()) for _ in range(4)]
+            await asyncio.sleep(0.02)
+            for waiter in waiters:
+                waiter.cancel()
+            done = await asyncio.gather(*waiters, return_exceptions=True)
+            assert all(isinstance(each, asyncio.CancelledError) for each in done)
+        async with Lock("a", on=on, wait=5):
+            pass
+
+    asyncio.run(main())
+
+
+# -- loss -------------------------------------------------------------------------------------------------------------
+
+
+def take_away(url_or_engine: Engine, name: str, lock: Lock) -> None:
+    """End the lease behind its holder's back, as an engine that restarts does."""
+    from stampede.colour import run_blocking
+
+    assert url_or_engine.locks is not None
+    assert lock.token is not None
+    run_blocking(url_or_engine.locks.release(name, lock.token))
+
+
+@pytest.fixture(params=["memory", "disk", "file"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    engine = open_engine(_url(request.param, tmp_path))
+    yield engine
+    engine.close()
+
+
+def test_a_lost_lock_is_told_at_the_end(engine: Engine) -> None:
+    """Its block ran, and somebody else may have been inside: that must not pass in silence."""
+    with pytest.raises(LockLost, match="'a' ended before its block did"), Lock("a", on=engine) as lock:
+        take_away(engine, "a", lock)
+    assert not lock.held
+
+
+def test_the_block_s_own_error_goes_first(engine: Engine) -> None:
+    """LockLost in its place would hide why it failed."""
+
+    def fails() -> None:
+        with Lock("a", on=engine) as lock:
+            take_away(engine, "a", lock)
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fails()
+
+
+def test_the_keeper_notices_the_loss(engine: Engine) -> None:
+    """`lost` and `held` tell a long block that it should stop."""
+    lock = Lock("a", on=engine, lease=0.15)
+    lock.acquire()
+    take_away(engine, "a", lock)
+    until(lambda: lock.lost)
+    assert not lock.held
+    with pytest.raises(LockLost):
+        lock.release()
+    with lock:
+        assert lock.held  # and it can be used again
+        assert not lock.lost
+
+
+def test_a_late_release_takes_nothing_from_the_next_holder(engine: Engine) -> None:
+    """A release without its token would let a third one in."""
+    first, second = Lock("a", on=engine), Lock("a", on=engine)
+    first.acquire()
+    take_away(engine, "a", first)
+    assert Herd(lambda: second.acquire(wait=0)).join() == [True]
+    with pytest.raises(LockLost):
+        first.release()
+    assert Herd(lambda: Lock("a", on=engine).acquire(wait=0)).join() == [False]
+    second.release()
+
+
+def test_a_held_lock_is_renewed(engine: Engine) -> None:
+    """A block that outlasts its lease keeps the lock: that is what the keeper is for."""
+    with Lock("a", on=engine, lease=0.15) as lock:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            assert Herd(lambda: Lock("a", on=engine).acquire(wait=0)).join() == [False]
+        assert lock.held
+
+
+def test_max_hold_ends_a_block_that_hangs(engine: Engine) -> None:
+    """One hung job must not hold a nightly lock for ever."""
+    lock = Lock("a", on=engine, lease=0.1, max_hold=0.1)
+    lock.acquire()
+    with Lock("a", on=engine, wait=PATIENCE), pytest.raises(LockLost):
+        lock.release()
+
+
+# -- release_via ------------------------------------------------------------------------------------------------------
+
+
+def test_release_via_a_commit(on: str) -> None:
+    """The lock outlives the block until the transaction's commit; before it, another would read the old row."""
+    hooks: list[Callable[[], object]] = []
+    with Lock("a", on=on, release_via=hooks.append):
+        assert hooks == []
+    assert not free("a", on)
+    hooks.pop()()
+    assert free("a", on)
+
+
+def test_release_via_and_an_exception(on: str) -> None:
+    """After a rollback no hook comes: the release is at once."""
+    hooks: list[Callable[[], object]] = []
+    with pytest.raises(ValueError), Lock("a", on=on, release_via=hooks.append):
+        raise ValueError
+    assert hooks == []
+    assert free("a", on)
+
+
+def test_release_via_ends_renewal_with_the_block(engine: Engine) -> None:
+    """A commit that never comes holds the lock for one lease at most."""
+    hooks: list[Callable[[], object]] = []
+    lock = Lock("a", on=engine, lease=0.2, release_via=hooks.append)
+    with lock:
+        pass
+    with Lock("a", on=engine, wait=PATIENCE), pytest.raises(LockLost):
+        hooks.pop()()
+
+
+def test_release_via_a_hook_that_fails(on: str) -> None:
+    """Its error reaches the caller, and the lock is not left behind."""
+
+    def hook(release: Callable[[], object]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), Lock("a", on=on, release_via=hook):
+        pass
+    assert free("a", on)
+
+
+def test_release_via_in_a_loop(on: str) -> None:
+    """The hook is a plain call there too."""
+    hooks: list[Callable[[], object]] = []
+
+    async def main() -> None:
+        async with Lock("a", on=on, release_via=hooks.append):
+            pass
+        assert not free("a", on)
+        hooks.pop()()
+        assert free("a", on)
+
+    asyncio.run(main())
+
+
+# -- engines ----------------------------------------------------------------------------------------------------------
+
+
+def test_null_excludes_nobody() -> None:
+    """For tests: every lock is granted."""
+    with Lock("a", on="null://") as first, Lock("a", on="null://") as second:
+        assert first.held
+        assert second.held
+
+
+def test_a_cache_s_lock() -> None:
+    """`cache.lock(...)` and `on=cache` are on the cache's engine, and on one pool."""
+    from stampede import Cache
+
+    cache = Cache()
+    with cache.lock("a"), try_lock("a", on=cache) as attempt:
+        assert not attempt
+    with cache.lock("a", wait=0):
+        pass
+
+
+def test_an_engine_of_values_only_is_no_lock() -> None:
+    """Said at construction, with the remedy."""
+
+    class Values:
+        scheme = "values"
+        shared = fenced = pushes = coherent = False
+        claims = aclaims = store = astore = locks = alocks = looks = tier = None
+
+        def ping(self) -> float:
+            return 0.0
+
+        def close(self) -> None: ...
+
+    with pytest.raises(OptionError, match=r"values:// is no lock engine.*on="):
+        Lock("a", on=Values())
+
+
+def test_trouble_of_the_engine_raises(tmp_path: Path) -> None:
+    """A lock is never open: `try_lock` must not say "somebody else has it", and `Lock` must not run its block."""
+    import shutil
+
+    url = f"file://{tmp_path}/f"
+    with Lock("a", on=url):
+        pass
+    shutil.rmtree(tmp_path / "f")
+    (tmp_path / "f").write_text("no directory")
+    for attempt in (lambda: Lock("a", on=url).__enter__(), lambda: try_lock("a", on=url).__enter__()):
+        with pytest.raises(EngineError):
+            attempt()
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from stampede import Lock
+options = {"on": sys.argv[1]} if sys.argv[1] else {}
+with Lock("a", lease=60, **options):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(on: str, **environ: str) -> subprocess.Popen[str]:
+    """Another process that holds the lock until its input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, on],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_a_lock_without_settings_works_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Lock("nightly")` in a cron job must exclude the other cron job, whatever nobody configured."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    process = holder("")
+    try:
+        with try_lock("a") as attempt:
+            assert not attempt
+        waiter = Herd(lambda: Lock("a", wait=PATIENCE).acquire())
+        process.communicate("")
+        assert waiter.join() == [True]
+    finally:
+        ended(process)
+
+
+def test_a_killed_holder_frees_the_lock(shared: str) -> None:
+    """Long before its lease of 60 s: the kernel tells."""
+    process = holder(shared)
+    try:
+        assert not free("a", shared)
+        waiter = Herd(lambda: Lock("a", on=shared, wait=PATIENCE).acquire())
+        started = time.monotonic()
+        os.kill(process.pid, signal.SIGKILL)
+        assert waiter.join() == [True]
+        assert time.monotonic() - started < 5
+    finally:
+        ended(process)
+
+
+def test_a_killed_holder_frees_the_lock_for_tasks(shared: str) -> None:
+    """The same for a waiter in a loop, which goes on turning meanwhile."""
+    process = holder(shared)
+
+    async def main() -> None:
+        waiter = asyncio.create_task(Lock("a", on=shared, wait=PATIENCE).aacquire())
+        await asyncio.sleep(0.02)
+        assert not waiter.done()
+        os.kill(process.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(waiter, 5) is True
+
+    try:
+        asyncio.run(main())
+    finally:
+        ended(process)
+
+
+def test_a_fork_in_the_block(shared: str) -> None:
+    """The child neither releases its parent's lock at the end of the block it inherits, nor keeps it beyond."""
+    lock = Lock("a", on=shared)
+    reading, writing = os.pipe()
+    with lock:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                lock.__exit__(None, None, None)  # the end of the inherited block
+                code = 0 if not free("a", shared) else 2
+            finally:
+                os.read(reading, 1)  # lives on until the parent has released
+                os._exit(code)
+        assert lock.held
+        # the child has come through its end of the block when it waits for us; the lock must still be ours
+        until(lambda: _sleeps(child))
+        assert not free("a", shared)
+    try:
+        assert free("a", shared), "the child still holds it"
+    finally:
+        os.write(writing, b"x")
+        _, status = os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def _sleeps(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    channel = Path(f"/proc/{pid}/syscall").read_text().split()[0]
+    return state == "S" and channel in ("0", "63")  # read(2), by machine: the pipe
+
+
+# -- nothing is left --------------------------------------------------------------------------------------------------
+
+
+def test_the_keeper_is_left_with_nothing(on: str) -> None:
+    """A hold that stays behind renews a lock that nobody holds, for ever."""
+    before = len(keeper._holds)
+    with Lock("a", on=on):
+        assert len(keeper._holds) == before + 1
+    with pytest.raises(ValueError), Lock("a", on=on):
+        raise ValueError
+    with try_lock("a", on=on):
+        pass
+    assert len(keeper._holds) == before
+
+
+def test_a_thread_that_ends_with_the_lock(on: str) -> None:
+    """A forgotten release: the lock stays held, and can still be released through the object."""
+    lock = Lock("a", on=on)
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    assert lock.token is not None
+    assert not free("a", on)
+    lock.release()
+    assert free("a", on)

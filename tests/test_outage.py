@@ -1,0 +1,481 @@
+"""Promise 7: an engine that is down is no outage. An engine that can be switched off, verb by verb, shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from herd import Herd, Origin, had, until, until_async
+
+from stampede import Cache, EngineError, Lock, cached, events, try_lock
+from stampede.engines.memory import MemoryEngine
+from stampede.testing import FakeClock, isolated
+
+
+class Plug:
+    """What becomes of an engine's verbs: those that are pulled raise, and each that was asked is counted."""
+
+    def __init__(self) -> None:
+        self.pulled: set[str] = set()
+        self.asked: list[str] = []
+
+    def pull(self, *verbs: str) -> None:
+        self.pulled = set(verbs) or {"*"}
+
+    def put_back(self) -> None:
+        self.pulled = set()
+
+    def pass_on(self, verb: str) -> None:
+        self.asked.append(verb)
+        if "*" in self.pulled or verb in self.pulled:
+            raise EngineError(f"{verb}: the plug is pulled")
+
+
+class Port:
+    """A port behind the plug."""
+
+    def __init__(self, plug: Plug, port: Any) -> None:
+        self._plug, self._port = plug, port
+
+    def __getattr__(self, verb: str) -> Any:
+        async def act(*args: Any, **kwargs: Any) -> Any:
+            self._plug.pass_on(verb)
+            result = await getattr(self._port, verb)(*args, **kwargs)
+            if f"reply of {verb}" in self._plug.pulled:
+                raise EngineError(f"{verb}: the reply is lost")
+            return result
+
+        return act
+
+
+class Switched:
+    """A memory engine of bytes behind a plug, as shared engines are behind a network."""
+
+    scheme = "switched"
+    shared = fenced = pushes = True
+    coherent = False
+    looks = tier = None
+    tier = None
+
+    def __init__(self) -> None:
+        self.plug = Plug()
+        self.inner = MemoryEngine(sealed=True)
+        self.claims: Any = Port(self.plug, self.inner.claims)
+        self.aclaims: Any = Port(self.plug, self.inner.aclaims)
+        self.store: Any = Port(self.plug, self.inner.store)
+        self.astore: Any = Port(self.plug, self.inner.astore)
+        self.locks: Any = Port(self.plug, self.inner.locks)
+        self.alocks: Any = Port(self.plug, self.inner.alocks)
+
+    def ping(self) -> float:
+        self.plug.pass_on("ping")
+        return 0.0
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def engine() -> Switched:
+    return Switched()
+
+
+@pytest.fixture(autouse=True)
+def _caches_of_its_own() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The breaker's clock."""
+    clock = FakeClock()
+    monkeypatch.setattr("stampede.outage.time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+def counting(colour: str = "sync") -> Any:
+    """A function of x that answers with the number of its computation."""
+    calls: list[Any] = []
+
+    def compute(x: int = 0) -> int:
+        calls.append(x)
+        return len(calls)
+
+    async def suspending(x: int = 0) -> int:
+        return compute(x)
+
+    return compute if colour == "sync" else suspending
+
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+@both
+def test_calls_go_on(colour: str, engine: Switched) -> None:
+    """Down before the first call, calls still answer, and results are kept a few seconds in this process."""
+    f = Cache(engine=engine).cached(counting(colour))
+    engine.plug.pull()
+    assert [had(f(1)) for _ in range(5)] == [1] * 5
+    assert [had(f(2)) for _ in range(5)] == [2] * 5
+
+
+@both
+@pytest.mark.parametrize("verb", ["claim", "fill", "reply of claim", "reply of fill", "generation"])
+def test_whichever_verb_fails(colour: str, verb: str, engine: Switched) -> None:
+    """Down in the middle: the caller gets its value, nobody computes it a second time, nothing stays locked."""
+    f = Cache(engine=engine).cached(counting(colour))
+    engine.plug.pull(verb)
+    started = time.monotonic()
+    assert [had(f(1)) for _ in range(3)] == [1] * 3
+    assert time.monotonic() - started < 5
+
+
+@both
+def test_one_computation_for_a_herd(colour: str, engine: Switched) -> None:
+    """An outage must not become a stampede: one computation per key and process."""
+    origin = Origin()
+    f = Cache(engine=engine).cached(_named(origin, colour))
+    engine.plug.pull()
+    leader = Herd(lambda: had(f()))
+    origin.has_begun()
+    herd = Herd(*[lambda: had(f())] * 15)
+    until(lambda: sum(flight.callers for flight in list(f.cache._core.flights._flights.values())) == 16)
+    origin.let_on()
+    assert leader.join() + herd.join() == [1] * 16
+    assert had(f()) == 1
+    assert origin.calls == 1
+
+
+def _named(origin: Origin, colour: str) -> Any:
+    def compute() -> int:
+        return origin()
+
+    async def suspending() -> int:
+        return await origin.suspending()
+
+    return compute if colour == "sync" else suspending
+
+
+def test_results_are_kept_for_a_few_seconds_only(engine: Switched) -> None:
+    """Kept for the ttl of an hour, they would be wrong for an hour after an invalidation that nobody could send."""
+    f = Cache(engine=engine, ttl=3600).cached(counting())
+    engine.plug.pull()
+    f(1)
+    claims = f.cache._core.outage.refuge.tier
+    (resident,) = claims._residents.values()
+    assert 0 < resident.keep - time.monotonic() <= 5
+
+
+def test_a_dead_engine_is_asked_once_a_second(engine: Switched, clock: FakeClock) -> None:
+    """Each call that waits for a connection's timeout would be an outage of its own."""
+    f = Cache(engine=engine).cached(counting())
+    f(0)
+    engine.plug.pull()
+    f(1)
+    engine.plug.asked.clear()
+    for n in range(2, 50):
+        f(n)
+    assert engine.plug.asked == []
+    for _ in range(3):
+        clock.advance(1.01)
+        for n in range(50, 60):
+            f(n)
+    assert 3 <= len(engine.plug.asked) <= 6  # three probes, of a verb or two
+
+
+@both
+def test_recovery_is_noticed_by_itself(colour: str, engine: Switched, clock: FakeClock) -> None:
+    """And told; what was kept meanwhile gives way to what the engine has."""
+    seen: list[events.Event] = []
+    cache = Cache(engine=engine, observers=[seen.append])
+    f = cache.cached(counting(colour))
+    assert had(f(1)) == 1
+    engine.plug.pull()
+    assert had(f(2)) == 2
+    assert had(f(1)) == 3
+    engine.plug.put_back()
+    assert had(f(1)) == 3
+    clock.advance(1.01)
+    assert had(f(1)) == 1
+    assert had(f(2)) == 4
+    assert had(f(2)) == 4
+    assert [type(event) for event in seen if isinstance(event, (events.EngineDown, events.EngineUp))] == [
+        events.EngineDown,
+        events.EngineUp,
+    ]
+
+
+def test_down_and_up_are_told_once(engine: Switched, clock: FakeClock) -> None:
+    """An outage is two lines in the log, not one per call."""
+    seen: list[events.Event] = []
+    f = Cache(engine=engine, observers=[seen.append]).cached(counting())
+    for _ in range(3):
+        engine.plug.pull()
+        Herd(*[lambda n=n: f(n) for n in range(8)]).join()
+        engine.plug.put_back()
+        clock.advance(5)
+        f(100)
+        f(101)
+    downs = [event for event in seen if isinstance(event, events.EngineDown)]
+    ups = [event for event in seen if isinstance(event, events.EngineUp)]
+    assert (len(downs), len(ups)) == (3, 3)
+    assert f.cache.stats().engine_downs == 3
+    assert ups[0].seconds == pytest.approx(5, abs=0.1)
+
+
+@both
+def test_raise_is_for_those_who_want_it(colour: str, engine: Switched) -> None:
+    """`on_engine_error="raise"`: the error, an origin that is not asked, and calls that work when it is back."""
+    compute = counting(colour)
+    f = Cache(engine=engine, on_engine_error="raise").cached(compute)
+    engine.plug.pull()
+    for _ in range(3):
+        with pytest.raises(EngineError, match="plug is pulled") as caught:
+            had(f(1))
+        assert isinstance(caught.value, ConnectionError)
+    engine.plug.put_back()
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            assert had(f(1)) == 1
+            return
+        except EngineError:
+            time.sleep(0.01)
+    pytest.fail("it never came back")
+
+
+@both
+@pytest.mark.parametrize("verb", ["invalidate", "expire", "set"])
+def test_changes_raise_and_yet_the_local_value_is_gone(colour: str, verb: str, engine: Switched) -> None:
+    """Swallowed, the old value would come back after the outage; kept here, it would go on in this very process."""
+    f = Cache(engine=engine, local=True, ttl=60).cached(counting(colour))
+    assert [had(f(1)) for _ in range(3)] == [1] * 3
+    engine.plug.pull()
+    with pytest.raises(EngineError):
+        had(f.set("new", 1) if verb == "set" else getattr(f, verb)(1))
+    assert had(f(1)) == 2
+
+
+@both
+def test_invalidate_all_and_clear_raise_and_yet_local_values_are_gone(colour: str, engine: Switched) -> None:
+    """The same for all keys."""
+    cache = Cache(engine=engine, local=True, ttl=60)
+    f = cache.cached(counting(colour))
+    assert [had(f(1)) for _ in range(3)] == [1] * 3
+    engine.plug.pull()
+    with pytest.raises(EngineError):
+        had(f.invalidate_all())
+    assert [had(f(1)) for _ in range(3)] == [2] * 3
+    with pytest.raises(EngineError):
+        cache.clear()
+    assert had(f(1)) == 3
+
+
+@both
+def test_invalidate_reaches_what_was_kept_meanwhile(colour: str, engine: Switched) -> None:
+    """Also a value that was computed during the outage."""
+    f = Cache(engine=engine).cached(counting(colour))
+    engine.plug.pull()
+    assert [had(f(1)), had(f(1))] == [1, 1]
+    with pytest.raises(EngineError):
+        had(f.invalidate(1))
+    assert had(f(1)) == 2
+
+
+def test_invalidate_during_a_computation_without_an_engine(engine: Switched) -> None:
+    """Who calls afterwards gets none of the computation that began before."""
+    origin = Origin()
+    f = Cache(engine=engine).cached(_named(origin, "sync"))
+    engine.plug.pull()
+    leader = Herd(f)
+    origin.has_begun()
+    with pytest.raises(EngineError):
+        f.invalidate()
+    later = Herd(f)
+    origin.has_begun()
+    origin.let_on()
+    assert leader.join() == [1]
+    assert later.join() == [2]
+    assert f() == 2
+
+
+def test_an_engine_that_comes_back_under_a_computation(engine: Switched, clock: FakeClock) -> None:
+    """A lease of the refuge is no lease of the engine: the value is not stored there, and nobody is locked out."""
+    origin = Origin()
+    f = Cache(engine=engine).cached(_named(origin, "sync"))
+    engine.plug.pull()
+    leader = Herd(f)
+    origin.has_begun()
+    engine.plug.put_back()
+    clock.advance(2)
+    origin.let_on()
+    assert leader.join() == [1]
+    started = time.monotonic()
+    assert f() in (1, 2)
+    assert time.monotonic() - started < 5
+
+
+def test_an_engine_that_goes_down_under_a_computation(engine: Switched, clock: FakeClock) -> None:
+    """The value goes to its callers, and after recovery nobody waits for a lease that nobody holds."""
+    origin = Origin()
+    f = Cache(engine=engine, lease=0.5).cached(_named(origin, "sync"))
+    leader = Herd(f)
+    origin.has_begun()
+    follower = Herd(f)
+    until(lambda: sum(flight.callers for flight in list(f.cache._core.flights._flights.values())) == 2)
+    engine.plug.pull()
+    origin.let_on()
+    assert leader.join() + follower.join() == [1, 1]
+    assert f() == 1
+    engine.plug.put_back()
+    clock.advance(2)
+    started = time.monotonic()
+    assert f() in (1, 2)
+    assert time.monotonic() - started < 5
+
+
+def test_an_origin_that_fails_during_an_outage(engine: Switched) -> None:
+    """Its error reaches the caller, and the next call tries again."""
+    answers: list[Any] = [ValueError("origin"), 2]
+
+    def compute() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    f = Cache(engine=engine).cached(compute)
+    engine.plug.pull()
+    with pytest.raises(ValueError, match="origin"):
+        f()
+    assert f() == 2
+
+
+def test_stale_values_of_a_dead_engine_are_not_asked_for(engine: Switched) -> None:
+    """With a local tier, hits go on as if nothing had happened."""
+    f = Cache(engine=engine, local={"entries": 10, "ttl": 60}).cached(counting())
+    assert [f(1) for _ in range(2)] == [1, 1]
+    engine.plug.pull()
+    engine.plug.asked.clear()
+    assert [f(1) for _ in range(5)] == [1] * 5
+    assert engine.plug.asked == []
+
+
+@both
+def test_peek_and_get_raise_or_answer(colour: str, engine: Switched) -> None:
+    """They ask the engine and nobody else: no value is invented."""
+    f = Cache(engine=engine).cached(counting(colour))
+    had(f(1))
+    engine.plug.pull()
+    with pytest.raises(EngineError):
+        had(f.peek(1))
+
+
+@both
+def test_many_goes_on(colour: str, engine: Switched) -> None:
+    """Batches too."""
+    cache = Cache(engine=engine)
+    f = cache.cached(counting(colour))
+    engine.plug.pull()
+    assert sorted(had(f.many([(1,), (2,), (1,)]))) in ([1, 1, 2], [1, 2, 2])
+    assert cache.get_or_compute_many(["a", "b"], lambda keys: {key: key for key in keys}) == {"a": "a", "b": "b"}
+
+
+@both
+def test_background_refreshes_go_on(colour: str, engine: Switched) -> None:
+    """An engine that goes down between claim and fill, beside the caller: nobody hears of it, nothing breaks."""
+    f = Cache(engine=engine, stale=60, background=True).cached(counting(colour))
+
+    async def main() -> None:
+        assert await f(1) == 1
+        await f.expire(1)
+        engine.plug.pull("fill")
+        assert await f(1) == 1
+        await until_async(lambda: "fill" in engine.plug.asked[3:])
+        assert await f(1) in (1, 2)
+
+    if colour == "async":
+        asyncio.run(main())
+    else:
+        assert f(1) == 1
+        f.expire(1)
+        engine.plug.pull("fill")
+        assert f(1) == 1
+        until(lambda: "fill" in engine.plug.asked[3:])
+        assert f(1) in (1, 2)
+
+
+def test_locks_are_never_open(engine: Switched) -> None:
+    """A lock that can't be asked for is nobody's: both raise, in both colours, and the block doesn't run."""
+    engine.plug.pull()
+    for make in (Lock, try_lock):
+        with pytest.raises(EngineError), make("a", on=engine):
+            pytest.fail("inside, without a lock")
+
+        async def main(make: Any = make) -> None:
+            async with make("a", on=engine):
+                pytest.fail("inside, without a lock")
+
+        with pytest.raises(EngineError):
+            asyncio.run(main())
+
+
+def test_a_lost_reply_locks_nobody_out(engine: Switched) -> None:
+    """A lock that was granted, unknown to its caller, is given back; else it would be held by nobody."""
+    engine.plug.pull("reply of acquire")
+    with pytest.raises(EngineError):
+        Lock("a", on=engine).acquire()
+    engine.plug.put_back()
+    with Lock("a", on=engine, wait=0):
+        pass
+
+
+@both
+def test_a_claim_whose_reply_is_lost_locks_nobody_out(colour: str, engine: Switched, clock: FakeClock) -> None:
+    """The claimant chose the token, and abandons what it may have been granted."""
+    f = Cache(engine=engine, lease=60).cached(counting(colour))
+    engine.plug.pull("reply of claim")
+    assert had(f(1)) == 1
+    engine.plug.put_back()
+    clock.advance(2)
+    started = time.monotonic()
+    assert had(f(1)) in (1, 2)
+    assert time.monotonic() - started < 5
+
+
+def test_a_directory_that_disappears(tmp_path: Path) -> None:
+    """The same with a real engine: `rm -rf` under a running process, and the directory made unusable."""
+    import shutil
+
+    directory = tmp_path / "cache"
+    cache = Cache(f"disk://{directory}")
+    f = cache.cached(counting())
+    assert [f(1), f(1)] == [1, 1]
+    shutil.rmtree(directory)
+    directory.write_text("no directory")
+    assert f(1) in (1, 2)
+    assert f(2) in (2, 3)
+    directory.unlink()
+    until(lambda: _works(f))
+    assert cache.get_or_compute("k", lambda: "v") == "v"
+    cache.close()
+
+
+def _works(f: Any) -> bool:
+    try:
+        f.invalidate(1)
+    except EngineError:
+        return False
+    return f(1) is not None
+
+
+def test_cached_functions_without_settings_know_nothing_of_it() -> None:
+    """Memory can't be down: no breaker, no refuge, no cost."""
+    f = cached(counting())
+    f(1)
+    assert f.cache._core.outage is None

@@ -1,0 +1,286 @@
+"""Promises of which no other test says that the line which keeps them is there; see PROMISES.md."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from herd import Herd, Origin, until
+
+from stampede import Cache, CodecError, EngineError, Lock, core, events, front, try_lock
+from stampede.engines.disk import rows
+from stampede.engines.memory import MemoryEngine
+from stampede.testing import FakeClock
+
+
+class Breakable:
+    """A port of a real engine that can be cut off: its verbs raise then, as those of a server that is gone."""
+
+    def __init__(self, port: Any, world: World) -> None:
+        self._port = port
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._port, name)
+
+        async def asked(*args: Any, **kwargs: Any) -> Any:
+            self._world.asked.append(name)
+            self._world.before.pop(name, int)()
+            if self._world.cut:
+                raise EngineError("there is nobody at the other end")
+            return await verb(*args, **kwargs)
+
+        return asked
+
+
+class World:
+    """An engine that holds bytes, as a server would, and a cable that can be cut."""
+
+    scheme, shared, fenced, pushes, coherent, looks, tier = "breakable", True, True, True, False, None, None
+
+    def __init__(self) -> None:
+        inner = MemoryEngine(sealed=True)
+        self.cut = False
+        self.asked: list[str] = []
+        self.before: dict[str, Any] = {}  # what is done once, just before a verb reaches the engine
+        self.claims, self.aclaims = Breakable(inner.claims, self), Breakable(inner.aclaims, self)
+        self.store, self.astore = Breakable(inner.store, self), Breakable(inner.astore, self)
+        self.locks, self.alocks = Breakable(inner.locks, self), Breakable(inner.alocks, self)
+
+    def die(self) -> None:
+        self.cut = True
+
+    def ping(self) -> float:
+        return 0.0
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def cache(world: World) -> Iterator[Cache]:
+    with Cache(engine=world, ttl=600, early=0) as cache:  # type: ignore[arg-type]
+        yield cache
+
+
+# -- 4: invalidation wins ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["invalidate", "set", "expire", "clear"])
+def test_a_change_that_can_not_be_made_raises(world: World, cache: Cache, verb: str) -> None:
+    """Swallowed, the old value would come back after the outage."""
+    cache.set("k", "old")
+    world.cut = True
+    with pytest.raises(EngineError):
+        getattr(cache, verb)(*{"set": ("k", "new"), "clear": ()}.get(verb, ("k",)))
+
+
+def test_who_reads_during_an_invalidation_keeps_nothing(world: World) -> None:
+    """What was read just before the engine forgot it would be served by the local tier, after the invalidation."""
+    with Cache(engine=world, local={"ttl": 600}, ttl=600, early=0) as cache:  # type: ignore[arg-type]
+        cache.set("k", "old")
+        world.before = {"invalidate": lambda: cache.get_or_compute("k", lambda: "not yet")}
+        assert cache.invalidate("k")
+        assert cache.get_or_compute("k", lambda: "new") == "new"
+
+
+def test_a_refresh_joins_no_older_computation(cache: Cache) -> None:
+    """Who refreshes after a change would be given, and all others with it, what was computed from before."""
+    origin = Origin()
+    report = cache.cached(lambda: origin())
+    older = Herd(report)
+    origin.has_begun()
+    refresh = Herd(report.refresh)
+    origin.has_begun()
+    origin.let_on()
+    assert older.join() + refresh.join() == [1, 2]
+    assert report() == 2
+
+
+# -- 7: an engine that is down is not an outage ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["generation", "claim"])
+def test_an_engine_that_is_down_is_no_outage(world: World, cache: Cache, verb: str) -> None:
+    """Calls would fail with the engine; or each of them would ask the origin, and the dead engine, again."""
+    world.before = {verb: world.die}
+    origin = Origin()
+    herd = Herd(*[lambda: cache.get_or_compute("k", origin)] * 8)
+    origin.has_begun()
+    origin.let_on()
+    assert herd.join() == [1] * 8
+    asked = len(world.asked)
+    assert [cache.get_or_compute("k", origin) for _ in range(20)] == [1] * 20
+    assert len(world.asked) - asked <= 4  # a probe now and then
+    assert origin.calls == 1
+
+
+def test_a_fill_that_can_not_be_made_is_kept_here(world: World, cache: Cache) -> None:
+    """The engine dies in the middle of a computation: its caller would get an error instead of the value."""
+
+    def compute() -> str:
+        world.cut = True
+        return "value"
+
+    assert cache.get_or_compute("k", compute) == "value"
+    assert cache.get_or_compute("k", lambda: "computed twice") == "value"
+
+
+def test_recovery_is_noticed(world: World) -> None:
+    """The cache would go on without its engine for ever."""
+    heard: list[events.Event] = []
+    with Cache(engine=world, ttl=600, observers=[heard.append]) as cache:  # type: ignore[arg-type]
+        world.cut = True
+        cache.get_or_compute("k", lambda: 1)
+        world.cut = False
+        until(lambda: cache.get_or_compute("k", lambda: 2) and any(isinstance(e, events.EngineUp) for e in heard))
+        cache.set("k", 3)
+        assert cache.get("k") == 3
+
+
+def test_who_wants_the_error_gets_it(world: World) -> None:
+    """`on_engine_error="raise"` would be one of two names for the same."""
+    with Cache(engine=world, on_engine_error="raise") as cache:  # type: ignore[arg-type]
+        world.cut = True
+        with pytest.raises(EngineError):
+            cache.get_or_compute("k", lambda: 1)
+
+
+def test_locks_are_never_open(world: World) -> None:
+    """Two would be inside, because nobody could be asked."""
+    world.cut = True
+    with pytest.raises(EngineError), Lock("l", on=world):  # type: ignore[arg-type]
+        pytest.fail("let in")
+    with pytest.raises(EngineError), try_lock("l", on=world):  # type: ignore[arg-type]
+        pytest.fail("let in, with nothing said")
+
+
+# -- 8: bytes from an engine ------------------------------------------------------------------------------------------
+
+
+def test_bytes_that_are_not_believed_are_a_miss_and_an_event(tmp_path: Path) -> None:
+    """An error would meet every caller of a key, until somebody deletes its bytes."""
+    heard: list[events.Event] = []
+    with Cache(f"disk://{tmp_path}", signing_key="another") as other:
+        other.set("k", "theirs")
+    with Cache(f"disk://{tmp_path}", observers=[heard.append]) as cache:
+        assert cache.get_or_compute("k", lambda: "ours") == "ours"
+        assert cache.get("k") == "ours"
+    assert any(isinstance(each, events.BadBytes) for each in heard)
+
+
+def test_a_value_the_codec_can_not_hold_is_an_error_even_with_stale(cache: Cache) -> None:
+    """It would be swallowed by `stale`, and every call compute for nothing."""
+    cache.set("k", "kept", stale=600)
+    cache.expire("k")
+    with pytest.raises(CodecError, match="trust="):
+        cache.get_or_compute("k", lambda: sys.implementation, stale=600)
+
+
+# -- 9: None is a value -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, False, 0, ""])
+def test_nothing_is_something(cache: Cache, value: object) -> None:
+    """It would be computed at every call, from an engine as well as here."""
+    assert cache.get_or_compute("k", lambda: value) is value
+    assert cache.get_or_compute("k", lambda: "computed twice") is value
+    assert cache.get("k", "default") is value
+    assert cache.get_many(["k", "l"]) == {"k": value}
+    assert cache.get_or_compute_many(["k"], lambda missing: dict.fromkeys(missing, "computed twice")) == {"k": value}
+
+
+# -- 14: clocks -------------------------------------------------------------------------------------------------------
+
+
+def test_time_left_counts_from_before_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow reply would lengthen a value's life by as long as it was under way."""
+    clock = FakeClock()
+    for module in (core, front):
+        monkeypatch.setattr(module, "_clock", clock)
+    world = World()
+    inner = MemoryEngine(sealed=True, clock=clock)
+    world.claims, world.store = _Slow(inner.claims, clock), inner.store
+    with Cache(engine=world, local={"ttl": 600}, ttl=10, early=0) as cache:  # type: ignore[arg-type]
+        inner_cache = Cache(engine=world, ttl=10, early=0)  # type: ignore[arg-type]
+        inner_cache.set("k", "old")
+        clock.advance(3.0)
+        assert cache.get_or_compute("k", lambda: "new") == "old"  # 4 s under way, and 7 s to live when it was asked
+        clock.advance(2.9)
+        assert cache.get_or_compute("k", lambda: "new") == "old"  # a hit
+        clock.advance(0.2)
+        assert cache.get_or_compute("k", lambda: "new") == "new"
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="needs Linux's clock")
+def test_the_clock_on_disk_is_none_that_people_set() -> None:
+    """Who sets the time of day would end all leases, or let old values live for years."""
+    assert abs(rows.clock() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60 < abs(rows.clock() - time.time())
+
+
+class _Slow:
+    """Replies are formed at once, and under way for four seconds."""
+
+    def __init__(self, port: Any, clock: FakeClock) -> None:
+        self._port = port
+        self._clock = clock
+
+    async def claim(self, *args: Any) -> Any:
+        reply = await self._port.claim(*args)
+        self._clock.advance(4.0)
+        return reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+
+# -- 12: no leak ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_every_exit_gives_the_lease_back(cache: Cache, world: World, error: type[BaseException]) -> None:
+    """The next caller would wait for the lease of one who has long left."""
+
+    def leave() -> None:
+        raise error
+
+    with pytest.raises(error):
+        cache.get_or_compute("k", leave, lease=60)
+    done = threading.Thread(target=lambda: cache.get_or_compute("k", lambda: 1), daemon=True)
+    done.start()
+    done.join(10)
+    assert not done.is_alive()
+
+
+def test_a_cancellation_does_not_cut_a_fill_in_two(world: World, cache: Cache) -> None:
+    """The value would be lost, or the lease stand on, where the client's own request can be cancelled."""
+
+    async def main() -> None:
+        filling, go = asyncio.Event(), asyncio.Event()
+        fill = world.aclaims.fill
+
+        async def slow_fill(*args: Any) -> Any:
+            filling.set()
+            await go.wait()
+            return await fill(*args)
+
+        world.aclaims.fill = slow_fill  # type: ignore[attr-defined]
+        call = asyncio.create_task(cache.aget_or_compute("k", lambda: "value", lease=60))
+        await filling.wait()
+        call.cancel()
+        asyncio.get_running_loop().call_soon(go.set)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await asyncio.wait_for(cache.aget_or_compute("k", lambda: "computed twice"), 10) == "value"
+
+    asyncio.run(main())

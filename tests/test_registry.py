@@ -1,0 +1,468 @@
+"""From settings to caches: which are in force, when functions find theirs, and caches that tests have to themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from herd import Herd, Origin, had
+
+from stampede import (
+    Cache,
+    OptionError,
+    SettingsError,
+    cache_without_dogpiling,
+    cached,
+    configure,
+    get_cache,
+)
+from stampede.testing import disabled, isolated
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _caches_of_its_own() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+def counting() -> Any:
+    """A function that answers with the number of its computation."""
+    calls: list[int] = []
+
+    def compute(x: int = 0) -> int:
+        calls.append(x)
+        return len(calls)
+
+    return compute
+
+
+# -- configure --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "configured",
+    [
+        lambda path: configure(path),
+        lambda path: configure(str(path)),
+        lambda path: configure({"caches": {"default": {"ttl": 7}, "reports": {"ttl": 8}}}),
+        lambda path: configure(caches={"default": {"ttl": 7}, "reports": {"ttl": 8}}),
+    ],
+)
+def test_configure_takes_a_file_a_mapping_or_tables(configured: Any, tmp_path: Path) -> None:
+    """Each way of saying it means the same."""
+    file = tmp_path / "shop.toml"
+    file.write_text('[caches.default]\nttl = 7\n[caches.reports]\nttl = "8s"\n')
+    configured(file)
+    assert get_cache().policy.ttl == 7
+    assert get_cache("reports").policy.ttl == 8
+    with pytest.raises(SettingsError, match="did you mean 'reports'"):
+        get_cache("report")
+
+
+def test_configure_takes_the_default_cache_s_own_settings() -> None:
+    """`configure(url=..., ttl=...)`, for those who have one cache."""
+    configure(url="memory://?entries=5", ttl=7)
+    assert get_cache().policy.ttl == 7
+    assert get_cache().engine.scheme == "memory"
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda: configure(5), "give a file's path, a mapping or keywords"),
+        (lambda: configure({}, ttl=5), "one of them"),
+        (lambda: configure(tll=5), "did you mean 'ttl'"),
+        (lambda: configure(ttl=-1), "ttl"),
+        (lambda: configure(caches={"default": {"tll": 5}}), r"\[caches.default\].*did you mean 'ttl'"),
+        (lambda: configure("/nowhere/at/all.toml"), "/nowhere/at/all.toml.*no such file"),
+        (lambda: configure(caches=[1]), "table of tables"),
+    ],
+)
+def test_wrong_settings_change_nothing(wrong: Any, message: str) -> None:
+    """An error names what is wrong, and the settings before stay in force, with what they keep."""
+    configure(ttl=7)
+    f = cached(counting())
+    assert f() == 1
+    with pytest.raises(SettingsError, match=message):
+        wrong()
+    assert get_cache().policy.ttl == 7
+    assert f() == 1
+
+
+def test_functions_bind_at_their_first_call_and_again_after_configure() -> None:
+    """Modules are imported before `configure` is called; what was kept before is not served after."""
+    f = cached(counting())
+
+    async def suspending() -> int:
+        return 1
+
+    g = cached(suspending)
+    configure(ttl=7)
+    assert f() == f() == 1
+    assert f.peek().ttl == 7
+    assert had(g()) == 1
+    configure(ttl=8)
+    assert f.peek() is None
+    assert f() == f() == 2
+    assert f.peek().ttl == 8
+    assert had(g()) == 1
+    assert had(g.peek()).ttl == 8
+
+
+def test_configure_under_a_computation() -> None:
+    """The computation under way ends in the old cache; it must not find its way into hits of the new one."""
+    origin = Origin()
+    f = cached(lambda: origin())
+    leader = Herd(f)
+    origin.has_begun()
+    configure(ttl=9)
+    origin.let_on()
+    assert leader.join() == [1]
+    assert f() == 2
+    assert f() == 2
+
+
+def test_configure_again_and_again_while_threads_call() -> None:
+    """Rebinding is safe under load: each call gets a value of its own arguments, and no error."""
+    f = cached(lambda x: x)
+    stop = threading.Event()
+    wrong: list[Any] = []
+
+    def call(n: int) -> None:
+        while not stop.is_set():
+            if f(n) != n:
+                wrong.append(n)
+
+    callers = Herd(*[lambda n=n: call(n) for n in range(8)])
+    for ttl in range(1, 40):
+        configure(ttl=ttl)
+    stop.set()
+    assert callers.join() == [None] * 8
+    assert wrong == []
+
+
+# -- cache= -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_of_a_function() -> None:
+    """By name, given, or from a callable that is asked at binding time."""
+    mine = Cache(ttl=9)
+    configure(caches={"default": {"ttl": 7}, "reports": {"ttl": 8}})
+    functions = {7: cached(counting()), 8: cached(cache="reports")(counting()), 9: cached(cache=mine)(counting())}
+    functions[10] = cached(cache=lambda: mine, ttl=10)(counting())
+    for ttl, f in functions.items():
+        f(ttl)
+        assert f.peek(ttl).ttl == ttl
+    assert functions[8].cache.policy == get_cache("reports").policy
+    assert mine.cached(ttl=11)(counting())(5) == 1
+
+
+def test_caches_of_two_names_are_two() -> None:
+    """A function in one cache is not served from another."""
+    configure(caches={"a": {}, "b": {}})
+
+    def compute() -> str:
+        return "a"
+
+    first = cached(cache="a")(compute)
+    second = cached(cache="b")(compute)
+    assert first() == "a"
+    assert second.peek() is None
+
+
+def test_a_name_that_is_not_there() -> None:
+    """Known at the first call only, since settings come later; every call says it, and nothing is left locked."""
+    f = cached(cache="reprots")(counting())
+    configure(caches={"reports": {}})
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="did you mean 'reports'"):
+            f()
+    configure(caches={"reprots": {}})
+    assert f() == 1
+
+
+@pytest.mark.parametrize("wrong", [5, None, b"default"])
+def test_what_cache_can_not_be(wrong: Any) -> None:
+    """An error of the line that says it."""
+    with pytest.raises(OptionError, match="give a name of the settings, a Cache"):
+        cached(cache=wrong)
+
+
+def test_a_callable_that_returns_no_cache() -> None:
+    """The error names the callable's answer."""
+    f = cached(cache=lambda: "default")(counting())  # type: ignore[arg-type, return-value]
+    with pytest.raises(OptionError, match="must return a Cache"):
+        f()
+
+
+# -- where settings come from -----------------------------------------------------------------------------------------
+
+PROGRAM = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
+from stampede import cached, get_cache
+@cached
+def f(): return 1
+f(); f()
+print("ttl", f.peek().ttl)
+"""
+
+
+def run(cwd: Path, program: str = PROGRAM, **environ: str) -> str:
+    environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", **environ}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_settings_is_memory_and_one_line_that_says_so(tmp_path: Path) -> None:
+    """Who forgot the settings in production should find that in the log, once."""
+    out = run(tmp_path)
+    assert out.count("INFO no settings") == 1
+    assert "ttl 300" in out
+
+
+def test_the_file_in_the_directory(tmp_path: Path) -> None:
+    """`./stampede.toml` is found."""
+    (tmp_path / "stampede.toml").write_text("[caches.default]\nttl = 7\n")
+    out = run(tmp_path)
+    assert "ttl 7" in out
+    assert "no settings" not in out
+
+
+def test_the_environment_beats_the_file_and_configure_beats_both(tmp_path: Path) -> None:
+    """The order that lets an operator, and then a test, override what is there."""
+    (tmp_path / "stampede.toml").write_text("[caches.default]\nttl = 7\n")
+    (tmp_path / "other.toml").write_text("[caches.default]\nttl = 8\n")
+    assert "ttl 8" in run(tmp_path, STAMPEDE_SETTINGS="other.toml")
+    program = PROGRAM.replace("f(); f()", "from stampede import configure; configure(ttl=9); f()")
+    assert "ttl 9" in run(tmp_path, program, STAMPEDE_SETTINGS="other.toml")
+
+
+def test_importing_reads_no_settings(tmp_path: Path) -> None:
+    """A broken file must not break the import of whoever decorates; the first call says what is wrong."""
+    (tmp_path / "stampede.toml").write_text("[caches.default]\ntll = 7\n")
+    program = """
+from stampede import cached, SettingsError
+@cached
+def f(): return 1
+for _ in range(2):
+    try: f()
+    except SettingsError as error: print(error)
+"""
+    assert run(tmp_path, program).count("did you mean 'ttl'") == 2
+
+
+def test_disabled_by_the_environment(tmp_path: Path) -> None:
+    """`STAMPEDE_DISABLED=1`: calls go straight to the functions, in a whole process."""
+    program = """
+from stampede import cached
+calls = []
+@cached
+def f():
+    calls.append(1)
+    return len(calls)
+print("values", f(), f(), f())
+"""
+    assert "values 1 2 3" in run(tmp_path, program, STAMPEDE_DISABLED="1")
+    assert "values 1 1 1" in run(tmp_path, program, STAMPEDE_DISABLED="0")
+    assert "values 1 1 1" in run(tmp_path, program, STAMPEDE_DISABLED="")
+
+
+# -- for tests --------------------------------------------------------------------------------------------------------
+
+
+def test_isolated_is_empty_and_leaves_nothing() -> None:
+    """A test neither sees what another kept nor leaves anything, whatever happens in it."""
+    f = cached(counting())
+    assert f() == 1
+    with isolated(ttl=5):
+        assert f() == 2
+        assert f.peek().ttl == 5
+        with isolated():
+            assert f() == 3
+            assert f.peek().ttl == 300
+        assert f() == 2
+    assert f() == 1
+
+    def fails() -> None:
+        with isolated():
+            f()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert f() == 1
+
+
+def test_isolated_ignores_the_settings_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's stampede.toml must not send tests to a server."""
+    (tmp_path / "stampede.toml").write_text("[caches.default]\nttl = 7\n")
+    monkeypatch.chdir(tmp_path)
+    with isolated():
+        assert get_cache().policy.ttl == 300
+
+
+def test_isolated_takes_settings_as_configure_does(tmp_path: Path) -> None:
+    """`isolated(url=...)`: the same test on another engine."""
+    with isolated(url=f"disk://{tmp_path}/cache"):
+        f = cached(counting())
+        assert [f(), f()] == [1, 1]
+        assert get_cache().engine.scheme == "disk"
+
+
+def test_isolated_locks() -> None:
+    """A lock named like another test's, or like production's on this machine, is another one."""
+    from stampede import Lock
+
+    with Lock("nightly", on="default"), isolated(), Lock("nightly", on="default", wait=0):
+        pass
+
+
+def test_disabled_reaches_every_door() -> None:
+    """Also `Cache` and the helper, and nothing is stored meanwhile."""
+    cache, compute = Cache(), counting()
+    f = cached(cache=cache)(compute)
+    with disabled():
+        assert [f(), f()] == [1, 2]
+        with disabled():
+            assert f() == 3
+        assert f() == 4
+        assert [cache.get_or_compute("k", compute), cache.get_or_compute("k", compute)] == [5, 6]
+        assert [cache_without_dogpiling("k", compute), cache_without_dogpiling("k", compute)] == [7, 8]
+    assert f.peek() is None
+    assert cache.get("k") is None
+    assert [f(), f()] == [9, 9]
+
+
+def test_testing_is_light_and_holds_what_it_names(tmp_path: Path) -> None:
+    """Application code may import it outside of tests, where there is no pytest."""
+    program = """
+import sys
+sys.modules["pytest"] = None
+import stampede.testing as testing
+with testing.isolated(), testing.disabled(): testing.FakeClock().advance(1)
+assert "stampede.testing.explorer" not in sys.modules
+assert callable(testing.explore) and callable(testing.roam)
+"""
+    run(tmp_path, program)
+    import stampede.testing
+
+    assert all(hasattr(stampede.testing, name) for name in stampede.testing.__all__)
+    assert not hasattr(stampede.testing, "no_such_name")
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_closures_that_share_a_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Two closures of one factory have one key: the second is served the first one's values, and nobody knows why."""
+
+    def factory(n: int) -> Any:
+        @cached
+        def get(x: int) -> int:
+            return n * x
+
+        return get
+
+    first, second = factory(1), factory(2)
+    with caplog.at_level(logging.WARNING, "stampede"):
+        first(1)
+        second(1)
+    assert [record.message for record in caplog.records if "share their values" in record.message] == [
+        f"two functions are called {first.__module__}:{first.__qualname__} "
+        "and share their values: give each a version= or namespace="
+    ]
+
+
+def test_lambdas_that_share_a_name_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """All lambdas of one place are called the same. In two caches they share nothing, and nothing is said."""
+    double, triple = cached(lambda x: x * 2), cached(lambda x: x * 3)
+    elsewhere = cached(cache=Cache())(lambda x: x * 4)
+    with caplog.at_level(logging.WARNING, "stampede"):
+        double(1)
+        assert elsewhere(1) == 4
+        assert caplog.records == []
+        triple(1)
+        triple(2)
+        configure(ttl=5)
+        double(1)
+        triple(1)
+    assert len(caplog.records) == 1
+
+
+def test_a_function_decorated_twice_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Two doors to one function share its values on purpose."""
+    compute = counting()
+    first, second = cached(compute), cached(ttl=5)(compute)
+    with caplog.at_level(logging.WARNING, "stampede"):
+        assert [first(), second(), first()] == [1, 1, 1]
+    assert caplog.records == []
+
+
+def test_versions_and_namespaces_keep_apart() -> None:
+    """The remedy of the warning."""
+
+    def compute() -> int:
+        return next(numbers)
+
+    numbers = iter(range(10))
+    functions = [cached(version=v, namespace=n)(compute) for v in (1, "2") for n in ("a", "b")]
+    assert [f() for f in functions] == [0, 1, 2, 3]
+    assert [f() for f in functions] == [0, 1, 2, 3]
+    assert len({f.key() for f in functions}) == 4
+
+
+def test_a_cache_s_namespace_is_in_the_keys() -> None:
+    """Two applications on one server."""
+    assert Cache(namespace="shop").cached(counting()).key(1).startswith("shop:")
+
+
+# -- the helper -------------------------------------------------------------------------------------------------------
+
+
+def test_cache_without_dogpiling() -> None:
+    """Key, function, and ttl as a third argument; options by name."""
+    compute = counting()
+    assert cache_without_dogpiling("k", compute) == 1
+    assert cache_without_dogpiling("k", compute) == 1
+    assert cache_without_dogpiling("k2", compute, 60) == 2
+    cache = get_cache()
+    first, second = cache.peek("k"), cache.peek("k2")
+    assert first is not None
+    assert second is not None
+    assert (first.ttl, second.ttl) == (300, 60)
+    assert cache_without_dogpiling("k3", compute, 60, stale=5) == 3
+    with pytest.raises(OptionError, match="did you mean 'stale'"):
+        cache_without_dogpiling("k4", compute, stael=5)
+
+
+def test_cache_without_dogpiling_of_an_async_function() -> None:
+    """It gives an awaitable, and both colours share the key."""
+
+    async def compute() -> int:
+        return 5
+
+    async def main() -> None:
+        assert await cache_without_dogpiling("k", compute) == 5
+        assert await cache_without_dogpiling("k", compute, 60) == 5
+
+    asyncio.run(main())
+    assert cache_without_dogpiling("k", lambda: 6) == 5
+
+
+def test_the_cache_is_the_one_of_now() -> None:
+    """`configure` holds for the helper too."""
+    assert cache_without_dogpiling("k", lambda: 1) == 1
+    configure(ttl=5)
+    assert cache_without_dogpiling("k", lambda: 2) == 2
