@@ -35,6 +35,9 @@ TICK = 1.0
 AGAIN = 0.5
 """Seconds before a lost connection is made again."""
 
+NAP = 0.005
+"""Seconds for which invalidations are let come together, while nobody waits for a message."""
+
 SLOTS = 1 << 16
 GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
 
@@ -242,6 +245,8 @@ class News:
                 if sock in ready:
                     heard = now
                     self._read(sock, pushes)
+                    if not self._channels:
+                        _nap(poke)
                 if now >= tick:
                     if now - heard > 2 * TICK:
                         raise ConnectionError("it doesn't answer")
@@ -353,6 +358,13 @@ def slot_of(key: bytes) -> int | None:
         except ValueError:
             return None
     return GENERATIONS if key.startswith(b"{stampede}g") else None
+
+
+def _nap(poke: socket.socket) -> None:
+    """Let news come together while nobody waits for one: each would wake this thread, at some caller's cost."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(poke, selectors.EVENT_READ)
+        selector.select(NAP)
 
 
 def _drain(poke: socket.socket) -> None:
