@@ -46,6 +46,8 @@ class RedisEngine:
     shared = True
     fenced = True
     pushes = True
+    looks = None
+    tier = None
 
     def __init__(self, url: str | None = None, *, client: Any = None, tracking: bool = True, **options: Any) -> None:
         if (url is None) == (client is None):

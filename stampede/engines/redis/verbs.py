@@ -177,7 +177,8 @@ class Keys(Versioned):
         return bool(await self._line.ask(command))
 
     async def expire(self, key: str) -> bool:
-        return bool(await self._line.ask(self._scripts.expire([names(key).entry], FOREVER)))
+        its = names(key)
+        return bool(await self._line.ask(self._scripts.expire([its.entry, its.lease], FOREVER, its.channel)))
 
     async def invalidate(self, key: str) -> bool:
         its = names(key)
