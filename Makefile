@@ -12,7 +12,7 @@ SERVERS := redis-server
 .DEFAULT_GOAL := help
 
 help:  ## what there is
-	@echo "make demo    three herds with and without stampede; writes demo.html"
+	@echo "make demo    four herds, with and without stampede; writes demo.html"
 	@echo "make test    the whole test suite (ARGS='-k lock' goes to pytest)"
 	@echo "make lint    ruff, mypy --strict, pyright"
 	@echo "make format  let ruff fix and format"

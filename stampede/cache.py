@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -32,6 +33,8 @@ from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
 
 __all__ = ["Cache"]
+
+_log = logging.getLogger("stampede")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,12 +88,21 @@ class Cache:
         if locks is not None:
             self.engine = Paired(self.engine, locks)
         self.name = self.engine.scheme if engine is not None else safe_url(settings.url)
-        self._core = Core(self.engine, self._front(settings), self._outage(settings), self.observers.emit)
+        self._listened_to = bool(observers)
+        self._core = Core(
+            self.engine, self._front(settings), self._outage(settings), self.observers.emit, self._count_found
+        )
         self._trust = tuple(_imported(name) for name in settings.trust)
         self._lock = threading.Lock()
         self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._root = self.scope(self.namespace, self.policy)
         self._root_prefix = f"{self.namespace}:" if self.namespace else ""
+
+    def _count_found(self, scope: str, key: str) -> None:
+        if self._listened_to or _log.isEnabledFor(logging.DEBUG):
+            self.observers.emit(events.Found(scope, key))
+        else:
+            self.counters.found(scope)
 
     def _front(self, settings: CacheSettings) -> Front:
         """The memory engine's own tier, or the one asked for in front of a shared engine."""

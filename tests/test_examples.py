@@ -24,7 +24,7 @@ SAID = {
         "served: {",
     ],
     "locks": ["we hold it: True, so others find it free: False", "after the commit: True"],
-    "settings": ["product 7 in <Cache disk://", "session of bob in <Cache memory://>", "did you mean 'url'?"],
+    "settings/application": ["product 7 in <Cache disk://", "session of bob in <Cache memory://>", "did you mean 'url'?"],
     "methods": ["7000.0 7000.0 8000.0", "Shop(7),'monday')", "None 8000.0", "7 7 3", "__stampede_key__"],
     "invalidate_on_commit": ["committed: tea costs 12.0", "rolled back: the cache still has 12.0"],
     "observe": [
@@ -40,7 +40,7 @@ def run(home: Path, name: str) -> str:
     """What an example prints, from a directory in which there are no settings."""
     there, empty = home / "examples", home / "empty"
     shutil.copytree(EXAMPLES, there, ignore=shutil.ignore_patterns("__pycache__"))
-    settings = there / "stampede.toml"
+    settings = there / "settings" / "stampede.toml"
     settings.write_text(settings.read_text().replace("/var/tmp", str(home)))
     empty.mkdir()
     done = subprocess.run(
@@ -66,9 +66,9 @@ def test_an_example_shows_its_idea(tmp_path: Path, name: str) -> None:
 
 def test_every_example_is_run() -> None:
     """An example that nobody runs is soon wrong."""
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAID.keys()
+    assert {str(path.relative_to(EXAMPLES).with_suffix("")) for path in EXAMPLES.rglob("*.py")} == SAID.keys()
 
 
 def test_examples_are_one_screen() -> None:
     """One idea per file."""
-    assert all(path.read_text().count("\n") < 60 for path in EXAMPLES.glob("*.py"))
+    assert all(path.read_text().count("\n") < 60 for path in EXAMPLES.rglob("*.py"))

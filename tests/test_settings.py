@@ -27,7 +27,7 @@ from stampede.settings import (
     without_secrets,
 )
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "stampede.toml"
+EXAMPLE = Path(__file__).parent.parent / "examples" / "settings" / "stampede.toml"
 
 
 def default(environ: Mapping[str, str] | None = None, **table: Any) -> CacheSettings:

@@ -92,6 +92,7 @@ class Codec:
         self._max_bytes = max_bytes
         self._signed = SIGNED if keys else 0
         self._seal_size = 32 if keys else _CRC.size
+        self._expected = body.number, self._signed, body.fingerprint
 
     def encode(self, key: str, entry: Entry[Any]) -> bytes:
         """The entry's bytes, good for this key only. CodecError: the value can't be held; TooLarge: it is too big."""
@@ -130,34 +131,29 @@ class Codec:
         return head + seal + body
 
     def _decode(self, key: str, blob: bytes) -> Entry[Any]:
-        header = _unpack(blob)
-        self._expect(*header)
+        _, _, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint = _unpack(blob)
+        if (codec, flags & SIGNED, fingerprint) != self._expected or isnan(cost + margin + ttl + fresh + keep):
+            self._complain(codec, flags, fingerprint)
         start = HEADER.size + self._seal_size
         body = memoryview(blob)[start:]
         if self._max_bytes is not None and len(body) > self._max_bytes:
             raise CodecError(f"{len(body)} bytes are more than max_bytes, {self._max_bytes}")
         if not self._seals(key, blob[: HEADER.size], body, blob[HEADER.size : start]):
             raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
-        flags = header[3]
         if flags & COMPRESSED:
             body = self._inflate(body)
         raised = bool(flags & RAISED)
-        value = self._body.load(body, raised)
-        _, _, _, _, id, cost, margin, ttl, fresh, keep, _ = header
-        return Entry(value, id, cost, margin, ttl, fresh, keep, raised)
+        return Entry(self._body.load(body, raised), id, cost, margin, ttl, fresh, keep, raised)
 
-    def _expect(
-        self, magic: bytes, version: int, codec: int, flags: int, id: bytes,
-        cost: float, margin: float, ttl: float, fresh: float, keep: float, fingerprint: int,
-    ) -> None:  # fmt: skip
+    def _complain(self, codec: int, flags: int, fingerprint: int) -> None:
+        """Say what is wrong with a header."""
         if codec != self._body.number:
             raise CodecError("the entry was written by another codec")
         if flags & SIGNED != self._signed:
             raise CodecError("the entry is not signed" if self._signed else "the entry is signed, and no key is known")
         if fingerprint != self._body.fingerprint:
             raise CodecError("the entry was written for another return type")
-        if isnan(cost + margin + ttl + fresh + keep):
-            raise CodecError("a duration is not a number")
+        raise CodecError("a duration is not a number")
 
     def _seals(self, key: str, head: bytes, body: memoryview, seal: bytes) -> bool:
         if not self._keys:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import threading
 import time
 from functools import cache
@@ -18,6 +19,9 @@ from stampede.errors import EngineError
 __all__ = ["Life", "closed", "dead", "pid_here", "process", "sweep", "try_lock", "unlock"]
 
 _UNBORN = "new-"
+
+_NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,20})(-[0-9a-f]{12})?", re.ASCII)
+"""What names look like. One that doesn't came out of a damaged or hostile file, and may lead anywhere."""
 
 
 def try_lock(fd: int) -> bool:
@@ -80,7 +84,7 @@ class Life:
         self._fd = fd
 
     def is_mine(self, name: str) -> bool:
-        return name == self._name
+        return bool(name) and name == self._name
 
     def close(self) -> None:
         """End here: what this name holds is anybody's."""
@@ -100,6 +104,8 @@ class Life:
 
 def dead(folder: Path, name: str) -> bool:
     """Whether the process of this name has ended. Its file goes with the first who notices."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name.removeprefix(_UNBORN)):
+        return True  # nobody's name: it must neither be opened nor removed
     path = folder / name
     if _no_such_process(name):
         path.unlink(missing_ok=True)  # some child has it open, and the lock with it
@@ -138,9 +144,8 @@ def process() -> str:
 
 def pid_here(name: str) -> int | None:
     """The process's number, if it has one that means the same process here."""
-    pid, _, rest = name.partition("-")
-    namespace = rest.partition("-")[0]
-    return int(pid) if pid.isdecimal() and namespace == str(_pid_namespace()) else None
+    parts = _NAME.fullmatch(name)
+    return int(parts[1]) if parts is not None and parts[2] == str(_pid_namespace()) else None
 
 
 def _no_such_process(name: str) -> bool:
