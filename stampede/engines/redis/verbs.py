@@ -43,7 +43,10 @@ LOOK = 0.1
 """The same where there are no news."""
 
 KNOWN = 1.0
-"""Seconds for which a generation is believed where there are no news."""
+"""Seconds for which a generation is believed where nobody is to tell of the next."""
+
+BRIEFLY = 0.05
+"""The same where somebody is to, and doesn't just now: the news are about to come, or to come back."""
 
 
 class Line(Protocol):
@@ -86,7 +89,7 @@ class Generations:
         ticket = Ticket(self._news.stamps, GENERATIONS, stamp) if told and told == self._news.told else None
         with self._lock:
             if bumps == self._bumps:
-                self._known[scope] = name, ticket, now + KNOWN
+                self._known[scope] = name, ticket, now + (BRIEFLY if self._news.tracks else KNOWN)
 
     def forget(self) -> None:
         """Somebody here has begun a new one."""
