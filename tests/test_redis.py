@@ -225,7 +225,7 @@ def test_a_connection_that_broke_while_idle_is_nobodys_error(server: RedisServer
 def test_verbs_may_be_sent_twice(server: RedisServer, open_: Open) -> None:
     """A reply that was lost would turn a stored value into a refused one, or a released lock into a lost one."""
     engine = open_(server.url)
-    line = engine._line
+    line = engine._servers.line
     asked: list[Any] = []
     ask = line.ask
 
@@ -368,7 +368,7 @@ def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
     del loop
     asyncio.run(engine.astore.get(["k"]))
     gc.collect()
-    assert len(engine._aline._pipes) == 0
+    assert len(engine._servers.aline._pipes) == 0
     until(lambda: int(server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]) <= 12)
 
 
@@ -665,7 +665,7 @@ def test_waiters_are_woken_when_the_news_break(own: RedisServer, open_: Open) ->
     own.cli("CLIENT", "KILL", "TYPE", "pubsub")
     thread.join(PATIENCE)
     assert time.monotonic() - start < 0.9
-    until(lambda: engine._news.told)
+    until(lambda: engine._servers.news.told)
     thread, _ = waiting(engine, busy)  # and they listen again
     until(lambda: own.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
     run(engine.claims.abandon("k", token))
@@ -752,7 +752,7 @@ def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None
     engine, other = open_(server.url), open_(server.url)
     run(engine.store.set("k", some()))
     ticket = ticket_of(engine)
-    before = list(engine._news.stamps)
+    before = list(engine._servers.news.stamps)
     for number in range(100):
         run(other.store.set(f"other {number}", some()))
     token = granted(engine, "mine")
@@ -761,7 +761,7 @@ def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None
     run(engine.store.set("mine", some()))  # nobody has found it yet
     engine.ping()
     assert holds(ticket)
-    changed = [slot for slot, stamp in enumerate(before) if engine._news.stamps[slot] != stamp]
+    changed = [slot for slot, stamp in enumerate(before) if engine._servers.news.stamps[slot] != stamp]
     assert changed in ([], [wire.names("mine").slot])
 
 
@@ -769,11 +769,11 @@ def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
     """What changes while nobody is told would be served for ever."""
     engine = open_(own.url)
     run(engine.store.set("k", some()))
-    ticket, told = ticket_of(engine), engine._news.told
+    ticket, told = ticket_of(engine), engine._servers.news.told
     own.cli("CLIENT", "KILL", "ID", str(told))
     until(lambda: not holds(ticket))
     again = ticket_of(engine)
-    assert engine._news.told not in (0, told)
+    assert engine._servers.news.told not in (0, told)
     run(open_(own.url).store.set("k", some()))
     until(lambda: not holds(again), within=0.5)
 
@@ -786,7 +786,7 @@ def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
     own.freeze()
     try:
         until(lambda: not holds(ticket), within=4.0)
-        assert engine._news.told == 0
+        assert engine._servers.news.told == 0
     finally:
         own.thaw()
     assert ticket_of(engine)
@@ -797,16 +797,16 @@ def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_
     engine = open_(server.url)
     run(engine.store.set("k", some()))
     ticket_of(engine)
-    read = engine._line.read
+    read = engine._servers.line.read
 
     async def slow(command: Any) -> Any:
         reply = await read(command)
-        before = engine._news.stamps[wire.names("k").slot]
+        before = engine._servers.news.stamps[wire.names("k").slot]
         server.cli("DEL", wire.names("k").entry)
-        until(lambda: engine._news.stamps[wire.names("k").slot] != before)
+        until(lambda: engine._servers.news.stamps[wire.names("k").slot] != before)
         return reply
 
-    engine._line.read = slow  # type: ignore[method-assign]
+    engine._servers.line.read = slow  # type: ignore[method-assign]
     reply = claim(engine)
     assert isinstance(reply, Found)
     assert reply.ticket is None or not holds(reply.ticket)
@@ -819,7 +819,7 @@ def test_no_tickets_where_nothing_is_tracked(server: RedisServer, open_: Open) -
     run(engine.store.set("k", some()))
     for _ in range(3):
         assert claim(engine).ticket is None
-    assert engine._news._thread is None
+    assert engine._servers.news._thread is None
 
 
 def test_a_bump_is_pushed(server: RedisServer, open_: Open) -> None:
@@ -828,9 +828,9 @@ def test_a_bump_is_pushed(server: RedisServer, open_: Open) -> None:
 
     def pushed() -> bool:
         run(other.store.generation("f"))
-        known = other._generations._known["f"]
+        known = other._servers.generations._known["f"]
         if known[1] is None:
-            other._generations.forget()
+            other._servers.generations.forget()
         return known[1] is not None
 
     until(pushed)

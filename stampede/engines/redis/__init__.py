@@ -6,7 +6,8 @@ wire.py      keys' names, arguments and replies
 verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise
 blocking.py, suspending.py   the line of each colour
 news.py      subscriptions, and what keeps tickets true
-clients.py   what is behind a URL: a function for each topology
+clients.py   what is behind a URL: how connections to a server are made
+shard.py     one server's ports;  sentinel.py   the server that sentinels name;  cluster.py   many shards
 resp.py      replies from bytes
 """
 
@@ -18,15 +19,13 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakSet, finalize
 
-from stampede.colour import BLOCKING, SUSPENDING, run_blocking
-from stampede.engines.redis.blocking import Blocking
+from stampede.colour import run_blocking
 from stampede.engines.redis.clients import of_client, of_url
-from stampede.engines.redis.locks import LockPort
-from stampede.engines.redis.news import News
+from stampede.engines.redis.cluster import Cluster, of_cluster_url
 from stampede.engines.redis.scripts import Scripts
-from stampede.engines.redis.suspending import Suspending
-from stampede.engines.redis.verbs import Generations, Keys
-from stampede.engines.url import flag
+from stampede.engines.redis.sentinel import of_sentinel_url
+from stampede.engines.redis.shard import Shard
+from stampede.engines.url import flag, scheme_of
 from stampede.errors import OptionError
 
 __all__ = ["RedisEngine", "from_url"]
@@ -53,31 +52,37 @@ class RedisEngine:
         if (url is None) == (client is None):
             raise OptionError("RedisEngine takes a URL or a client: one of them")
         self.coherent = tracking
-        server = of_url(url, options) if url is not None else of_client(client, options)
-        scripts, news = Scripts(), News(lambda: server.connection(protocol=3), tracks=tracking)
-        generations = Generations(news)
-        line, aline = Blocking(server, scripts, news), Suspending(server, scripts, news)
-        self._line, self._aline, self._news, self._generations = line, aline, news, generations
-        self._parts = (line, aline, news, generations)
-        self.claims = self.store = Keys(line, scripts, news, generations, BLOCKING)
-        self.aclaims = self.astore = Keys(aline, scripts, news, generations, SUSPENDING)
-        self.locks = LockPort(line, scripts, news, BLOCKING)
-        self.alocks = LockPort(aline, scripts, news, SUSPENDING)
-        self.close = finalize(self, _close, os.getpid(), news, line, aline)
+        self.scheme = "redis" if url is None else scheme_of(url)
+        self._servers = servers = _servers(url, client, options, tracking)
+        self.claims = self.store = servers.claims
+        self.aclaims = self.astore = servers.aclaims
+        self.locks, self.alocks = servers.locks, servers.alocks
+        self.close = finalize(self, _close, os.getpid(), servers)
         _engines.add(self)
 
     def ping(self) -> float:
         start = time.perf_counter()
-        run_blocking(self._line.ask((b"PING",)))
+        run_blocking(self._servers.ping())
         return time.perf_counter() - start
 
     def _start_again(self) -> None:
-        for part in self._parts:
-            part.start_again()
+        self._servers.start_again()
+
+
+def _servers(url: str | None, client: Any, options: dict[str, Any], tracking: bool) -> Shard | Cluster:
+    """What is behind a URL or a client: one server, the one that sentinels name, or a cluster's."""
+    scheme = "" if url is None else scheme_of(url)
+    if url is not None and scheme == "redis+cluster":
+        return of_cluster_url(url, options)(tracking=tracking)
+    if url is not None and scheme == "redis+sentinel":
+        return Shard(of_sentinel_url(url, options), Scripts(), tracking=tracking)
+    server = of_client(client, options) if url is None else of_url(url, options)
+    return Shard(server, Scripts(), tracking=tracking)
 
 
 def from_url(url: str, **options: Any) -> RedisEngine:
-    """`redis://user:password@host:6379/0?socket_timeout=0.5`, `rediss://` for TLS, `unix:///run/redis.sock?db=0`."""
+    """`redis://user:password@host:6379/0?socket_timeout=0.5`, `rediss://` for TLS, `unix:///run/redis.sock?db=0`,
+    `redis+sentinel://host:26379,host:26379/service/0` or `redis+cluster://host:6379,host:6379`."""
     query = dict(parse_qsl(urlsplit(url).query))
     tracking = flag("tracking", options.pop("tracking", query.get("tracking", True)))
     return RedisEngine(url, tracking=tracking, **options)
@@ -86,10 +91,9 @@ def from_url(url: str, **options: Any) -> RedisEngine:
 # -- ends and forks -------------------------------------------------------------------------------------------------
 
 
-def _close(pid: int, *parts: News | Blocking | Suspending) -> None:
+def _close(pid: int, servers: Shard | Cluster) -> None:
     if os.getpid() == pid:
-        for part in parts:
-            part.close()
+        servers.close()
 
 
 _engines: WeakSet[RedisEngine] = WeakSet()

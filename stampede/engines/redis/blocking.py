@@ -33,6 +33,7 @@ class Blocking:
         self._broken = (exceptions.ConnectionError, OSError)
         self._refused = exceptions.ResponseError
         self._unknown = exceptions.NoScriptError
+        self._readonly = exceptions.ReadOnlyError
         self._any = (exceptions.RedisError, OSError)
 
     async def ask(self, command: Command) -> Any:
@@ -84,6 +85,8 @@ class Blocking:
         """The replies as they are. A connection may have broken while it was idle: once more, on a new one."""
         connection = self._pool.take()
         try:
+            if not self._server.current(connection):
+                connection.disconnect()
             used = connection._sock is not None
             try:
                 return self._exchange(connection, commands)
@@ -124,6 +127,8 @@ class Blocking:
     def _read(self, connection: Connection) -> Any:
         try:
             return connection.read_response(disable_decoding=True)
+        except self._readonly as demoted:  # another server is the master now: a new connection may find it
+            raise ConnectionError(str(demoted)) from demoted
         except self._refused as refusal:
             return refusal
 

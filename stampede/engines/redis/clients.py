@@ -6,19 +6,20 @@ again by ourselves, since we know that each verb may be sent twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from stampede.engines.url import safe_url
+from stampede.engines.url import flag, safe_url
 from stampede.errors import EngineError, OptionError
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
     from redis.connection import AbstractConnection as Connection
 
-__all__ = ["Server", "of_client", "of_url", "trouble"]
+__all__ = ["DEFAULTS", "Address", "Server", "never", "of_client", "of_url", "several", "trouble"]
 
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "socket_timeout": 1.0,  # short, since calls go on without an engine that hangs
     "socket_connect_timeout": 0.5,
 }
@@ -34,8 +35,18 @@ _FOREIGN = {
 """What a client's connections were made with, and ours are not: they belong to its pool, its colour or its replies."""
 
 
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+
 class Server:
     """One server, as the ways to connect to it."""
+
+    on_move: Callable[[], None] | None = None
+    """To be called when another server has taken its place."""
 
     def __init__(self, name: str, kind: str, options: Mapping[str, Any]) -> None:
         """`kind` is the name of a class of connections, which the library has in both colours."""
@@ -43,7 +54,7 @@ class Server:
         self._kind = kind
         self.max_connections = int(options.get("max_connections") or 50)
         self.timeout = float(options.get("timeout", 20.0))
-        self._options = _DEFAULTS | {key: value for key, value in options.items() if key not in _POOL}
+        self._options = DEFAULTS | {key: value for key, value in options.items() if key not in _POOL}
         self._options["protocol"] = 2  # a connection is ready sooner; news come by one of their own
         if kind == "UnixDomainSocketConnection":
             for key in ("host", "port", "socket_keepalive", "socket_keepalive_options", "socket_type"):
@@ -58,8 +69,12 @@ class Server:
         """One connection of the blocking colour, not yet connected."""
         from redis import connection
 
-        made: Connection = getattr(connection, self._kind)(**self._options | options, retry=_never())
+        made: Connection = getattr(connection, self._kind)(**self._options | options, retry=never())
         return made
+
+    def current(self, connection: Any) -> bool:
+        """Whether a connection, made once, leads where a new one would."""
+        return True
 
     def suspending_connection(self) -> SuspendingConnection:
         """One connection of the running event loop, not yet connected."""
@@ -84,6 +99,36 @@ def of_url(url: str, options: Mapping[str, Any]) -> Server:
     return Server(safe_url(url), "Connection" if kind is None else kind.__name__, found | dict(options))
 
 
+def several(url: str, port: int) -> tuple[list[Address], dict[str, Any]]:
+    """The addresses in `scheme://user:password@host:port,host:port/path?options`, and the client's options.
+
+    With `ssl=true` connections are encrypted: `kind` among the options says so.
+    """
+    from redis.connection import parse_url
+
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    addresses = [_address(url, host, port) for host in hosts.split(",")]
+    try:
+        options: dict[str, Any] = parse_url(f"redis://{user}{at}h/?{parts.query}")
+    except ValueError as wrong:
+        raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
+    for name in ("host", "port", "tracking"):  # of the one we have made up, and the engine's own
+        options.pop(name, None)
+    options["kind"] = "SSLConnection" if flag("ssl", options.pop("ssl", False)) else "Connection"
+    return addresses, options
+
+
+def _address(url: str, text: str, default: int) -> Address:
+    host, _, port = text.rpartition(":") if text.rpartition("]")[2].find(":") >= 0 else (text, "", str(default))
+    host = unquote(host).strip("[]")
+    if not host:
+        raise OptionError(f"{safe_url(url)}: give hosts as host:port,host:port")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise OptionError(f"{safe_url(url)}: {port!r} is no port")
+    return Address(host, int(port))
+
+
 def of_client(client: Any, options: Mapping[str, Any]) -> Server:
     """The server of a `redis.Redis` or `redis.asyncio.Redis`: our connections are made as its own, and are ours."""
     pool: Any = getattr(client, "connection_pool", None)
@@ -101,7 +146,8 @@ def trouble(server: str, error: Exception) -> EngineError:
     return EngineError(f"{server}: {type(error).__name__}: {error}")
 
 
-def _never() -> Any:
+def never() -> Any:
+    """The library's retries, switched off."""
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 

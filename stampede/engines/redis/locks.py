@@ -22,7 +22,7 @@ from stampede.engines.redis.verbs import LOOK, SAFETY, Line
 from stampede.engines.redis.wire import ms
 from stampede.ports import Busy, Granted
 
-__all__ = ["LockPort"]
+__all__ = ["LockPort", "tag_of"]
 
 TURN = 0.2
 """Seconds for which a released lock is kept for the one whose turn it is."""
@@ -47,9 +47,15 @@ class _Names(NamedTuple):
     channel: bytes
 
 
+def tag_of(name: str) -> bytes:
+    """What all keys of a lock have in common, between braces."""
+    raw = name.encode("utf-8", "surrogatepass")
+    return blake2b(raw, digest_size=12, person=b"lock").hexdigest().encode()
+
+
 def _names(name: str) -> _Names:
     raw = name.encode("utf-8", "surrogatepass")
-    tag = b"{%s}" % blake2b(raw, digest_size=12, person=b"lock").hexdigest().encode()
+    tag = b"{%s}" % tag_of(name)
     return _Names(tag + b"L:" + raw, *(tag + part for part in (b"F", b"Q", b"H", b"T", b"D", b"C")))
 
 

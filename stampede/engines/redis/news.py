@@ -43,6 +43,9 @@ GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
 
 _PIECE = 1 << 16
 
+_ELSEWHERE = ("MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN")  # a channel's shard, not the user, is the trouble
+_PLAIN, _SHARDED = (b"SUBSCRIBE", b"UNSUBSCRIBE"), (b"SSUBSCRIBE", b"SUNSUBSCRIBE")
+
 
 class Refusal(Exception):
     """The server's answer to a subscription that this user may not have."""
@@ -59,6 +62,13 @@ class _Channel:
         self.ready = Bell()  # there is an answer: subscribed, refused or lost
         self.stands = False
         self.left = 0.0  # when the last ear did
+
+    def lose(self) -> None:
+        """There will be no messages any more: everybody asks again."""
+        self.stands = False
+        self.ready.ring()
+        for ear in list(self.ears):
+            ear.bell.ring()
 
 
 class Ear:
@@ -90,9 +100,19 @@ class News:
     the reply have changed the stamp already, and those that come later will.
     """
 
-    def __init__(self, connect: Callable[[], Any], *, tracks: bool = True) -> None:
-        """`connect` makes a blocking connection that speaks RESP3 and is not connected yet."""
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        *,
+        tracks: bool = True,
+        sharded: bool = False,
+        current: Callable[[Any], bool] = lambda connection: True,
+    ) -> None:
+        """`connect` makes a blocking connection that speaks RESP3 and is not connected yet; `current` says later
+        whether it still leads to the right server. With `sharded`, channels are those of a cluster's shard."""
         self._connect = connect
+        self._current = current
+        self._subscribe, self._unsubscribe = _SHARDED if sharded else _PLAIN
         self.tracks = tracks
         self.stamps = array("Q", bytes(8 * (SLOTS + 1)))
         self._epoch = 0
@@ -124,7 +144,7 @@ class News:
                     channel.ready.ring()
                 else:
                     self._channels[name] = channel
-                    self._ask(b"SUBSCRIBE", channel)
+                    self._ask(self._subscribe, channel)
             ear = Ear(channel, only)
             channel.ears.add(ear)
         try:
@@ -149,6 +169,12 @@ class News:
                     self._poke[1].setblocking(False)
                     self._thread = threading.Thread(target=self._live, name="stampede-redis-news", daemon=True)
                     self._thread.start()
+
+    def stray(self) -> None:
+        """The server is not the right one any more: what it tells is of no use."""
+        self.told = 0
+        self._void_all()
+        self._wake()
 
     def close(self) -> None:
         """Let everybody go. The thread ends by itself."""
@@ -222,11 +248,16 @@ class News:
         connection.connect()
         connection.send_command(b"CLIENT", b"ID")
         number = connection.read_response()
+        self._check(connection)
         with self._lock:
             self._down = self._mute = False
         if self.tracks:
             self.told = number
         return connection
+
+    def _check(self, connection: Any) -> None:
+        if not self._current(connection):
+            raise ConnectionError("this is not the master any more")
 
     def _attend(self, connection: Any, poke: socket.socket) -> None:
         """Send what is to be sent, and hear what is said, until the connection breaks."""
@@ -242,6 +273,7 @@ class News:
                 now = time.monotonic()
                 if poke in ready:
                     _drain(poke)
+                self._check(connection)
                 if sock in ready:
                     heard = now
                     self._read(sock, pushes)
@@ -284,9 +316,11 @@ class News:
                     self._void(key)
             case [b"subscribe" | b"ssubscribe", *_]:
                 self._answer(True)
+            case [b"sunsubscribe", channel, *_] if not self._asked_to_leave(channel):
+                self._gone(channel)
             case Refusal():
                 _log.debug("no subscription: %s", push)
-                self._mute = True
+                self._mute = not str(push).startswith(_ELSEWHERE)
                 self._answer(False)
             case _:
                 self._answer(False)
@@ -300,6 +334,19 @@ class News:
                 with self._lock:
                     if self._channels.get(channel.name) is channel:
                         del self._channels[channel.name]
+
+    def _asked_to_leave(self, name: bytes) -> bool:
+        return any(
+            verb == self._unsubscribe and channel is not None and channel.name == name
+            for verb, channel in self._expected
+        )
+
+    def _gone(self, name: bytes) -> None:
+        """Its slot is another shard's from now on: who waits asks there."""
+        with self._lock:
+            channel = self._channels.pop(name, None)
+        if channel is not None:
+            channel.lose()
 
     def _ring(self, name: bytes, message: bytes) -> None:
         with self._lock:
@@ -318,7 +365,7 @@ class News:
             idle = [each for each in self._channels.values() if not each.ears and now - each.left > LINGER]
             for channel in idle:
                 del self._channels[channel.name]
-                self._todo.append((b"UNSUBSCRIBE", channel))
+                self._todo.append((self._unsubscribe, channel))
             self._todo.append((b"PING", None))
 
     def _lose(self) -> None:
@@ -331,10 +378,7 @@ class News:
             self._todo.clear()
             self._expected.clear()
         for channel in channels:
-            channel.stands = False
-            channel.ready.ring()
-            for ear in list(channel.ears):
-                ear.bell.ring()
+            channel.lose()
 
     def _rest(self, poke: socket.socket) -> None:
         end = time.monotonic() + AGAIN

@@ -122,11 +122,13 @@ class _Pipe:
     """One event loop's connection, and the questions before and in it."""
 
     def __init__(self, server: Server, news: News) -> None:
+        from redis.exceptions import ReadOnlyError
         from redis.exceptions import TimeoutError as Hung
 
         self._server = server
         self._news = news
         self._hung = Hung
+        self._readonly = ReadOnlyError
         self._waiting: list[_Question] = []
         self._flying: deque[_Question] = deque()
         self._flushing = False
@@ -152,6 +154,9 @@ class _Pipe:
         if self._wire is None:
             if self._connecting is None:
                 self._connecting = asyncio.ensure_future(self._connect())
+            return
+        if not self._server.current(self._wire.connection):
+            self._wire.drop(ConnectionError("this is not the master any more"))
             return
         questions, self._waiting = self._waiting, []
         asked = [question for question in questions if not question.future.done()]
@@ -195,6 +200,8 @@ class _Pipe:
         self._flush()
 
     def heard(self, reply: Any, told: int) -> None:
+        if isinstance(reply, self._readonly):  # another server is the master now: a new connection may find it
+            raise ConnectionError(str(reply)) from reply
         question = self._flying[0]
         question.replies.append(reply)
         if len(question.replies) == len(question.commands):
@@ -263,7 +270,7 @@ class _Wire(asyncio.Protocol):
     """A connection that the client library has made, with its bytes read and written by us."""
 
     def __init__(self, connection: Any, pipe: _Pipe) -> None:
-        self._connection = connection
+        self.connection = connection
         self._pipe: _Pipe | None = pipe
         self._parser: Parser = parser(connection._parser.parse_error)
         self._transport: asyncio.Transport = connection._writer.transport
@@ -300,7 +307,7 @@ class _Wire(asyncio.Protocol):
         pipe, self._pipe = self._pipe, None
         self._guard.cancel()
         self._transport.abort()
-        self._connection._reader = self._connection._writer = None
+        self.connection._reader = self.connection._writer = None
         if pipe is not None:
             pipe.broken(error)
 
@@ -315,7 +322,7 @@ class _Wire(asyncio.Protocol):
             if getattr(lost, "_sock", None) is not None:
                 lost._sock.close()
                 lost._sock = None
-        self._connection._reader = self._connection._writer = None  # or it would warn that it was not closed
+        self.connection._reader = self.connection._writer = None  # or it would warn that it was not closed
 
     def disown(self) -> None:
         """In a forked child: close our copy of the socket only.
