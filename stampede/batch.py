@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 from stampede.colour import Colour, kept_whole, run_blocking
 from stampede.core import Scope
 from stampede.entry import Entry
-from stampede.errors import CodecError, WaitTimeout
+from stampede.errors import CodecError, EngineError, WaitTimeout
 from stampede.fill import Call, claim, land, quietly
 from stampede.flight import Flight
 from stampede.outcome import Landing
@@ -41,23 +41,12 @@ async def fetch_many(
     Nothing is waited for while a lease is held: two batches in opposite order can't block each other.
     """
     landings: dict[str, Landing] = {}
-    granted: list[_Grant] = []
-    others: list[str] = []
-    try:
-        for key in keys:
-            answer = await _ask(scope, colour, key, policy)
-            if isinstance(answer, Landing):
-                landings[key] = answer
-            elif isinstance(answer, _Grant):
-                granted.append(answer)
-            else:
-                others.append(key)
-    except BaseException:
-        for grant in granted:
-            await _let_go(grant)
-        raise
+    granted, others, trouble = await _ask_all(scope, colour, keys, policy, landings)
+    if trouble is not None:
+        await _let_go(scope, colour, granted)
+        raise trouble
     if granted:
-        landings |= await _compute(colour, granted, loader)
+        landings |= await _compute(scope, colour, granted, loader)
     for key in others:
         landing = await scope.fetch(colour, key, _origin(colour, key, loader), policy)
         if not isinstance(landing.error, _LeftOut):
@@ -65,25 +54,58 @@ async def fetch_many(
     return landings
 
 
-async def _ask(scope: Scope, colour: Colour, key: str, policy: Policy) -> _Grant | Landing | None:
-    """A value, a lease, or None: somebody else computes it."""
-    call = await scope.call(colour, key, lambda: None, policy.with_options(wait=0))
-    flight, leading = call.flights.join(call.key, call.loop)
-    if not leading:
-        flight.leave()
-        return None
-    answer: Landing | Granted | None = None
+async def _ask_all(
+    scope: Scope, colour: Colour, keys: Iterable[str], policy: Policy, landings: dict[str, Landing]
+) -> tuple[list[_Grant], list[str], BaseException | None]:
+    """Claim all at once: what is ours to compute, what others compute, an error; what is there goes to `landings`."""
+    granted: list[_Grant] = []
+    others: list[str] = []
+    trouble: BaseException | None = None
+    led: list[tuple[str, Call, Flight]] = []
+    impatient = policy.with_options(wait=0)
     try:
-        answer = await claim(call)
+        for key in keys:
+            call = await scope.call(colour, key, lambda: None, impatient, many=True)
+            flight, leading = call.flights.join(call.key, call.loop)
+            if leading:
+                led.append((key, call, flight))
+            else:
+                flight.leave()
+                others.append(key)
+        answers = await scope.at_once(colour, [_claimed(call) for _, call, _ in led])
+    except GeneratorExit:
+        for _, call, flight in led:
+            call.drop(call)
+            call.flights.end(flight, None)
+        raise
+    except BaseException:  # some may have been granted by now
+        await colour.whole(_let_go(scope, colour, [_Grant(key, call, flight, None) for key, call, flight in led]))
+        raise
+    for (key, call, flight), answer in zip(led, answers, strict=True):
+        if isinstance(answer, Granted):
+            granted.append(_Grant(key, call, flight, answer.entry))
+            continue
+        call.flights.end(flight, answer if isinstance(answer, Landing) else None)
+        if isinstance(answer, Landing):
+            landings[key] = answer
+        elif isinstance(answer, BaseException):
+            trouble = answer
+        else:
+            others.append(key)
+    return granted, others, trouble
+
+
+async def _claimed(call: Call) -> Landing | Granted | None:
+    """A value, a lease, or None: somebody else computes it."""
+    try:
+        return await claim(call)
     except WaitTimeout:
         return None
-    finally:
-        if not isinstance(answer, Granted):
-            call.flights.end(flight, answer)
-    return answer if isinstance(answer, Landing) else _Grant(key, call, flight, answer.entry)
+    except EngineError as error:
+        return Landing(error=error)
 
 
-async def _compute(colour: Colour, granted: list[_Grant], loader: Loader) -> dict[str, Landing]:
+async def _compute(scope: Scope, colour: Colour, granted: list[_Grant], loader: Loader) -> dict[str, Landing]:
     """One call of the loader under all the leases; then each key lands by itself."""
     landings: dict[str, Landing] = {}
     clock, began = granted[0].call.clock, granted[0].call.clock()
@@ -94,12 +116,20 @@ async def _compute(colour: Colour, granted: list[_Grant], loader: Loader) -> dic
                 stack.enter_context(grant.flight.inside())
             values, error = await _loaded(colour, [grant.key for grant in granted], loader)
             cost = clock() - began
+            landed: list[tuple[_Grant, Coroutine[Any, Any, Landing]]] = []
             for grant, hold in zip(granted, holds, strict=True):
-                if error is None and grant.key not in values:
-                    await _let_go(grant)
-                else:
+                if error is not None or grant.key in values:
                     value, wrong = (None, error) if error is not None else _whole(values[grant.key])
-                    landings[grant.key] = await land(grant.call, grant.kept, hold, value, wrong, cost)
+                    landed.append((grant, land(grant.call, grant.kept, hold, value, wrong, cost)))
+            left_out = [grant for grant in granted if error is None and grant.key not in values]
+            answers = await scope.at_once(colour, [landing for _, landing in landed])
+            for (grant, _), answer in zip(landed, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    raise answer
+                landings[grant.key] = answer
+            await _let_go(scope, colour, left_out)
+            for grant in left_out:
+                granted.remove(grant)
     except BaseException:
         for grant in granted:
             if grant.key not in landings:
@@ -155,10 +185,11 @@ class _LeftOut(Exception):
     """The loader has no value for the key that it was asked for."""
 
 
-async def _let_go(grant: _Grant) -> None:
-    """Give a lease back without a word: who waited for it tries by itself."""
-    call = grant.call
+async def _let_go(scope: Scope, colour: Colour, grants: list[_Grant]) -> None:
+    """Give leases back without a word: who waited for one tries by itself."""
     try:
-        await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
+        calls = [grant.call for grant in grants]
+        await scope.at_once(colour, [quietly(call.port.abandon(call.key, call.token)) for call in calls])
     finally:
-        call.flights.end(grant.flight, None)
+        for grant in grants:
+            grant.call.flights.end(grant.flight, None)

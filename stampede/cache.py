@@ -110,6 +110,7 @@ class Cache:
             return Front(self.engine.tier, shared=False, believed=None)
         if not settings.local:
             return Front(None, shared=True, believed=None)
+        self.engine.follow()
         believed = settings.local.ttl or (None if self.engine.coherent else 1.0)
         return Front(Tier(settings.local.entries), shared=True, believed=believed)
 

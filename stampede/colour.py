@@ -28,6 +28,7 @@ __all__ = [
     "kept_whole",
     "run_blocking",
     "running_loop",
+    "settled",
     "together",
 ]
 
@@ -244,6 +245,11 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+async def settled(work: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+    """What each returned or raised, all started at once."""
+    return await asyncio.gather(*work, return_exceptions=True)
 
 
 # -- blocking engines, seen from an event loop --------------------------------------------------------------------

@@ -6,25 +6,28 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from stampede import early, events
 from stampede.coded import CodedClaims, CodedStore, Coder
-from stampede.colour import BLOCKING, Colour, kept_whole, run_blocking, running_loop
+from stampede.colour import BLOCKING, Colour, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
 from stampede.fill import Call, fill, quietly
 from stampede.flight import Flights
 from stampede.front import Front
+from stampede.gather import Gathering, run_together
 from stampede.keeper import Hold, keeper
 from stampede.local import Resident
 from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
 from stampede.policy import Policy
-from stampede.ports import Claims, Engine, Looks, Store, Ticket
+from stampede.ports import Asked, Claims, Engine, Looks, Store, Ticket
 from stampede.workers import Place
 
 __all__ = ["Core", "Scope"]
+
+T = TypeVar("T")
 
 _clock = time.monotonic
 
@@ -82,6 +85,8 @@ class Scope:
         self.claims, self.store = self._ports(
             core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None
         )
+        many = Gathering() if core.engine.many is not None else core.engine.claims
+        self.many, _ = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
         self.aclaims, self.astore = self._ports(
             core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None
         )
@@ -206,6 +211,13 @@ class Scope:
         """What is computed beside its caller."""
         self.core.front.keep(call.key, self.name, await work, sample, call.policy)
 
+    async def at_once(self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+        """What each piece of work, over calls made with `many`, returned or raised; in as few round trips as can be."""
+        if colour.suspending:
+            return await settled(work)
+        many = self.core.engine.many
+        return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
+
     def _postponed(self, call: Call) -> Landing:
         """No place beside the caller, and nobody is to wait: look again a little later."""
         assert call.seen is not None
@@ -214,9 +226,16 @@ class Scope:
         return landing
 
     async def call(
-        self, colour: Colour, key: str, origin: Callable[[], Any], policy: Policy, *, force: bool = False
+        self,
+        colour: Colour,
+        key: str,
+        origin: Callable[[], Any],
+        policy: Policy,
+        *,
+        force: bool = False,
+        many: bool = False,
     ) -> Call:
-        """One caller's question to the algorithm."""
+        """One caller's question to the algorithm; with `many` it is one of those that go out `at_once`."""
         physical = await self.learn(colour) + key
         return Call(
             key=physical,
@@ -224,7 +243,7 @@ class Scope:
             scope=self.name,
             origin=origin,
             policy=policy,
-            port=self.aclaims if colour.suspending else self.claims,
+            port=self.aclaims if colour.suspending else self.many if many else self.claims,
             flights=self.core.flights,
             colour=colour,
             loop=running_loop() if colour.suspending else None,
@@ -314,3 +333,7 @@ class Scope:
 
     def _store(self, colour: Colour) -> Store:
         return self.astore if colour.suspending else self.store
+
+
+def _nothing_to_ask(asked: Sequence[Asked]) -> list[Any]:
+    raise AssertionError(f"{asked} suspended on an engine that answers at once")

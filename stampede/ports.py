@@ -5,15 +5,16 @@ Every verb is `async def`, for both colours: a blocking port is one whose corout
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stampede.entry import Entry, Verdict
 
 __all__ = [
     "Ask",
+    "Asked",
     "Busy",
     "Claims",
     "Engine",
@@ -22,6 +23,7 @@ __all__ = [
     "Granted",
     "Locks",
     "Looks",
+    "Many",
     "Reply",
     "Store",
     "Ticket",
@@ -190,6 +192,21 @@ class Looks(Protocol):
         ...
 
 
+class Asked(NamedTuple):
+    """A verb of `Claims`, to be asked together with others."""
+
+    verb: str
+    args: tuple[Any, ...]
+
+
+class Many(Protocol):
+    """Of an engine to which the way is long: many verbs in one round trip."""
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        """What each would have returned, or the EngineError that it would have raised; blocking."""
+        ...
+
+
 class Locks(Protocol):
     """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
 
@@ -213,41 +230,36 @@ class Locks(Protocol):
         ...
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """One engine of one URL: a store, a lock, or both; blocking and suspending.
+class Engine(ABC):
+    """One engine of one URL: a store, a lock, or both; blocking and suspending. Declared by inheriting from this.
 
-    What it can do is declared here, and never found out by asking for attributes.
+    What it can do is said here, and never found out by asking for attributes; what it can't is None, or False.
     """
 
     scheme: str
-    shared: bool  # other processes see it: values are bytes, and a local tier is a choice
-    fenced: bool  # it refuses a late fill (promises 4 and 5)
-    pushes: bool  # waiters are woken, not polling
-    coherent: bool  # what it finds comes with a ticket: a local tier in front of it stays true
+    shared: bool = True  # other processes see it: values are bytes, and a local tier is a choice
+    fenced: bool = False  # it refuses a late fill (promises 4 and 5)
+    pushes: bool = False  # waiters are woken, not polling
+    coherent: bool = False  # what it finds comes with a ticket: a local tier in front of it stays true
 
-    @property
-    def claims(self) -> Claims | None: ...
-    @property
-    def aclaims(self) -> Claims | None: ...
-    @property
-    def store(self) -> Store | None: ...
-    @property
-    def astore(self) -> Store | None: ...
-    @property
-    def looks(self) -> Looks | None: ...
-    @property
-    def tier(self) -> Any:
-        """The `local.Tier` that is its store, of an engine inside this process; else None."""
-        ...
+    claims: Claims | None = None
+    aclaims: Claims | None = None
+    store: Store | None = None
+    astore: Store | None = None
+    locks: Locks | None = None
+    alocks: Locks | None = None
+    looks: Looks | None = None
+    many: Many | None = None
+    tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process
 
-    @property
-    def locks(self) -> Locks | None: ...
-    @property
-    def alocks(self) -> Locks | None: ...
-
+    @abstractmethod
     def ping(self) -> float:
         """Seconds of one round trip; EngineError if there is none."""
         ...
 
+    @abstractmethod
     def close(self) -> None: ...
+
+    def follow(self) -> None:
+        """A local tier stands in front from now on: let tickets be true. For engines to which news have a price."""
+        return

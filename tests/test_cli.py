@@ -23,6 +23,7 @@ from stampede.cli.demo.caller import Mark, Reads
 from stampede.cli.demo.timeline import Timeline
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
+from stampede.ports import Engine
 
 ROOT = Path(__file__).parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
@@ -192,8 +193,8 @@ class Unversioned:
         self.invalidate, self.generation, self.bump = store.invalidate, store.generation, store.bump
 
 
-class PlainStore:
-    scheme, shared, fenced, pushes, coherent, looks, tier = "plain", True, False, False, False, None, None
+class PlainStore(Engine):
+    scheme, shared, fenced, pushes, coherent = "plain", True, False, False, False
     claims = aclaims = locks = alocks = None
 
     def __init__(self) -> None:

@@ -24,7 +24,11 @@ SAID = {
         "served: {",
     ],
     "locks": ["we hold it: True, so others find it free: False", "after the commit: True"],
-    "settings/application": ["product 7 in <Cache disk://", "session of bob in <Cache memory://>", "did you mean 'url'?"],
+    "settings/application": [
+        "product 7 in <Cache disk://",
+        "session of bob in <Cache memory://>",
+        "did you mean 'url'?",
+    ],
     "methods": ["7000.0 7000.0 8000.0", "Shop(7),'monday')", "None 8000.0", "7 7 3", "__stampede_key__"],
     "invalidate_on_commit": ["committed: tea costs 12.0", "rolled back: the cache still has 12.0"],
     "observe": [

@@ -30,7 +30,7 @@ LAYERS = """
     hot faces
     lock limiter batch
     core
-    front fill workers
+    front fill workers gather
     flight
     keeper outcome
     coded outage

@@ -482,10 +482,10 @@ def test_a_cache_s_lock() -> None:
 def test_an_engine_of_values_only_is_no_lock() -> None:
     """Said at construction, with the remedy."""
 
-    class Values:
+    class Values(Engine):
         scheme = "values"
         shared = fenced = pushes = coherent = False
-        claims = aclaims = store = astore = locks = alocks = looks = tier = None
+        claims = aclaims = store = astore = locks = alocks = None
 
         def ping(self) -> float:
             return 0.0

@@ -14,6 +14,7 @@ from herd import Herd, Origin, had, until, until_async
 
 from stampede import Cache, EngineError, Lock, cached, events, try_lock
 from stampede.engines.memory import MemoryEngine
+from stampede.ports import Engine
 from stampede.testing import FakeClock, isolated
 
 
@@ -53,7 +54,7 @@ class Port:
         return act
 
 
-class Switched:
+class Switched(Engine):
     """A memory engine of bytes behind a plug, as shared engines are behind a network."""
 
     scheme = "switched"
@@ -61,6 +62,7 @@ class Switched:
     coherent = False
     looks = tier = None
     tier = None
+    many = None
 
     def __init__(self) -> None:
         self.plug = Plug()

@@ -16,6 +16,7 @@ from herd import Herd, Origin, until
 from stampede import Cache, CodecError, EngineError, Lock, core, events, front, try_lock
 from stampede.engines.disk import rows
 from stampede.engines.memory import MemoryEngine
+from stampede.ports import Engine
 from stampede.testing import FakeClock
 
 
@@ -39,10 +40,10 @@ class Breakable:
         return asked
 
 
-class World:
+class World(Engine):
     """An engine that holds bytes, as a server would, and a cable that can be cut."""
 
-    scheme, shared, fenced, pushes, coherent, looks, tier = "breakable", True, True, True, False, None, None
+    scheme, shared, fenced, pushes, coherent = "breakable", True, True, True, False
 
     def __init__(self) -> None:
         inner = MemoryEngine(sealed=True)

@@ -20,7 +20,7 @@ from stampede.engines.flock import closed, pid_here, process, try_lock, unlock
 from stampede.engines.url import options_of, safe_url
 from stampede.engines.wake import LOOK, Post
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Busy, Granted
+from stampede.ports import Busy, Engine, Granted
 
 __all__ = ["FileEngine", "default_directory", "from_url"]
 
@@ -28,7 +28,7 @@ SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke."""
 
 
-class FileEngine:
+class FileEngine(Engine):
     """Locks among the processes of this machine that open the same directory, with no server and no database.
 
     The kernel frees a lock when its holder's process ends, however it ends. A lease that isn't renewed is ended by
@@ -42,8 +42,6 @@ class FileEngine:
     fenced = False
     pushes = True
     coherent = False
-    looks = None
-    tier = None
 
     claims = aclaims = store = astore = None
 
@@ -52,8 +50,11 @@ class FileEngine:
         names = self._names = _Names(self.directory)
         names.prepare()
         self.locks, self.alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
-        self.close = finalize(self, _close, names, os.getpid())
+        self._closing = finalize(self, _close, names, os.getpid())
         _engines.add(self)
+
+    def close(self) -> None:
+        self._closing()
 
     def ping(self) -> float:
         start = time.perf_counter()
@@ -145,7 +146,7 @@ class _Names:
 
     def _begin(self) -> None:
         self._held: dict[tuple[str, bytes], _Held] = {}
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # reentrant: a signal's handler may want a lock in the middle of this
         self._watchman: threading.Thread | None = None
 
     def prepare(self) -> None:

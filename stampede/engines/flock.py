@@ -51,7 +51,7 @@ class Life:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._name = ""
         self._fd = -1
 
@@ -96,7 +96,7 @@ class Life:
 
     def start_again(self) -> None:
         """In a forked child: close without unlocking, since the life is the parent's."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         fd, self._fd, self._name = self._fd, -1, ""
         if fd >= 0:
             os.close(fd)

@@ -17,12 +17,12 @@ from stampede.engines.url import anything, options_of, text, whole
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import OptionError, TooLarge
 from stampede.local import Resident, Tier
-from stampede.ports import Ask, Busy, Found, Granted, Reply, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Versioned
 
 __all__ = ["MemoryEngine", "from_url"]
 
 
-class MemoryEngine:
+class MemoryEngine(Engine):
     """Keeps at most `entries` values of this process; shared by its threads and event loops, dropped with it.
 
     `tier` is where the values are, for hits that need no claim. A resident comes in with `end = 0.0`: the cache
@@ -34,7 +34,6 @@ class MemoryEngine:
     fenced = True
     pushes = True
     coherent = False
-    looks = None
 
     def __init__(
         self,

@@ -8,12 +8,12 @@ from typing import Any
 
 from stampede.engines.url import options_of
 from stampede.entry import Entry, Verdict
-from stampede.ports import Ask, Busy, Found, Granted, Reply
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply
 
 __all__ = ["NullEngine", "from_url"]
 
 
-class NullEngine:
+class NullEngine(Engine):
     """Grants every claim and every lock, and forgets what it is given: each flight computes."""
 
     scheme = "null"
@@ -21,8 +21,6 @@ class NullEngine:
     fenced = True
     pushes = True
     coherent = False
-    looks = None
-    tier = None
 
     def __init__(self) -> None:
         self.claims = self.aclaims = self.store = self.astore = _Nothing()

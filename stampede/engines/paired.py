@@ -35,7 +35,7 @@ MOMENT = 10.0
 BUSY, PAST = "computing\x00", "\x00past\x00"  # before a key: its lock's name, and where its failures are told
 
 
-class Paired:
+class Paired(Engine):
     """One engine's values under another engine's locks.
 
     `max_hold` is the longest that any computation is let to take: a fill that comes later is refused, and for so long
@@ -55,8 +55,6 @@ class Paired:
         self.fenced = isinstance(store.store, Versioned)
         self.pushes = locks.pushes
         self.coherent = False
-        self.looks = None
-        self.tier = None
         self.locks = locks.locks
         self.alocks = locks.alocks or _LocksBeside(locks.locks)
         self._holds = _Holds(max_hold, clock)

@@ -42,7 +42,7 @@ class Post:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer, or a signal, may ring in the middle of this
         self._bells: defaultdict[int, set[Bell]] = defaultdict(set)
         self._watched: defaultdict[str, set[Bell]] = defaultdict(set)
         self._handles: dict[str, int] = {}  # what becomes readable when a watched process ends

@@ -18,7 +18,7 @@ from stampede.engines.url import number, options_of, safe_url, whole
 from stampede.engines.wake import LOOK
 from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError
-from stampede.ports import Ask, Busy, Found, Granted, Reply, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Versioned
 
 __all__ = ["DiskEngine", "from_url"]
 
@@ -34,7 +34,7 @@ class Run(Protocol):
     def __call__(self, function: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
 
 
-class DiskEngine:
+class DiskEngine(Engine):
     """Keeps at most about `max_bytes` in a directory, whatever processes of this machine (and this user) open it.
 
     What isn't asked for goes first. `timeout` is how long a writer waits for its turn, before EngineError. The
@@ -47,7 +47,6 @@ class DiskEngine:
     fenced = True
     pushes = True
     coherent = True
-    tier = None
 
     def __init__(self, directory: str | os.PathLike[str], *, max_bytes: int = 1 << 30, timeout: float = 2.0) -> None:
         if max_bytes < _LEAST:
@@ -60,8 +59,11 @@ class DiskEngine:
         self.aclaims = self.astore = _Keys(rows, SUSPENDING, in_thread)
         self.looks = rows
         self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
-        self.close = finalize(self, _close, rows, os.getpid())
+        self._closing = finalize(self, _close, rows, os.getpid())
         _engines.add(self)
+
+    def close(self) -> None:
+        self._closing()
 
     def ping(self) -> float:
         start = time.perf_counter()

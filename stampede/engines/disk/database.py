@@ -56,6 +56,13 @@ class Opened:
     def current(self) -> bool:
         return self.stamps.current and self.file.exists()
 
+    def rested(self) -> sqlite3.Connection | None:
+        """A connection that nobody is using."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return None
+
 
 class Write:
     """One transaction under way: its connection, and the slots that it has marked."""
@@ -98,9 +105,10 @@ class Database:
         self.opened()
 
     def _begin(self) -> None:
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()  # these two may be wanted by a finalizer, or a signal, that interrupts us
+        self._pool = threading.RLock()
         self._writing = threading.Lock()
-        self._pool = threading.Lock()
+        self._writers: set[int] = set()  # threads that write, or wait to
         self._out = 0
         self._halted = False
 
@@ -238,7 +246,7 @@ class Database:
         """A connection that no other thread has. One that met trouble isn't used again."""
         with self._pool:
             self._out += 1
-            connection = opened.idle.pop() if opened.idle else None
+            connection = opened.rested()
         try:
             if connection is None:
                 connection = self._connect(opened)
@@ -278,7 +286,7 @@ class Database:
         """One row, of one statement. `Locked`: not at this moment."""
         with self._pool:
             self._out += 1
-            connection = opened.idle.pop() if opened.idle else None
+            connection = opened.rested()
         try:
             if connection is None:
                 connection = self._connect(opened)
@@ -329,8 +337,7 @@ class Database:
     def writing(self) -> Iterator[Write]:
         """One transaction, with no other writer in any process. It holds if the block ends well, else nothing does."""
         deadline = time.monotonic() + self._timeout
-        if not self._writing.acquire(timeout=self._timeout):
-            raise EngineError(f"another thread has been writing to {self.directory} for {self._timeout:g} s")
+        self._take_turn(self._timeout)
         opened: Opened | None = None
         trouble: sqlite3.Error | None = None
         try:
@@ -352,9 +359,23 @@ class Database:
         except sqlite3.Error as error:
             trouble = error
         finally:
-            self._writing.release()
+            self._end_turn()
         if trouble is not None and opened is not None:
             raise self._told(trouble, opened) from trouble
+
+    def _take_turn(self, timeout: float) -> None:
+        """Be the only thread of this process that writes."""
+        me = threading.get_ident()
+        if me in self._writers:
+            raise EngineError(f"a finalizer or signal interrupted a write to {self.directory}, and can't write itself")
+        self._writers.add(me)
+        if not self._writing.acquire(timeout=timeout):
+            self._writers.discard(me)
+            raise EngineError(f"another thread has been writing to {self.directory} for {timeout:g} s")
+
+    def _end_turn(self) -> None:
+        self._writing.release()
+        self._writers.discard(threading.get_ident())
 
     def _gate(self, deadline: float) -> Opened:
         """The gate of what the directory means at this moment, locked."""
@@ -395,7 +416,9 @@ class Database:
 
     def mend(self, opened: Opened, slot: int) -> None:
         """Put a stamp where a writer that was killed left its mark. Nothing, if a writer is at work."""
-        if not self._writing.acquire(blocking=False):
+        try:
+            self._take_turn(0)
+        except EngineError:
             return
         try:
             if opened.stamps.enter():
@@ -410,7 +433,7 @@ class Database:
         except sqlite3.Error:
             pass  # the mark stays: nothing is kept locally
         finally:
-            self._writing.release()
+            self._end_turn()
 
     # -- trouble ------------------------------------------------------------------------------------------------
 
@@ -433,7 +456,9 @@ class Database:
 
     def _heal(self, opened: Opened) -> str:
         """Move the damaged file aside and begin a new one: by one process, if several find the damage at once."""
-        if not self._writing.acquire(timeout=self._timeout):
+        try:
+            self._take_turn(self._timeout)
+        except EngineError:
             return "it is still in use"
         try:
             if not self._enter(opened.stamps, time.monotonic() + self._timeout):
@@ -453,7 +478,7 @@ class Database:
             finally:
                 opened.stamps.leave()
         finally:
-            self._writing.release()
+            self._end_turn()
 
     def _keep_two_damaged(self) -> None:
         for path in sorted(self.directory.glob("*.damaged-*"), key=lambda path: path.stat().st_mtime)[:-2]:

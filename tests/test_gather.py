@@ -1,0 +1,90 @@
+"""Many questions in one round trip: what one caller's batch asks goes out together, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stampede import Cache, EngineError
+from stampede.colour import run_blocking
+from stampede.engines.memory import MemoryEngine
+from stampede.ports import Asked
+
+
+class Far(MemoryEngine):
+    """A memory engine at the end of a long way: it counts how often it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(sealed=True)
+        self.trips: list[list[str]] = []
+        self.breaks: BaseException | None = None
+        self.many = self  # type: ignore[assignment]
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        self.trips.append([question.verb for question in asked])
+        if isinstance(self.breaks, KeyboardInterrupt):
+            raise self.breaks
+        return [self.breaks or run_blocking(getattr(self.claims, verb)(*args)) for verb, args in asked]
+
+
+KEYS = [f"k{n}" for n in range(10)]
+
+
+def upper(keys: list[str]) -> dict[str, str]:
+    return {key: key.upper() for key in keys}
+
+
+def test_a_batch_takes_two_trips_and_then_one() -> None:
+    """Ten keys would take twenty round trips, and then ten."""
+    engine = Far()
+    cache = Cache(engine=engine)
+    assert cache.get_or_compute_many(KEYS, upper) == upper(KEYS)
+    assert [(len(trip), set(trip)) for trip in engine.trips] == [(10, {"claim"}), (10, {"fill"})]
+    engine.trips.clear()
+    assert cache.get_or_compute_many([*KEYS, "new"], upper) == upper([*KEYS, "new"])
+    assert [len(trip) for trip in engine.trips] == [11, 1]
+
+
+def test_a_failing_function_gives_every_lease_back_in_one_trip() -> None:
+    """The keys would be locked for a lease, or given back one by one."""
+    engine = Far()
+    cache = Cache(engine=engine, lease=60)
+
+    def fails(keys: list[str]) -> dict[str, str]:
+        raise LookupError(keys[0])
+
+    with pytest.raises(LookupError):
+        cache.get_or_compute_many(KEYS, fails)
+    assert [set(trip) for trip in engine.trips] == [{"claim"}, {"abandon"}]
+    assert cache.get_or_compute_many(KEYS, upper) == upper(KEYS)
+
+
+def test_what_is_left_out_is_given_back() -> None:
+    """The next caller of such a key would wait for a lease that nobody fills."""
+    engine = Far()
+    cache = Cache(engine=engine, lease=60)
+    assert cache.get_or_compute_many(KEYS, lambda keys: upper(keys[:3])) == upper(KEYS[:3])
+    assert cache.get_or_compute("k9", lambda: "now") == "now"
+
+
+def test_trouble_on_the_way_is_no_trouble_of_the_caller() -> None:
+    """An engine that can't be asked would fail the batch, or lock its keys."""
+    engine = Far()
+    cache = Cache(engine=engine, lease=60)
+    engine.breaks = EngineError("cut")
+    assert cache.get_or_compute_many(KEYS, upper) == upper(KEYS)
+    engine.breaks = None
+    assert cache.get_or_compute_many(KEYS, upper) == upper(KEYS)
+
+
+def test_an_interruption_leaves_nothing_behind() -> None:
+    """Ctrl-C in the middle of the round trip would lock all the keys for a lease."""
+    engine = Far()
+    cache = Cache(engine=engine, lease=60)
+    engine.breaks = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        cache.get_or_compute_many(KEYS, upper)
+    engine.breaks = None
+    assert cache.get_or_compute_many(KEYS, upper) == upper(KEYS)
