@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import shutil
 import socket
@@ -90,6 +91,66 @@ class Server:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+class Crew:
+    """Processes that do what they are told, all at once: functions of a module that can be imported."""
+
+    def __init__(self, size: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.members = []
+        for _ in range(size):
+            here, there = spawn.Pipe()
+            process = spawn.Process(target=_obey, args=(there,), daemon=True)
+            process.start()
+            self.members.append((process, here))
+        self.all(os.getpid)
+
+    def order(self, function: Callable[..., Any], *args: Any) -> None:
+        for _, pipe in self.members:
+            pipe.send((function, args))
+
+    def told(self) -> list[Any]:
+        answers = []
+        for _, pipe in self.members:
+            if not pipe.poll(120):
+                raise TimeoutError("a process doesn't answer")
+            answers.append(pipe.recv())
+        return answers
+
+    def all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        self.order(function, *args)
+        return self.told()
+
+    def kill(self) -> None:
+        for process, _ in self.members:
+            process.kill()
+            process.join()
+
+    def end(self) -> None:
+        for process, pipe in self.members:
+            pipe.send(None)
+            process.join(10)
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.end()
+        else:
+            self.kill()
+
+
+def _obey(pipe: Any) -> None:
+    while (order := pipe.recv()) is not None:
+        function, args = order
+        pipe.send(function(*args))
+
+
+def percentile(samples: list[float], part: float) -> float:
+    """The sample below which this part of all samples lies."""
+    return sorted(samples)[min(int(part * len(samples)), len(samples) - 1)]
 
 
 def on_the_wire(counts: Counter[str]) -> Counter[str]:

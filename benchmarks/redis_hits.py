@@ -120,7 +120,9 @@ def get(server: Server) -> Ask:
 def keep_same_bytes(server: Server, name: str) -> int:
     """Under the key of the plain GET, what `ours` of that name keeps; how many bytes it is."""
     client = server.client()
-    (key,) = [key for key in client.keys() if f"report@{name}:".encode() in key and not key.startswith(b"{stampede}")]
+    (key,) = [
+        key for key in client.scan_iter() if f"report@{name}:".encode() in key and not key.startswith(b"{stampede}")
+    ]
     client.set(b"same bytes", client.get(key))
     return int(client.strlen(b"same bytes"))
 
@@ -176,7 +178,9 @@ def sample(call: Callable[[], object], number: int) -> Callable[[], float]:
 
 def show(title: str, figures: dict[str, float], base: str, targets: dict[str, str]) -> None:
     print(f"## {title}\n")
-    rows = [[name, f"{took:.4g}", f"{took / figures[base]:.3g}", targets.get(name, "")] for name, took in figures.items()]
+    rows = [
+        [name, f"{took:.4g}", f"{took / figures[base]:.3g}", targets.get(name, "")] for name, took in figures.items()
+    ]
     table(["", "µs", "x GET", "target"], rows)
 
 
