@@ -1,11 +1,14 @@
 """A port of the loopback before a server's, on which everything can go wrong: at once, or at a chosen byte.
 
+::
+
     proxy = Proxy(server.port)
     proxy.hold()                                   # accepts, and nothing passes any more, until let_go()
     proxy.cut()                                    # all connections, now
     proxy.piece, proxy.delay = 1, 0.01             # replies come byte by byte, and late
     proxy.at(b"GET", sent=7)                       # the next request that holds this is cut off behind its 7th byte
     proxy.at(b"GET", answered=3, times=2)          # the replies to the next two are
+    proxy.at(b"GET", answered=3, silent=True)      # 3 bytes of its reply come, and nothing after them
     proxy.at(b"GET", before=server.restart)        # something happens before the request goes on, and nothing is cut
 """
 
@@ -30,6 +33,7 @@ class _Fault:
     answered: int | None
     before: Callable[[], object] | None
     after: Callable[[], object] | None
+    silent: bool
     times: int
 
 
@@ -81,14 +85,17 @@ class Proxy:
         answered: int | None = None,
         before: Callable[[], object] | None = None,
         after: Callable[[], object] | None = None,
+        silent: bool = False,
         times: int = 1,
     ) -> None:
         """At the next requests that hold `needle`: cut behind so many bytes of the request, or of its reply.
 
+        `silent`: the connection stays, and nothing comes any more.
+
         `before` is called before the request goes on, `after` when its reply has come and has not gone on.
         """
         with self._lock:
-            self._faults.append(_Fault(needle, sent, answered, before, after, times))
+            self._faults.append(_Fault(needle, sent, answered, before, after, silent, times))
 
     def heal(self) -> None:
         """Nothing more goes wrong from here on."""
@@ -153,6 +160,7 @@ class _Pair:
         self._client = client
         self._server = server
         self._left: int | None = None  # bytes of replies before the cut
+        self._silent = False
         self._after: Callable[[], object] | None = None
 
     def start(self) -> None:
@@ -185,7 +193,7 @@ class _Pair:
                 if fault.before is not None:
                     fault.before()
                 self._after = fault.after
-                self._left = fault.answered
+                self._left, self._silent = fault.answered, fault.silent
                 if fault.sent is not None:
                     self._server.sendall(data[: fault.sent])
                     return
@@ -205,5 +213,5 @@ class _Pair:
                     some = some[: self._left]
                     self._left -= len(some)
                 self._client.sendall(some)
-                if self._left == 0:
+                if self._left == 0 and not self._silent:
                     return
