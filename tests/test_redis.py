@@ -58,6 +58,7 @@ def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
 
     def opened(*args: Any, **options: Any) -> RedisEngine:
         engine = RedisEngine(*args, **options)
+        engine.follow()  # as a cache does that has a local tier
         request.addfinalizer(engine.close)
         return engine
 
@@ -514,7 +515,7 @@ from stampede.engines.redis import RedisEngine
 from stampede.entry import Entry, new_id
 from stampede.ports import Ask, Found, Granted
 
-engine = RedisEngine(sys.argv[1])
+engine = RedisEngine(sys.argv[1], tracking=True)
 entry = Entry(bytes(range(256)) * 1000, new_id(), ttl=60.0, fresh=60.0, keep=60.0)
 
 async def tasks():

@@ -27,38 +27,48 @@ from stampede.engines.redis.sentinel import of_sentinel_url
 from stampede.engines.redis.shard import Shard
 from stampede.engines.url import flag, scheme_of
 from stampede.errors import OptionError
+from stampede.ports import Engine
 
 __all__ = ["RedisEngine", "from_url"]
 
 
-class RedisEngine:
+class RedisEngine(Engine):
     """A server's database, shared by all who connect to it.
 
     `url` takes every option of the client library in its query; options given here win. Or hand over a `client`
     (`redis.Redis` or `redis.asyncio.Redis`): connections are made as its own are, and none of its own is used.
     `max_connections` of them at most are open on the blocking side (50), where callers beyond wait for one (for at
-    most `timeout` seconds, 20); an event loop has one. `tracking` has the server tell of every change in what was
-    read here, which keeps local tiers true, and costs the server a little for each key that is read.
+    most `timeout` seconds, 20); an event loop has one. With `tracking` the server tells of every change in what was
+    read here, which keeps local tiers true, and costs a little for each key that is read: it begins when a local tier
+    asks for it, or at once if it is True, or never if it is False.
     """
 
     scheme = "redis"
     shared = True
     fenced = True
     pushes = True
-    looks = None
-    tier = None
 
-    def __init__(self, url: str | None = None, *, client: Any = None, tracking: bool = True, **options: Any) -> None:
+    def __init__(
+        self, url: str | None = None, *, client: Any = None, tracking: bool | None = None, **options: Any
+    ) -> None:
         if (url is None) == (client is None):
             raise OptionError("RedisEngine takes a URL or a client: one of them")
-        self.coherent = tracking
+        self.coherent = tracking is not False
         self.scheme = "redis" if url is None else scheme_of(url)
-        self._servers = servers = _servers(url, client, options, tracking)
+        self._servers = servers = _servers(url, client, options, bool(tracking))
+        self.many = servers.claims
         self.claims = self.store = servers.claims
         self.aclaims = self.astore = servers.aclaims
         self.locks, self.alocks = servers.locks, servers.alocks
-        self.close = finalize(self, _close, os.getpid(), servers)
+        self._closing = finalize(self, _close, os.getpid(), servers)
         _engines.add(self)
+
+    def follow(self) -> None:
+        if self.coherent:
+            self._servers.follow()
+
+    def close(self) -> None:
+        self._closing()
 
     def ping(self) -> float:
         start = time.perf_counter()
@@ -84,7 +94,9 @@ def from_url(url: str, **options: Any) -> RedisEngine:
     """`redis://user:password@host:6379/0?socket_timeout=0.5`, `rediss://` for TLS, `unix:///run/redis.sock?db=0`,
     `redis+sentinel://host:26379,host:26379/service/0` or `redis+cluster://host:6379,host:6379`."""
     query = dict(parse_qsl(urlsplit(url).query))
-    tracking = flag("tracking", options.pop("tracking", query.get("tracking", True)))
+    tracking = options.pop("tracking", query.get("tracking"))
+    if tracking is not None:
+        tracking = flag("tracking", tracking)
     return RedisEngine(url, tracking=tracking, **options)
 
 

@@ -16,7 +16,7 @@ from random import shuffle
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, together
+from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, together
 from stampede.engines.redis.clients import Address, Server, several
 from stampede.engines.redis.locks import LockPort
 from stampede.engines.redis.locks import tag_of as tag_of_lock
@@ -27,7 +27,7 @@ from stampede.engines.redis.wire import names
 from stampede.engines.url import safe_url
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Ask, Busy, Found, Granted, Reply, Versioned
+from stampede.ports import Ask, Asked, Busy, Found, Granted, Reply, Versioned
 
 __all__ = ["Cluster", "of_cluster_url"]
 
@@ -74,6 +74,12 @@ class Cluster:
         self._lock = threading.Lock()
         self._due = 0.0
         self._closed = False
+
+    def follow(self) -> None:
+        """Have every shard tell of changes from now on."""
+        self._tracking = True
+        for shard in list(self._shards.values()):
+            shard.follow()
 
     async def ping(self) -> None:
         """Ask every shard."""
@@ -263,6 +269,21 @@ class RoutedKeys(Versioned):
     async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
         """A claim for each (key, token, ask), in one round trip for each shard."""
         return await self._many(questions, lambda question: question[0], lambda keys, some: keys.claim_many(some))
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        """Claims in one round trip for each shard; other verbs one by one."""
+        if all(verb == "claim" for verb, _ in asked):
+            try:
+                return list(run_blocking(self.claim_many([args for _, args in asked])))
+            except EngineError as error:
+                return [error] * len(asked)
+        return [self._answer(question) for question in asked]
+
+    def _answer(self, question: Asked) -> Any:
+        try:
+            return run_blocking(getattr(self, question.verb)(*question.args))
+        except EngineError as error:
+            return error
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return await self._at(key, lambda keys: keys.fill(key, token, entry))

@@ -35,6 +35,10 @@ class Shard:
         keys = Keys(line, self._scripts, self.news, self.generations, colour)
         return keys, LockPort(line, self._scripts, self.news, colour)
 
+    def follow(self) -> None:
+        """Have the server tell of changes from now on."""
+        self.news.tracks = True
+
     async def ping(self) -> None:
         await self.line.ask((b"PING",))
 

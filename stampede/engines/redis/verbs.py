@@ -10,7 +10,7 @@ from hashlib import blake2b
 from random import uniform
 from typing import Any, Protocol
 
-from stampede.colour import Colour
+from stampede.colour import Colour, run_blocking
 from stampede.engines.redis.news import GENERATIONS, News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
@@ -26,7 +26,8 @@ from stampede.engines.redis.wire import (
     verdict_string,
 )
 from stampede.entry import Entry, Verdict
-from stampede.ports import Ask, Busy, Found, Reply, Ticket, Versioned
+from stampede.errors import EngineError
+from stampede.ports import Ask, Asked, Busy, Found, Reply, Ticket, Versioned
 
 __all__ = ["Generations", "Keys", "Line"]
 
@@ -135,21 +136,47 @@ class Keys(Versioned):
         ]
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        return bool(await self._line.ask(self._filling(key, token, entry)))
+
+    def _filling(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
         its, end = names(key), expiry(entry)
         string = pack(entry, end)
         until = b"" if end is None else end
-        command = self._scripts.fill(its.all, token, entry.id, until, string, its.channel, SMALL)
-        return bool(await self._line.ask(command))
+        return self._scripts.fill(its.all, token, entry.id, until, string, its.channel, SMALL)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        await self._line.ask(self._abandoning(key, token, verdict, rest))
+
+    def _abandoning(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
         its = names(key)
         told = b"" if verdict is None else verdict_string(verdict)
         why = told or verdict_string(Verdict("failed"))
         resting = ms(rest) if rest > 0 else 0
-        await self._line.ask(self._scripts.abandon(its.all[1:], token, told, ms(VERDICT), resting, why, its.channel))
+        return self._scripts.abandon(its.all[1:], token, told, ms(VERDICT), resting, why, its.channel)
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        """Claims in one round trip; fills and abandons in another."""
+        answers: list[Any] = [None] * len(asked)
+        claims = [number for number, (verb, _) in enumerate(asked) if verb == "claim"]
+        others = [number for number, (verb, _) in enumerate(asked) if verb != "claim"]
+        verbs: dict[str, Any] = {"fill": self._filling, "abandon": self._abandoning, "renew": self._renewing}
+        try:
+            replies = run_blocking(self.claim_many([asked[number].args for number in claims])) if claims else []
+            commands = [verbs[asked[number].verb](*asked[number].args) for number in others]
+            done = run_blocking(self._line.ask_all(commands)) if commands else []
+        except EngineError as error:
+            return [error] * len(asked)
+        for number, reply in zip(claims, replies, strict=True):
+            answers[number] = reply
+        for number, answer in zip(others, done, strict=True):
+            answers[number] = bool(answer)
+        return answers
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return bool(await self._line.ask(self._scripts.renew([names(key).lease], token, ms(lease))))
+        return bool(await self._line.ask(self._renewing(key, token, lease)))
+
+    def _renewing(self, key: str, token: bytes, lease: float) -> Command:
+        return self._scripts.renew([names(key).lease], token, ms(lease))
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         its, end = names(key), time.monotonic() + min(timeout, busy.lease)
