@@ -115,6 +115,8 @@ class Blocking:
 
     def _replies(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
         try:
+            if connection._sock is None:
+                connection.connect()  # sending would do so too, and wouldn't ask a sentinel for the way
             if len(commands) == 1:
                 connection.send_command(*commands[0])
             else:
