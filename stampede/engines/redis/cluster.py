@@ -110,8 +110,8 @@ class Cluster:
                 return await verb(ports)
             except EngineError as error:
                 cause = error.__cause__
-                if time.monotonic() >= end:
-                    raise
+                if time.monotonic() >= end or (isinstance(cause, exceptions.AskError) and cause.slot_id != slot):
+                    raise  # (it was one of many keys, and of another slot)
                 if isinstance(cause, exceptions.MovedError):
                     await self._moved(slot, _address(cause, owner), colour)
                 elif isinstance(cause, exceptions.AskError):
@@ -268,22 +268,15 @@ class RoutedKeys(Versioned):
 
     async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
         """A claim for each (key, token, ask), in one round trip for each shard."""
-        return await self._many(questions, lambda question: question[0], lambda keys, some: keys.claim_many(some))
+        return _whole(await self._many(questions, lambda asked: asked[0], lambda keys, some: keys.claim_many(some)))
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        """Claims in one round trip for each shard; other verbs one by one."""
-        if all(verb == "claim" for verb, _ in asked):
-            try:
-                return list(run_blocking(self.claim_many([args for _, args in asked])))
-            except EngineError as error:
-                return [error] * len(asked)
-        return [self._answer(question) for question in asked]
+        """Claims in one round trip for each shard; fills and abandons in another."""
 
-    def _answer(self, question: Asked) -> Any:
-        try:
-            return run_blocking(getattr(self, question.verb)(*question.args))
-        except EngineError as error:
-            return error
+        async def ask(keys: Keys, some: Sequence[Asked]) -> list[Any]:
+            return _whole(keys.ask_many(some))
+
+        return run_blocking(self._many(asked, lambda question: question.args[0], ask))
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return await self._at(key, lambda keys: keys.fill(key, token, entry))
@@ -299,7 +292,7 @@ class RoutedKeys(Versioned):
         return await self._at(key, lambda keys: keys.wait(key, busy, max(end - time.monotonic(), 0.0)))
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        return await self._many(keys, lambda key: key, lambda port, some: port.get(some))
+        return _whole(await self._many(keys, lambda key: key, lambda port, some: port.get(some)))
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         await self._at(key, lambda keys: keys.set(key, entry))
@@ -322,7 +315,8 @@ class RoutedKeys(Versioned):
     async def _many(
         self, items: Sequence[T], key: Callable[[T], str], verb: Callable[[Keys, Sequence[T]], Awaitable[list[Any]]]
     ) -> list[Any]:
-        """The answers to all items: those of one shard go together, and the shards are asked beside each other."""
+        """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
+        are asked beside each other."""
         if not items:
             return []
         slots = [_slot_of_key(key(item)) for item in items]
@@ -334,9 +328,9 @@ class RoutedKeys(Versioned):
             some = [items[number] for number in numbers]
             try:
                 return await self._cluster.at(slots[numbers[0]], self._colour, lambda ports: verb(ports.keys, some))
-            except EngineError:
+            except EngineError as error:
                 if len(some) == 1:
-                    raise
+                    return [error]
             return [answer for number in numbers for answer in await part([number])]  # some of them have moved
 
         if self._colour.suspending:
@@ -348,6 +342,14 @@ class RoutedKeys(Versioned):
             for number, answer in zip(numbers, some, strict=True):
                 answers[number] = answer
         return answers
+
+
+def _whole(answers: list[Any]) -> list[Any]:
+    """The answers, if each is one."""
+    for answer in answers:
+        if isinstance(answer, EngineError):
+            raise answer
+    return answers
 
 
 class RoutedLocks:

@@ -120,6 +120,7 @@ class News:
 
     def _begin(self) -> None:
         self.told = 0
+        self._number = 0  # of the connection, told or not
         self._lock = threading.Lock()
         self._channels: dict[bytes, _Channel] = {}
         self._todo: deque[tuple[bytes, _Channel | None]] = deque()  # verbs to send, and what their answer is for
@@ -153,6 +154,11 @@ class News:
             with self._lock:
                 channel.ears.discard(ear)
                 channel.left = time.monotonic()
+
+    def track(self) -> None:
+        """Changes are wanted, from now on; the connection may be there already."""
+        self.tracks = True
+        self._wake()
 
     def follow(self) -> None:
         """Have changes told, if this is wanted at all. Until they are, there are no tickets."""
@@ -247,12 +253,11 @@ class News:
         connection = self._connect()
         connection.connect()
         connection.send_command(b"CLIENT", b"ID")
-        number = connection.read_response()
+        number: int = connection.read_response()
         self._check(connection)
         with self._lock:
             self._down = self._mute = False
-        if self.tracks:
-            self.told = number
+        self._number = number
         return connection
 
     def _check(self, connection: Any) -> None:
@@ -268,12 +273,14 @@ class News:
             selector.register(sock, selectors.EVENT_READ)
             selector.register(poke, selectors.EVENT_READ)
             while not self._closed:
+                if self.tracks and not self.told:
+                    self.told = self._number
+                self._check(connection)
                 self._send(connection)
                 ready = [key.fileobj for key, _ in selector.select(max(tick - time.monotonic(), 0.0))]
                 now = time.monotonic()
                 if poke in ready:
                     _drain(poke)
-                self._check(connection)
                 if sock in ready:
                     heard = now
                     self._read(sock, pushes)

@@ -37,7 +37,7 @@ class Shard:
 
     def follow(self) -> None:
         """Have the server tell of changes from now on."""
-        self.news.tracks = True
+        self.news.track()
 
     async def ping(self) -> None:
         await self.line.ask((b"PING",))
