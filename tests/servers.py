@@ -228,7 +228,7 @@ class Sentinels:
         wait_until(lambda: self.master.cli("INFO", "replication").count("state=online") == replicas)
         config = (
             f"sentinel monitor {self.service} 127.0.0.1 {self.master.port} {sentinels // 2 + 1}\n"
-            f"sentinel down-after-milliseconds {self.service} 300\n"
+            f"sentinel down-after-milliseconds {self.service} 1000\n"
             f"sentinel failover-timeout {self.service} 3000\n"
         )
         self.sentinels = [RedisServer("--sentinel", config=config) for _ in range(sentinels)]

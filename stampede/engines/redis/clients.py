@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from stampede.engines.url import flag, safe_url
 from stampede.errors import EngineError, OptionError
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
     from redis.connection import AbstractConnection as Connection
 
-__all__ = ["DEFAULTS", "Address", "Server", "never", "of_client", "of_url", "several", "trouble"]
+__all__ = ["DEFAULTS", "SENTINEL", "Address", "Server", "never", "of_client", "of_url", "several", "trouble"]
 
 DEFAULTS: dict[str, Any] = {
     "socket_timeout": 1.0,  # short, since calls go on without an engine that hangs
     "socket_connect_timeout": 0.5,
 }
+SENTINEL = "sentinel_"
+"""What options for the connections to sentinels begin with."""
+
 _POOL = {"max_connections", "timeout"}
 
 _FOREIGN = {
@@ -47,6 +50,9 @@ class Server:
 
     on_move: Callable[[], None] | None = None
     """To be called when another server has taken its place."""
+
+    on_meet: Callable[[], object] | None = None
+    """To be called when a server was met whose place another one may take."""
 
     def __init__(self, name: str, kind: str, options: Mapping[str, Any]) -> None:
         """`kind` is the name of a class of connections, which the library has in both colours."""
@@ -75,6 +81,10 @@ class Server:
     def current(self, connection: Any) -> bool:
         """Whether a connection, made once, leads where a new one would."""
         return True
+
+    def still(self, connection: Any) -> bool:
+        """The same, by whoever has the time to ask."""
+        return self.current(connection)
 
     def suspending_connection(self) -> SuspendingConnection:
         """One connection of the running event loop, not yet connected."""
@@ -109,11 +119,21 @@ def several(url: str, port: int) -> tuple[list[Address], dict[str, Any]]:
     parts = urlsplit(url)
     user, at, hosts = parts.netloc.rpartition("@")
     addresses = [_address(url, host, port) for host in hosts.split(",")]
+    query = dict(parse_qsl(parts.query))
+    others = {name.removeprefix(SENTINEL): value for name, value in query.items() if name.startswith(SENTINEL)}
     try:
         options: dict[str, Any] = parse_url(f"redis://{user}{at}h/?{parts.query}")
+        for name, value in parse_url(f"redis://h/?{urlencode(others)}").items():
+            options[SENTINEL + name] = value
     except ValueError as wrong:
         raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
-    for name in ("host", "port", "tracking"):  # of the one we have made up, and the engine's own
+    for name in (
+        "host",
+        "port",
+        SENTINEL + "host",
+        SENTINEL + "port",
+        "tracking",
+    ):  # of the one we have made up, and the engine's own
         options.pop(name, None)
     options["kind"] = "SSLConnection" if flag("ssl", options.pop("ssl", False)) else "Connection"
     return addresses, options

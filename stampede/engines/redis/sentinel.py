@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from stampede.engines.redis.clients import DEFAULTS, Address, Server, never, several
+from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, never, several
 from stampede.engines.url import safe_url
 from stampede.errors import OptionError
 
@@ -17,8 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Guarded", "of_sentinel_url"]
 
+_log = logging.getLogger("stampede")
+
+LOOK = 1.0
+"""Seconds between two questions to the sentinels while nothing happens."""
+
 _SHAPE = "redis+sentinel://host:26379,host:26379/service/0"
-_PREFIX = "sentinel_"
 
 
 class Guarded(Server):
@@ -30,11 +36,15 @@ class Guarded(Server):
 
         self._service = service
         self._sentinels = [tuple(address) for address in sentinels]
-        own = {key: value for key, value in options.items() if not key.startswith(_PREFIX)}
-        theirs = {key.removeprefix(_PREFIX): value for key, value in options.items() if key.startswith(_PREFIX)}
+        own = {key: value for key, value in options.items() if not key.startswith(SENTINEL)}
+        theirs = {key.removeprefix(SENTINEL): value for key, value in options.items() if key.startswith(SENTINEL)}
         shared = {key: value for key, value in own.items() if key.startswith(("socket_timeout", "socket_conn", "ssl_"))}
         self._theirs = DEFAULTS | shared | {"ssl": kind == "SSLConnection"} | theirs
-        self._watch = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": never()})
+        try:
+            self._watch = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": never()})
+        except TypeError as wrong:
+            raise OptionError(f"{name}: {wrong}") from wrong
+        self._look = 0.0  # when to ask the sentinels again
         self._masters, self._suspending_masters = _Masters(self), _SuspendingMasters(self)
         self._master: tuple[str, int] | None = None
         super().__init__(name, kind, own)
@@ -52,22 +62,52 @@ class Guarded(Server):
     def current(self, connection: Any) -> bool:
         return self._master is None or (connection.host, connection.port) == self._master
 
+    def still(self, connection: Any) -> bool:
+        """The same, and the sentinels are asked now and then: they let an old master go on for ten seconds when they
+        replace one that lives, and it would be believed meanwhile."""
+        if time.monotonic() >= self._look:
+            try:
+                if self.master() != self._master:
+                    self._meet()
+            except Exception as error:  # they are out of service, or at it; nothing is known to have changed
+                _log.debug("no answer from the sentinels: %s", error)
+            self._look = time.monotonic() + LOOK
+        return self.current(connection)
+
+    def _meet(self) -> None:
+        probe = self.connection()
+        try:
+            probe.connect()  # which tells us whom it has met
+        finally:
+            probe.disconnect()
+
     def master(self) -> tuple[str, int]:
         """Where the sentinels say that the master is."""
-        found: tuple[str, int] = self._watch.discover_master(self._service)
+        from redis.sentinel import MasterNotFoundError
+
+        try:
+            found: tuple[str, int] = self._watch.discover_master(self._service)
+        except MasterNotFoundError as unknown:
+            raise self._unnamed() from unknown
         return found
 
     async def suspending_master(self) -> tuple[str, int]:
         """The same, in the running loop: connections can't be kept for the next one."""
-        from redis.asyncio.sentinel import Sentinel
+        from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 
         watch: Any = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": _never_suspending()})
         try:
             found: tuple[str, int] = await watch.discover_master(self._service)
+        except MasterNotFoundError as unknown:
+            raise self._unnamed() from unknown
+        else:
             return found
         finally:
             for sentinel in watch.sentinels:
                 await sentinel.aclose()
+
+    def _unnamed(self) -> ConnectionError:
+        return ConnectionError(f"no sentinel names a master of {self._service!r} that is up")
 
     def found(self, master: tuple[str, int]) -> None:
         """A server says itself that it is the master: connections to another one are of no use any more."""
@@ -75,6 +115,8 @@ class Guarded(Server):
         self._master = master
         if moved and self.on_move is not None:
             self.on_move()
+        elif self.on_meet is not None:
+            self.on_meet()
 
 
 class _Masters:

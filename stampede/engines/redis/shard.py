@@ -20,10 +20,8 @@ class Shard:
     def __init__(self, server: Server, scripts: Scripts, *, tracking: bool, sharded: bool = False) -> None:
         self._scripts = scripts
         self.name = server.name
-        self.news = News(
-            lambda: server.connection(protocol=3), tracks=tracking, sharded=sharded, current=server.current
-        )
-        server.on_move = self.news.stray
+        self.news = News(lambda: server.connection(protocol=3), tracks=tracking, sharded=sharded, current=server.still)
+        server.on_move, server.on_meet = self.news.stray, self.news.start
         self.generations = Generations(self.news)
         self.line = Blocking(server, scripts, self.news)
         self.aline = Suspending(server, scripts, self.news)
