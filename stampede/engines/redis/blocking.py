@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
+from stampede.engines.redis.resp import packed
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.errors import EngineError
 
@@ -117,10 +118,7 @@ class Blocking:
         try:
             if connection._sock is None:
                 connection.connect()  # sending would do so too, and wouldn't ask a sentinel for the way
-            if len(commands) == 1:
-                connection.send_command(*commands[0])
-            else:
-                connection.send_packed_command(connection.pack_commands(commands))
+            connection.send_packed_command([packed(connection, commands)])
             return [self._read(connection) for _ in commands]
         except BaseException:
             connection.disconnect()  # replies that nobody reads would be taken for those of the next question

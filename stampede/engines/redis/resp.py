@@ -1,11 +1,12 @@
-"""Replies as they come in pieces: hiredis where it is installed, else the same in Python. Pure."""
+"""Commands as bytes, and replies as they come in pieces: by hiredis where it is installed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
-__all__ = ["MORE", "Parser", "parser"]
+__all__ = ["MORE", "Parser", "packed", "parser"]
 
 MORE = object()
 """There is no whole reply yet."""
@@ -23,6 +24,22 @@ def parser(refused: Callable[[str], Exception]) -> Parser:
     except ImportError:
         return _Parser(refused)
     made: Parser = Reader(replyError=refused, notEnoughData=MORE)
+    return made
+
+
+def packed(connection: Any, commands: Sequence[tuple[Any, ...]]) -> bytes:
+    """Commands as they are sent: by hiredis itself, since the library looks at each argument before."""
+    pack = _pack_of_hiredis()
+    return b"".join(connection.pack_commands(commands) if pack is None else [pack(command) for command in commands])
+
+
+@lru_cache(1)
+def _pack_of_hiredis() -> Callable[[tuple[Any, ...]], bytes] | None:
+    try:
+        from hiredis import pack_command
+    except ImportError:
+        return None
+    made: Callable[[tuple[Any, ...]], bytes] = pack_command
     return made
 
 
