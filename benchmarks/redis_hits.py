@@ -27,18 +27,21 @@ from _redis import Server, eventually, on_the_wire
 from dogpile.cache import make_region
 
 from stampede import Cache
+from stampede.colour import run_blocking
+from stampede.engines.redis import RedisEngine
+from stampede.ports import Ask
 
 VALUE = {"id": 1, "name": "bob", "tags": ["a", "b"], "price": 1.5}
 TTL = 600
 CONNECTIONS = 10
 
-Ask = Callable[[int], Any]
+Way = Callable[[int], Any]
 
 
 # -- the ways to ask: f(n) is a hit if n was asked before ---------------------------------------------------------
 
 
-def ours(server: Server, name: str, **options: Any) -> Ask:
+def ours(server: Server, name: str, **options: Any) -> Way:
     cache = Cache(server.url, ttl=TTL, **options)
 
     def report(number: int) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def ours_async(server: Server, name: str, **options: Any) -> Callable[[int], Awa
     return cache.cached(version=name)(report)
 
 
-def of_dogpile(server: Server) -> Ask:
+def of_dogpile(server: Server) -> Way:
     region = make_region().configure(
         "dogpile.cache.redis",
         expiration_time=TTL,
@@ -65,7 +68,7 @@ def of_dogpile(server: Server) -> Ask:
     return lambda number: region.get_or_create(f"dogpile-{number}", lambda: VALUE)
 
 
-def of_redis_lock(server: Server) -> Ask:
+def of_redis_lock(server: Server) -> Way:
     """Its README's way to guard a computation, with pickle."""
     import pickle
 
@@ -112,29 +115,29 @@ def of_cashews(server: Server) -> Callable[[int], Awaitable[Any]]:
     return keeper(ttl=TTL, lock=True)(report)
 
 
-def get(server: Server) -> Ask:
+def get(server: Server) -> Way:
     client = server.client()
     return lambda number: client.get(b"same bytes")
 
 
-def keep_same_bytes(server: Server, name: str) -> int:
-    """Under the key of the plain GET, what `ours` of that name keeps; how many bytes it is."""
+def keep_same_bytes(server: Server, name: str) -> tuple[str, int]:
+    """Under the key of the plain GET, what `ours` of that name keeps; its key for the engine, and how many bytes."""
     client = server.client()
     (key,) = [
         key for key in client.scan_iter() if f"report@{name}:".encode() in key and not key.startswith(b"{stampede}")
     ]
     client.set(b"same bytes", client.get(key))
-    return int(client.strlen(b"same bytes"))
+    return key.partition(b"}:")[2].decode(), int(client.strlen(b"same bytes"))
 
 
 # -- commands -----------------------------------------------------------------------------------------------------
 
 
 def commands(server: Server, loop: asyncio.AbstractEventLoop) -> None:
-    def waiting(ask: Callable[[int], Awaitable[Any]]) -> Ask:
+    def waiting(ask: Callable[[int], Awaitable[Any]]) -> Way:
         return lambda number: loop.run_until_complete(ask(number))
 
-    ways: dict[str, Ask] = {
+    ways: dict[str, Way] = {
         "stampede": ours(server, "counted"),
         "stampede, async": waiting(ours_async(server, "acounted")),
         "stampede, local=True": ours(server, "near", local=True),
@@ -164,24 +167,16 @@ def spelled(counts: Counter[str]) -> str:
 # -- time ---------------------------------------------------------------------------------------------------------
 
 
-def sample(call: Callable[[], object], number: int) -> Callable[[], float]:
+def sample(call: Callable[[], object], number: int, clock: Callable[[], float]) -> Callable[[], float]:
     """Microseconds per call."""
 
     def measure() -> float:
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(number):
             call()
-        return (time.perf_counter() - begin) / number * 1e6
+        return (clock() - begin) / number * 1e6
 
     return measure
-
-
-def show(title: str, figures: dict[str, float], base: str, targets: dict[str, str]) -> None:
-    print(f"## {title}\n")
-    rows = [
-        [name, f"{took:.4g}", f"{took / figures[base]:.3g}", targets.get(name, "")] for name, took in figures.items()
-    ]
-    table(["", "µs", "x GET", "target"], rows)
 
 
 def blocking(server: Server, rounds: int, number: int) -> None:
@@ -190,25 +185,44 @@ def blocking(server: Server, rounds: int, number: int) -> None:
     dogpile, locked, plain = of_dogpile(server), of_redis_lock(server), get(server)
     for ask in (hit, dogpile, locked, near, near):
         ask(0)
-    size = keep_same_bytes(server, "hit")
-    eventually(lambda: sample(lambda: near(0), 10)() < 5.0)  # there are no tickets before there are news
-    ways = {
-        "redis.Redis.get": sample(lambda: plain(0), number),
-        "stampede: hit": sample(lambda: hit(0), number),
-        "stampede: hit, local=True": sample(lambda: near(0), 100 * number),
-        "stampede: miss": sample(lambda: missing(next(fresh)), number),
-        "dogpile.cache: hit": sample(lambda: dogpile(0), number),
-        "dogpile.cache, distributed_lock: miss": sample(lambda: dogpile(next(fresh)), number),
-        "python-redis-lock: miss": sample(lambda: locked(next(fresh)), max(number // 10, 1)),
+    raw_key, size = keep_same_bytes(server, "hit")
+    engine = RedisEngine(server.url).claims
+    eventually(
+        lambda: sample(lambda: near(0), 10, time.perf_counter)() < 5.0
+    )  # there are no tickets before there are news
+    base = "redis.Redis.get"
+    calls: dict[str, tuple[Callable[[], Any], int]] = {
+        base: (lambda: plain(0), number),
+        "stampede's engine: claim": (
+            lambda: run_blocking(engine.claim(raw_key, b"a token.", Ask(10.0, draw=0.5))),
+            number,
+        ),
+        "stampede: hit": (lambda: hit(0), number),
+        "stampede: hit, local=True": (lambda: near(0), 100 * number),
+        "stampede: miss": (lambda: missing(next(fresh)), number),
+        "dogpile.cache: hit": (lambda: dogpile(0), number),
+        "dogpile.cache, distributed_lock: miss": (lambda: dogpile(next(fresh)), number),
+        "python-redis-lock: miss": (lambda: locked(next(fresh)), max(number // 10, 1)),
     }
     targets = {"stampede: hit": "1.3", "stampede: miss": "2.6"}
-    show(f"one thread: a dict of {size} bytes", interleaved(ways, rounds), "redis.Redis.get", targets)
+    took, worked = (
+        interleaved({name: sample(*call, clock) for name, call in calls.items()}, rounds)
+        for clock in (time.perf_counter, time.process_time)
+    )
+    print(f"## one thread: a dict of {size} bytes\n")
+    rows = [
+        [name, f"{took[name]:.4g}", f"{took[name] / took[base]:.3g}", targets.get(name, ""), f"{worked[name]:.4g}",
+         f"{worked[name] / worked[base]:.3g}"]
+        for name in calls
+    ]  # fmt: skip
+    table(["", "µs", "x GET", "target", "of it CPU, µs", "x GET"], rows)
 
 
 def suspending(server: Server, rounds: int, number: int, loop: asyncio.AbstractEventLoop, tasks: int) -> None:
     """Answers per second, of so many tasks together."""
     pool = redis.asyncio.BlockingConnectionPool(port=server.port, max_connections=CONNECTIONS, timeout=None)
     client = redis.asyncio.Redis(connection_pool=pool)
+    raw_key, _ = keep_same_bytes(server, "hit")
     hit, near = ours_async(server, "ahit"), ours_async(server, "anear", local=True)
     keeper, stored = of_cashews(server), of_aiocache(server)
 
@@ -227,8 +241,10 @@ def suspending(server: Server, rounds: int, number: int, loop: asyncio.AbstractE
         loop.run_until_complete(together(ask, 2 * tasks))
         return lambda: loop.run_until_complete(together(ask, number))
 
+    engine, question = RedisEngine(server.url).aclaims, Ask(10.0, draw=0.5)
     ways = {
         "redis.asyncio GET": measured(lambda _: client.get(b"same bytes"), number),
+        "stampede's engine: claim": measured(lambda _: engine.claim(raw_key, b"a token.", question), number),
         "stampede: hit": measured(hit, number),
         "stampede: hit, local=True": measured(near, 20 * number),
         "cashews, lock=True: hit": measured(keeper, number // 10),
