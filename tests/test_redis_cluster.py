@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("redis")
 
+import redis
+import redis.asyncio
 from redis.crc import key_slot
 from servers import PATIENCE, RedisCluster, RedisServer, free_port, shared_cluster, wait_until
 
@@ -198,6 +200,21 @@ def test_a_server_without_cluster_says_so(open_: Open) -> None:
             claim(open_(f"redis+cluster://127.0.0.1:{server.port}"))
     finally:
         server.close()
+
+
+def test_a_client_leads_to_its_cluster(cluster: RedisCluster) -> None:
+    """What a program has set up for its cluster would have to be said again, in a URL."""
+    port = cluster.nodes[0].port
+    client = redis.RedisCluster(host="127.0.0.1", port=port, socket_timeout=3)
+    suspending = redis.asyncio.RedisCluster(host="127.0.0.1", port=port)
+    for each in (client, suspending):
+        cluster.flush()
+        engine = RedisEngine(client=each)
+        assert all(isinstance(claim(engine, f"k{number}"), Granted) for number in range(20))
+        assert all(int(node.cli("DBSIZE")) > 0 for node in cluster.nodes)
+        engine.close()
+    assert client.ping(target_nodes="primaries")  # it is none of ours
+    client.close()
 
 
 # -- many keys ----------------------------------------------------------------------------------------------------

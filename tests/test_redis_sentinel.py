@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("redis")
 
+import redis.asyncio.sentinel
+import redis.sentinel
 from servers import RedisServer, Sentinels, free_port, wait_until
 
 from stampede import Cache
@@ -143,6 +145,20 @@ def test_one_sentinel_is_enough(open_: Open) -> None:
         assert isinstance(asyncio.run(suspending()), Granted)
     finally:
         stranger.close()
+
+
+def test_a_client_leads_to_its_master() -> None:
+    """What a program has set up for its sentinels would have to be said again, in a URL."""
+    shared = flushed()
+    places = [("127.0.0.1", each.port) for each in shared.sentinels]
+    for colour in (redis.sentinel, redis.asyncio.sentinel):
+        watch = colour.Sentinel(places, socket_timeout=0.5)
+        engine = RedisEngine(client=watch.master_for(shared.service, db=2))
+        assert isinstance(claim(engine, force=True), Granted)
+        assert shared.master.cli("-n", "2", "DBSIZE") == "1"
+        engine.close()
+        with pytest.raises(OptionError, match="master_for"):
+            RedisEngine(client=watch.slave_for(shared.service))
 
 
 def test_a_service_that_nobody_knows_is_an_engine_error(open_: Open) -> None:

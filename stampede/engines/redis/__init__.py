@@ -20,10 +20,10 @@ from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakSet, finalize
 
 from stampede.colour import run_blocking
-from stampede.engines.redis.clients import of_client, of_url
-from stampede.engines.redis.cluster import Cluster, of_cluster_url
+from stampede.engines.redis.clients import Server, of_client, of_url
+from stampede.engines.redis.cluster import Cluster, of_cluster_client, of_cluster_url
 from stampede.engines.redis.scripts import Scripts
-from stampede.engines.redis.sentinel import of_sentinel_url
+from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
 from stampede.engines.redis.shard import Shard
 from stampede.engines.url import flag, scheme_of
 from stampede.errors import OptionError
@@ -35,8 +35,9 @@ __all__ = ["RedisEngine", "from_url"]
 class RedisEngine(Engine):
     """A server's database, shared by all who connect to it.
 
-    `url` takes every option of the client library in its query; options given here win. Or hand over a `client`
-    (`redis.Redis` or `redis.asyncio.Redis`): connections are made as its own are, and none of its own is used.
+    `url` takes every option of the client library in its query; options given here win. Or hand over a `client` of
+    either colour (`Redis`, `RedisCluster`, what `Sentinel.master_for` gives): connections are made as its own are, and
+    none of its own is used.
     `max_connections` of them at most are open on the blocking side (50), where callers beyond wait for one (for at
     most `timeout` seconds, 20); an event loop has one. With `tracking` the server tells of every change in what was
     read here, which keeps local tiers true, and costs a little for each key that is read: it begins when a local tier
@@ -81,12 +82,16 @@ class RedisEngine(Engine):
 
 def _servers(url: str | None, client: Any, options: dict[str, Any], tracking: bool) -> Shard | Cluster:
     """What is behind a URL or a client: one server, the one that sentinels name, or a cluster's."""
-    scheme = "" if url is None else scheme_of(url)
-    if url is not None and scheme == "redis+cluster":
-        return of_cluster_url(url, options)(tracking=tracking)
-    if url is not None and scheme == "redis+sentinel":
-        return Shard(of_sentinel_url(url, options), Scripts(), tracking=tracking)
-    server = of_client(client, options) if url is None else of_url(url, options)
+    if url is None:
+        cluster = of_cluster_client(client, options)
+        server: Server | None = of_sentinel_client(client, options) if cluster is None else None
+    else:
+        cluster = of_cluster_url(url, options) if scheme_of(url) == "redis+cluster" else None
+        server = of_sentinel_url(url, options) if scheme_of(url) == "redis+sentinel" else None
+    if cluster is not None:
+        return cluster(tracking=tracking)
+    if server is None:
+        server = of_client(client, options) if url is None else of_url(url, options)
     return Shard(server, Scripts(), tracking=tracking)
 
 

@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
     from redis.connection import AbstractConnection as Connection
 
-__all__ = ["DEFAULTS", "SENTINEL", "Address", "Server", "never", "of_client", "of_url", "several", "trouble"]
+__all__ = [
+    "DEFAULTS",
+    "SENTINEL",
+    "Address",
+    "Server",
+    "made_with",
+    "never",
+    "of_client",
+    "of_url",
+    "several",
+    "trouble",
+]
 
 DEFAULTS: dict[str, Any] = {
     "socket_timeout": 1.0,  # short, since calls go on without an engine that hangs
@@ -34,6 +45,7 @@ _FOREIGN = {
     "maintenance_state", "maintenance_notification_hash", "orig_host_address", "orig_socket_timeout",
     "orig_socket_connect_timeout", "himport_registry", "cache", "cache_config", "redis_connect_func",
     "encoding", "encoding_errors", "decode_responses", "encoder_class", "command_packer", "legacy_responses",
+    "connection_class", "response_callbacks",
 }  # fmt: skip
 """What a client's connections were made with, and ours are not: they belong to its pool, its colour or its replies."""
 
@@ -154,11 +166,15 @@ def of_client(client: Any, options: Mapping[str, Any]) -> Server:
     pool: Any = getattr(client, "connection_pool", None)
     kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
     if kind not in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
-        raise OptionError(f"client is {type(client).__name__!r}: give a redis.Redis, or a URL")
-    given = {key: value for key, value in pool.connection_kwargs.items() if key not in _FOREIGN}
+        raise OptionError(f"client is {type(client).__name__!r}: give one of the package redis, or a URL")
+    return Server(type(client).__name__, kind, made_with(pool.connection_kwargs) | dict(options))
+
+
+def made_with(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client's connections were made with, as far as it is good for ours."""
+    given = {key: value for key, value in options.items() if key not in _FOREIGN}
     timeouts = {key for key in ("socket_timeout", "socket_connect_timeout") if given.get(key, 0) is None}
-    given = {key: value for key, value in given.items() if key not in timeouts}
-    return Server(type(client).__name__, kind, given | dict(options))
+    return {key: value for key, value in given.items() if key not in timeouts}
 
 
 def trouble(server: str, error: Exception) -> EngineError:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, together
-from stampede.engines.redis.clients import Address, Server, several
+from stampede.engines.redis.clients import Address, Server, made_with, several
 from stampede.engines.redis.locks import LockPort
 from stampede.engines.redis.locks import tag_of as tag_of_lock
 from stampede.engines.redis.scripts import Command, Scripts
@@ -29,7 +29,7 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Ask, Asked, Busy, Found, Granted, Reply, Versioned
 
-__all__ = ["Cluster", "of_cluster_url"]
+__all__ = ["Cluster", "of_cluster_client", "of_cluster_url"]
 
 T = TypeVar("T")
 
@@ -207,7 +207,14 @@ class Cluster:
             raise EngineError(f"{self._name}: the engine is closed")
         its = {**self._options, "host": address.host, "port": address.port}
         server = Server(f"{self._name} ({address.host}:{address.port})", self._kind, its)
-        return Shard(server, self._scripts, tracking=self._tracking, sharded=True)
+        shard = Shard(server, self._scripts, tracking=self._tracking, sharded=True)
+        shard.news.on_void = self._void_all
+        return shard
+
+    def _void_all(self) -> None:
+        """A generation may have ended, of which but one shard tells: what is kept of all others may be older."""
+        for shard in list(self._shards.values()):
+            shard.news.void_all()
 
 
 def _line(shard: Shard, colour: Colour) -> Line:
@@ -386,4 +393,21 @@ def of_cluster_url(url: str, given: Mapping[str, Any]) -> Callable[..., Cluster]
     options |= given
     if path not in ("", "0") or int(options.get("db") or 0) != 0:
         raise OptionError(f"{safe_url(url)}: a cluster has no databases but 0: leave the path out")
-    return partial(Cluster, safe_url(url), seeds, options.pop("kind"), options)
+    kind = options.pop("kind")
+    return partial(Cluster, safe_url(url), seeds, kind, options)
+
+
+def of_cluster_client(client: Any, given: Mapping[str, Any]) -> Callable[..., Cluster] | None:
+    """The same of a `RedisCluster` of either colour; None of any other client."""
+    known: Any = getattr(client, "nodes_manager", None)
+    if known is None:
+        return None
+    nodes = {**known.startup_nodes, **known.nodes_cache}
+    seeds = list(dict.fromkeys(Address(node.host, node.port) for node in nodes.values()))
+    its: Mapping[str, Any] = getattr(client, "connection_kwargs", None) or known.connection_kwargs
+    secret = its.get("ssl", False) or getattr(its.get("connection_class"), "__name__", "") == "SSLConnection"
+    options = {key: value for key, value in made_with(its).items() if key not in ("host", "port", "ssl")}
+    if not secret:
+        options = {key: value for key, value in options.items() if not key.startswith("ssl_")}
+    kind = "SSLConnection" if secret else "Connection"
+    return partial(Cluster, type(client).__name__, seeds, kind, options | dict(given))

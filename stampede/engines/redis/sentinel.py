@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, never, several
+from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, made_with, never, several
 from stampede.engines.url import safe_url
 from stampede.errors import OptionError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
     from redis.connection import AbstractConnection as Connection
 
-__all__ = ["Guarded", "of_sentinel_url"]
+__all__ = ["Guarded", "of_sentinel_client", "of_sentinel_url"]
 
 _log = logging.getLogger("stampede")
 
@@ -206,3 +206,19 @@ def of_sentinel_url(url: str, given: Mapping[str, Any]) -> Guarded:
     if db:
         options["db"] = int(db)
     return Guarded(safe_url(url), options.pop("kind"), unquote(service), sentinels, options | dict(given))
+
+
+def of_sentinel_client(client: Any, given: Mapping[str, Any]) -> Guarded | None:
+    """The same of what `Sentinel.master_for` gives, in either colour; None of any other client."""
+    pool: Any = getattr(client, "connection_pool", None)
+    kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
+    if not kind.startswith("SentinelManaged"):
+        return None
+    if not pool.is_master:
+        raise OptionError("client leads to replicas: give what Sentinel.master_for returns")
+    watch = pool.sentinel_manager
+    places = [each.connection_pool.connection_kwargs for each in watch.sentinels]
+    sentinels = [Address(place["host"], place["port"]) for place in places]
+    theirs = {SENTINEL + key: value for key, value in made_with(watch.sentinel_kwargs).items()}
+    options = made_with(pool.connection_kwargs) | theirs | dict(given)
+    return Guarded(type(client).__name__, kind.removeprefix("SentinelManaged"), pool.service_name, sentinels, options)
