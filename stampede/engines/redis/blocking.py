@@ -87,7 +87,7 @@ class Blocking:
         connection = self._pool.take()
         try:
             if not self._server.current(connection):
-                connection.disconnect()
+                self._disconnect(connection)
             used = connection._sock is not None
             try:
                 return self._exchange(connection, commands)
@@ -121,8 +121,14 @@ class Blocking:
             connection.send_packed_command([packed(connection, commands)])
             return [self._read(connection) for _ in commands]
         except BaseException:
-            connection.disconnect()  # replies that nobody reads would be taken for those of the next question
+            self._disconnect(connection)  # replies that nobody reads would be taken for those of the next question
             raise
+
+    def _disconnect(self, connection: Connection) -> None:
+        connection.disconnect()
+        _, _, told = self._following.pop(connection, (None, 0, 0))
+        if told:
+            self._news.reader_lost()
 
     def _read(self, connection: Connection) -> Any:
         try:

@@ -7,6 +7,7 @@ RESP3, since there invalidation messages need no channel rights.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import selectors
@@ -115,7 +116,8 @@ class News:
         self._subscribe, self._unsubscribe = _SHARDED if sharded else _PLAIN
         self.tracks = tracks
         self.stamps = array("Q", bytes(8 * (SLOTS + 1)))
-        self._epoch = 0
+        self.on_void: Callable[[], object] = lambda: None  # a cluster's other shards: generations live on one of them
+        self._epochs = itertools.count(1)
         self._begin()
 
     def _begin(self) -> None:
@@ -216,14 +218,29 @@ class News:
 
     # -- tickets ------------------------------------------------------------------------------------------------
 
+    def void(self, slot: int) -> None:
+        """From any thread: two at once may count as one, which is as good for all who had sampled before."""
+        self.stamps[slot] += 1
+
     def _void(self, key: bytes) -> None:
         slot = slot_of(key)
-        if slot is not None:
-            self.stamps[slot] += 1
+        if slot == GENERATIONS:
+            self._void_all()  # hits don't ask for the generation: whatever is kept may be of an older one
+        elif slot is not None:
+            self.void(slot)
 
     def _void_all(self) -> None:
-        self._epoch += 1 << 32  # no slot has had so many news by itself
-        self.stamps[:] = array("Q", [self._epoch]) * len(self.stamps)
+        self.void_all()
+        self.on_void()
+
+    def reader_lost(self) -> None:
+        """A connection whose reads were followed has ended: of changes in what it had read the server tells nobody."""
+        self._void_all()
+
+    def void_all(self) -> None:
+        """No ticket holds any more."""
+        epoch = next(self._epochs) << 32  # no slot has had so many news by itself
+        self.stamps[:] = array("Q", [epoch]) * len(self.stamps)
 
     # -- the thread ---------------------------------------------------------------------------------------------
 

@@ -9,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from stampede.colour import Loop
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
-from stampede.engines.redis.resp import MORE, Parser, parser
+from stampede.engines.redis.resp import MORE, Parser, packed, parser
 from stampede.engines.redis.scripts import Command, Scripts
 
 __all__ = ["Suspending"]
+
+_GUARD = "stampede-redis-guard"
+
+_LAST_WORDS = 1.0
+"""Seconds for which the connection of a loop that ends stays for tasks that are ending."""
 
 
 class Suspending:
@@ -272,13 +277,13 @@ class _Wire(asyncio.Protocol):
     def __init__(self, connection: Any, pipe: _Pipe) -> None:
         self.connection = connection
         self._pipe: _Pipe | None = pipe
+        self._news = pipe._news
         self._parser: Parser = parser(connection._parser.parse_error)
         self._transport: asyncio.Transport = connection._writer.transport
-        self._pack = _packer(connection)
         self._transport.set_protocol(self)
         self.following = 0  # which connection is to be told, as far as we have asked
         self.told = 0  # and as far as the server has said yes
-        self._guard = asyncio.ensure_future(_for_ever())
+        self._guard = asyncio.create_task(self._stand(), name=_GUARD)
         # A loop that is closed without cancelling its tasks has nothing to complain of.
         self._guard._log_destroy_pending = False  # type: ignore[attr-defined]
         self._guard.add_done_callback(self._loop_ends)
@@ -286,7 +291,7 @@ class _Wire(asyncio.Protocol):
             raise ConnectionError("the server closed the connection")
 
     def send(self, commands: Sequence[Command]) -> None:
-        self._transport.write(self._pack(commands))
+        self._transport.write(packed(self.connection, commands))
 
     def data_received(self, data: bytes) -> None:
         pipe, gets = self._pipe, self._parser.gets
@@ -304,7 +309,7 @@ class _Wire(asyncio.Protocol):
 
     def drop(self, error: Exception) -> None:
         """It is of no use any more: what is under way on it needs another."""
-        pipe, self._pipe = self._pipe, None
+        pipe = self._leave()
         self._guard.cancel()
         self._transport.abort()
         self.connection._reader = self.connection._writer = None
@@ -313,7 +318,7 @@ class _Wire(asyncio.Protocol):
 
     def close(self) -> None:
         """Close it, also when its loop runs no more."""
-        self._pipe = None
+        self._leave()
         try:
             self._transport.close()
             self._guard.cancel()
@@ -323,6 +328,13 @@ class _Wire(asyncio.Protocol):
                 lost._sock.close()
                 lost._sock = None
         self.connection._reader = self.connection._writer = None  # or it would warn that it was not closed
+
+    def _leave(self) -> _Pipe | None:
+        pipe, self._pipe = self._pipe, None
+        if self.told:
+            self.told = 0
+            self._news.reader_lost()
+        return pipe
 
     def disown(self) -> None:
         """In a forked child: close our copy of the socket only.
@@ -335,6 +347,21 @@ class _Wire(asyncio.Protocol):
             getattr(shared, "_sock", shared).close()
         _inherited.append(self)
 
+    async def _stand(self) -> None:
+        """A loop that ends cancels its tasks: this one is there to say so."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_future()
+        except asyncio.CancelledError:
+            end = loop.time() + _LAST_WORDS
+            # Those that were cancelled with it may have leases to give back, over this very connection.
+            while self._pipe is not None and (left := end - loop.time()) > 0:
+                ending = [task for task in asyncio.all_tasks() if task.cancelling() and task.get_name() != _GUARD]
+                if not ending:
+                    break
+                await asyncio.wait(ending, timeout=left)
+            raise
+
     def _loop_ends(self, _: asyncio.Future[None]) -> None:
         pipe = self._pipe
         self.close()
@@ -343,16 +370,3 @@ class _Wire(asyncio.Protocol):
 
 
 _inherited: list[_Wire] = []
-
-
-async def _for_ever() -> None:
-    """A loop that ends cancels its tasks: this one is there to say so."""
-    await asyncio.get_running_loop().create_future()
-
-
-def _packer(connection: Any) -> Callable[[Sequence[Command]], bytes]:
-    try:
-        from hiredis import pack_command
-    except ImportError:
-        return lambda commands: b"".join(connection.pack_commands(commands))
-    return lambda commands: b"".join([pack_command(command) for command in commands])

@@ -15,6 +15,7 @@ from stampede.engines.redis.news import GENERATIONS, News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
     FOREVER,
+    Names,
     claim_args,
     expiry,
     kept,
@@ -78,7 +79,8 @@ class Generations:
             return None
         name, ticket, until = known
         if ticket is None:
-            return name if now < until else None
+            # Where entries have tickets it needs one too: of the next bump nobody would be told.
+            return name if now < until and not self._news.told else None
         return name if self._news.stamps[ticket.slot] == ticket.stamp else None
 
     def sample(self) -> tuple[int, int]:
@@ -136,7 +138,7 @@ class Keys(Versioned):
         ]
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        return bool(await self._line.ask(self._filling(key, token, entry)))
+        return bool(await self._changed(names(key), self._filling(key, token, entry)))
 
     def _filling(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
         its, end = names(key), expiry(entry)
@@ -198,21 +200,28 @@ class Keys(Versioned):
     async def set(self, key: str, entry: Entry[Any]) -> None:
         its, end = names(key), expiry(entry)
         until = b"" if end is None else end
-        await self._line.ask(self._scripts.set(its.all, until, pack(entry, end), its.channel))
+        await self._changed(its, self._scripts.set(its.all, until, pack(entry, end), its.channel))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         its, end = names(key), expiry(entry)
         until = b"" if end is None else end
         command = self._scripts.replace(its.all, until, pack(entry, end), its.channel, seen or b"", entry.id)
-        return bool(await self._line.ask(command))
+        return bool(await self._changed(its, command))
 
     async def expire(self, key: str) -> bool:
         its = names(key)
-        return bool(await self._line.ask(self._scripts.expire([its.entry, its.lease], FOREVER, its.channel)))
+        return bool(await self._changed(its, self._scripts.expire([its.entry, its.lease], FOREVER, its.channel)))
 
     async def invalidate(self, key: str) -> bool:
         its = names(key)
-        return bool(await self._line.ask(self._scripts.invalidate(its.all, its.channel)))
+        return bool(await self._changed(its, self._scripts.invalidate(its.all, its.channel)))
+
+    async def _changed(self, its: Names, command: Command) -> Any:
+        """The reply; what was read here before it is true no more, at once: the news may still be on their way."""
+        try:
+            return await self._line.ask(command)
+        finally:
+            self._news.void(its.slot)
 
     # -- generations --------------------------------------------------------------------------------------------
 
