@@ -474,7 +474,11 @@ def test_a_server_that_forgets_at_every_step(
     """A call would be an error, or leave a lease; or what was computed before be stored over what came after."""
     proxy, asked = before(own), None
     for step in ["claim before", "claim after", "computing", "fill before", "fill after"]:
-        asked, other, done = asked or face(proxy.url, colour, pause=1e-6), face(own.url), threading.Event()
+        asked, other, done = (
+            asked or face(proxy.url, colour, pause=1e-6, local=True),
+            face(own.url, local=True),
+            threading.Event(),
+        )
         asked("warm", lambda: 1)  # the scripts are known, and there is a connection
 
         def act(done: threading.Event = done) -> None:
