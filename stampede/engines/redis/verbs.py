@@ -10,7 +10,7 @@ from hashlib import blake2b
 from random import uniform
 from typing import Any, Protocol
 
-from stampede.colour import Colour, run_blocking
+from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
 from stampede.engines.redis.news import GENERATIONS, News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
@@ -60,6 +60,17 @@ class Line(Protocol):
     async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
 
 
+class _Question:
+    """A question for a generation, for all who need it meanwhile: or a herd would ask it a thousand times."""
+
+    __slots__ = ("bell", "error", "name")
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self.name: str | None = None
+        self.error: EngineError | None = None
+
+
 class Generations:
     """What this process knows of generations, for both colours."""
 
@@ -71,6 +82,22 @@ class Generations:
         self._lock = threading.Lock()
         self._bumps = 0
         self._known: dict[str, tuple[str, Ticket | None, float]] = {}
+        self._asked: dict[tuple[str, Loop | None], _Question] = {}
+
+    def ask(self, scope: str, loop: Loop | None) -> tuple[_Question, bool]:
+        """The question that is under way in this loop, or among threads; and whether it is for the caller to ask it."""
+        with self._lock:
+            asked = self._asked.get((scope, loop))
+            if asked is not None:
+                return asked, False
+            asked = self._asked[scope, loop] = _Question()
+            return asked, True
+
+    def answered(self, scope: str, loop: Loop | None, asked: _Question) -> None:
+        with self._lock:
+            if self._asked.get((scope, loop)) is asked:
+                del self._asked[scope, loop]
+        asked.bell.ring()
 
     def get(self, scope: str, now: float) -> str | None:
         """Today's, as far as it is known to be so: by its ticket, else for a while."""
@@ -99,6 +126,7 @@ class Generations:
         with self._lock:
             self._bumps += 1
             self._known.clear()
+            self._asked.clear()  # what they are told may be old
 
 
 class Keys(Versioned):
@@ -226,10 +254,27 @@ class Keys(Versioned):
     # -- generations --------------------------------------------------------------------------------------------
 
     async def generation(self, scope: str) -> str:
-        now = time.monotonic()
-        known = self._generations.get(scope, now)
+        known = self._generations.get(scope, time.monotonic())
         if known is not None:
             return known
+        loop = running_loop() if self._colour.suspending else None
+        asked, asking = self._generations.ask(scope, loop)
+        if not asking:
+            await self._colour.park(asked.bell, SAFETY)
+            if asked.error is not None:
+                raise EngineError(str(asked.error)) from asked.error
+            return asked.name or await self._generation(scope)
+        try:
+            asked.name = await self._generation(scope)
+        except EngineError as error:
+            asked.error = error
+            raise
+        finally:
+            self._generations.answered(scope, loop, asked)
+        return asked.name
+
+    async def _generation(self, scope: str) -> str:
+        now = time.monotonic()
         self._news.follow()
         sample, keys = self._generations.sample(), [_ALL, _scope_key(scope)]
         ids, told = await self._line.read(self._scripts.generation(keys, *(_new_generation() for _ in keys)))
