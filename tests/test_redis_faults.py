@@ -446,6 +446,23 @@ def test_connections_that_break_under_a_herd(server: RedisServer, before: Before
     assert waiting.join() + holding.join() == [[1] * 4, 1]
 
 
+def test_an_idle_reader_that_was_cut_keeps_nothing(server: RedisServer, face: Faces) -> None:
+    """A server tells nobody of what a closed connection had read: the local tier would keep it for ever."""
+    asked, other = face(server.url, timeout=1.0, local=True), face(server.url, timeout=1.0)
+
+    def kept() -> bool:
+        hits = asked.cache.stats().hits
+        return asked("k", lambda: "old") == "old" and asked.cache.stats().hits > hits
+
+    until(kept)
+    for line in server.cli("CLIENT", "LIST").splitlines():
+        fields = dict(field.partition("=")[::2] for field in line.split())
+        if "t" in fields["flags"]:  # it is being followed
+            server.cli("CLIENT", "KILL", "ID", fields["id"])
+    other.cache.set("k", "new")
+    until(lambda: asked("k", never) == "new", 3.0)
+
+
 # -- forgetting, at every step of a computation -----------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,16 @@ class Blocking:
             replies += some
             tellers.add(told)
         return replies, tellers.pop() if len(tellers) == 1 else 0
+
+    def look_at_idle(self) -> None:
+        """Notice idle connections that the server, or something on the way, has closed: of what was read on them
+        nobody will be told, and their next question may never come."""
+        for connection in self._pool.idle():
+            sock: Any = connection._sock
+            before, _, told = self._following.get(connection, (None, 0, 0))
+            if told and sock is not None and sock is before and _readable(sock):
+                self._following.pop(connection, None)  # (or it has just been taken, and has a reply: it asks anew)
+                self._news.reader_lost()
 
     def close(self) -> None:
         self._pool.close()
@@ -172,6 +183,18 @@ class _Pool:
         self._idle.append(connection)
         self._free.release()
 
+    def idle(self) -> list[Connection]:
+        return list(self._idle)
+
     def close(self) -> None:
         for connection in list(self._all):
             connection.disconnect()
+
+
+def _readable(sock: Any) -> bool:
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(sock, selectors.EVENT_READ)
+            return bool(selector.select(0))
+    except (OSError, ValueError):
+        return True  # closed on this side

@@ -117,6 +117,7 @@ class News:
         self.tracks = tracks
         self.stamps = array("Q", bytes(8 * (SLOTS + 1)))
         self.on_void: Callable[[], object] = lambda: None  # a cluster's other shards: generations live on one of them
+        self.on_tick: Callable[[], object] = lambda: None  # called by the thread once in TICK
         self._epochs = itertools.count(1)
         self._begin()
 
@@ -308,6 +309,7 @@ class News:
                         raise ConnectionError("it doesn't answer")
                     tick = now + TICK
                     self._tidy(now)
+                    self.on_tick()
 
     def _send(self, connection: Any) -> None:
         with self._lock:

@@ -24,6 +24,7 @@ class Shard:
         server.on_move, server.on_meet = self.news.stray, self.news.start
         self.generations = Generations(self.news)
         self.line = Blocking(server, scripts, self.news)
+        self.news.on_tick = self.line.look_at_idle
         self.aline = Suspending(server, scripts, self.news)
         self.claims, self.locks = self.ports(self.line, BLOCKING)
         self.aclaims, self.alocks = self.ports(self.aline, SUSPENDING)
