@@ -5,7 +5,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 
 # Debian packages of the servers that tests start.
-SERVERS := redis-server
+SERVERS := redis-server memcached
 
 .PHONY: help demo test lint format bench clean venv servers
 .NOTPARALLEL:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from stampede.colour import Colour, kept_whole, run_blocking
+from stampede.colour import Colour, kept_whole, run_blocking, until_one_fails
 from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import CodecError, EngineError, WaitTimeout
@@ -18,7 +18,7 @@ from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Granted
 
-__all__ = ["fetch_many"]
+__all__ = ["fetch_many", "one_by_one"]
 
 Loader = Callable[[list[str]], Any]
 
@@ -161,8 +161,38 @@ async def _load(colour: Colour, keys: list[str], loader: Loader) -> Mapping[str,
     return values
 
 
+def one_by_one(colour: Colour, origins: Mapping[str, Callable[[], Any]]) -> Loader:
+    """A loader that calls a function for each key; all at once, where the colour can, and until one fails."""
+    each = partial(_each, colour, origins)
+    return each if colour.suspending else lambda keys: run_blocking(each(keys))
+
+
+async def _each(colour: Colour, origins: Mapping[str, Callable[[], Any]], keys: list[str]) -> dict[str, Any]:
+    """What is computed until one fails is kept; what isn't begun or ended then is left out."""
+    if colour.suspending:
+        ended = await until_one_fails([colour.call(origins[key]) for key in keys])
+        return {keys[n]: _Failure(v) if isinstance(v, BaseException) else v for n, v in ended.items()}
+    answers: dict[str, Any] = {}
+    for key in keys:
+        try:
+            answers[key] = await colour.call(origins[key])
+        except Exception as error:
+            answers[key] = _Failure(error)
+            break
+    return answers
+
+
+class _Failure:
+    """What a key has instead of a value."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
 def _whole(value: Any) -> tuple[Any, BaseException | None]:
     """One key's value, or what is wrong with it: its neighbours are kept all the same."""
+    if isinstance(value, _Failure):
+        return None, value.error
     try:
         return kept_whole(value), None
     except CodecError as refusal:
@@ -178,6 +208,8 @@ async def _one(colour: Colour, key: str, loader: Loader) -> Any:
     values = await _load(colour, [key], loader)
     if key not in values:
         raise _LeftOut
+    if isinstance(values[key], _Failure):
+        raise values[key].error
     return values[key]
 
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
+from stampede.batch import fetch_many, one_by_one
 from stampede.codec import make_codec, returns_of
-from stampede.colour import BLOCKING, SUSPENDING, run_blocking, together
+from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.core import Scope
 from stampede.errors import KeyingError, OptionError
 from stampede.hot import Hot
@@ -90,7 +91,7 @@ class Cached:
         pure = key is None or isinstance(key, str)
         self.hot = Hot(function, self.parameters, suspending=self.suspending, bound=bound, pure=pure)
         self._find = find
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer that runs in the middle of binding may call the function
         self._home: Home | None = None
         self.told = False  # that another function has its name
         self._scope: Scope | None = None
@@ -260,10 +261,20 @@ class Cached:
 
     def many(self, calls: Iterable[Iterable[Any]]) -> Any:
         """The values of many calls, each a tuple of arguments, in their order."""
-        each = [tuple(call) for call in calls]
-        if self.suspending:
-            return together([self.slow_async(*args) for args in each])
-        return [self.slow(*args) for args in each]
+        return self._run(self._many([tuple(call) for call in calls]))
+
+    async def _many(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+        if switch.off:
+            return [await self.colour.call(functools.partial(self.function, *args)) for args in calls]
+        scope = self.scope
+        keys = [self.key(*args) for args in calls]
+        wanted = dict(zip(keys, calls, strict=True))
+        values = {key: found.value for key in wanted if (found := scope.at_hand(key)) is not None}
+        missing = [key for key in wanted if key not in values]
+        loader = one_by_one(self.colour, {key: functools.partial(self.function, *wanted[key]) for key in missing})
+        landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
+        values |= {key: landed(landing, scope.policy) for key, landing in landings.items()}
+        return [values[key] for key in keys]
 
     def stats(self) -> Any:
         """Counts of this function in this process."""
@@ -467,7 +478,7 @@ switch.off = os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0")
 
 def _after_fork() -> None:
     for cached in list(_all):
-        cached._lock = threading.Lock()  # a thread that was binding is not here to open it
+        cached._lock = threading.RLock()  # a thread that was binding is not here to open it
 
 
 if hasattr(os, "register_at_fork"):

@@ -29,7 +29,7 @@ __all__ = [
     "run_blocking",
     "running_loop",
     "settled",
-    "together",
+    "until_one_fails",
 ]
 
 T = TypeVar("T")
@@ -101,6 +101,7 @@ class Crowd(Protocol):
     """The callers of one computation, as the colour that runs it sees them."""
 
     cancel: Callable[[], object] | None
+    unborn: Callable[[], object] | None  # what is left to do if the computation is cancelled before its first step
 
     def leave(self) -> bool:
         """One caller less. True: it was the last, and the computation was cancelled."""
@@ -190,6 +191,7 @@ class _Suspending:
         loop = asyncio.get_running_loop()
         task = hold_task(loop.create_task(work))
         crowd.cancel = lambda: _soon(loop, task.cancel)
+        task.add_done_callback(lambda ended: crowd.unborn() if ended.cancelled() and crowd.unborn else None)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
@@ -235,16 +237,16 @@ BLOCKING: Colour = _Blocking()
 SUSPENDING: Colour = _Suspending()
 
 
-async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """The results, in order; when one fails, so does the whole, and the others are cancelled."""
+async def until_one_fails(work: Iterable[Awaitable[T]]) -> dict[int, T | BaseException]:
+    """By their numbers: what was returned, and what was raised first. The others are cancelled then."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    return {number: end for number, end in enumerate(ended) if not isinstance(end, asyncio.CancelledError)}
 
 
 async def settled(work: Iterable[Awaitable[T]]) -> list[T | BaseException]:

@@ -190,7 +190,7 @@ class Scope:
         sample = core.front.sample(call.key)
         place = Place(colour) if policy.background and not force else None
         if place is not None and place.reserved:
-            call.spawn = lambda work: place.spawn(self._kept(call, work, sample))
+            call.spawn = lambda work, unborn: place.spawn(self._kept(call, work, sample), lambda: _close(work, unborn))
         elif place is not None and call.seen is not None:
             return self._postponed(call)
         try:
@@ -333,6 +333,12 @@ class Scope:
 
     def _store(self, colour: Colour) -> Store:
         return self.astore if colour.suspending else self.store
+
+
+def _close(work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:
+    """The task around it was cancelled, perhaps before either took a step."""
+    work.close()
+    unborn()
 
 
 def _nothing_to_ask(asked: Sequence[Asked]) -> list[Any]:

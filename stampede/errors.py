@@ -50,6 +50,8 @@ class TooLarge(CodecError):
 class EngineError(StampedeError, ConnectionError):
     """The engine can't be asked: it is down, hung, full, or refuses us."""
 
+    partial = False  # True: so it is with a part of its keys, as one of several servers is down; others may be asked
+
 
 class WaitTimeout(StampedeError, TimeoutError):
     """Somebody else computes, and `wait` ran out."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
 from random import random
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from stampede import early, events
 from stampede.colour import Colour, Loop, running_loop
@@ -44,6 +44,10 @@ class Hold(Protocol):
     foreign: bool  # we are a forked child: the lease is the parent's
 
 
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], Callable[[], object]], object]
+"""Have the work done; if it is cancelled before its first step, the second is called."""
+
+
 @dataclass(slots=True)
 class Call:
     """One caller's question, and the means to answer it."""
@@ -61,7 +65,7 @@ class Call:
     hold: Callable[[Call, float], AbstractContextManager[Hold]]  # keeps the lease for at most so many seconds
     drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
     tell: Callable[[events.Event], object]
-    spawn: Callable[[Coroutine[Any, Any, Any]], object] | None = None  # a place beside the caller, if it has one
+    spawn: Spawn | None = None  # a place beside the caller, if it has one
     seen: Entry[Any] | None = None  # the local tier's entry, which is due
     force: bool = False  # compute, whatever is there
     draws: bool = True  # no local tier has drawn the early moment: this call does
@@ -108,9 +112,17 @@ async def lead(call: Call, flight: Flight) -> Landing:
         call.flights.offer(flight, Landing(kept, as_of=asked_at))
         if call.spawn is not None:
             flight.hand_over()
-            call.spawn(compute(call, flight, kept))
+            call.spawn(compute(call, flight, kept), lambda: never_begun(call, flight))
             return served(call, kept, "computing", until=call.policy.lease)
+    flight.unborn = lambda: never_begun(call, flight)
     return await call.colour.aside(compute(call, flight, kept), flight)
+
+
+def never_begun(call: Call, flight: Flight) -> None:
+    """A loop that ends cancels tasks before their first step, too: no `finally` of theirs gives the lease back."""
+    if not flight.ended:
+        call.drop(call)
+        call.flights.end(flight, None)
 
 
 async def claim(call: Call) -> Landing | Granted:
@@ -254,7 +266,7 @@ async def give_up(
         return Landing(error=error, shared=False)
     may_serve = kept is not None and not call.force and not isinstance(error, (CodecError, RecursiveComputation))
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
-    verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", str(error))
+    verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
     await call.colour.whole(quietly(call.port.abandon(call.key, call.token, verdict, rest)))
     call.tell(events.Failed(call.scope, call.label, why, cost, error))
     return served(call, kept, "failed", until=rest) if kept and may_serve else Landing(error=error)
@@ -283,6 +295,13 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
     if offered is not None and call.began <= offered.as_of:
         return served(call, offered.entry, "computing", until=call.policy.lease)
     return None
+
+
+def message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # the caller is to get its own error, not that of an error's __str__
+        return f"(its message can't be had: {type(failure).__name__})"
 
 
 def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:

@@ -31,6 +31,7 @@ class Flight:
         "offered",
         "owner",
         "thread",
+        "unborn",
     )
 
     def __init__(self, owner: Flights, key: str) -> None:
@@ -44,6 +45,7 @@ class Flight:
         self.landing: Landing | None = None
         self.offered: Landing | None = None  # to be had without waiting, while the leader computes
         self.cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
+        self.unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
         self.detached = False
         self.ended = False
 
@@ -111,12 +113,13 @@ class Flights:
                     flight.loops.add(loop)
                 return flight, False
             orphan = flight
-            flight = self._flights[key] = Flight(self, key)
+            flight = Flight(self, key)
             if loop is None:
                 flight.thread = threading.get_ident()
             else:
                 flight.loop = loop
                 flight.loops.add(loop)
+            self._flights[key] = flight  # whole: a signal's handler that joined it half made would wait for itself
         if orphan is not None:
             self._cut(orphan)
         return flight, True
@@ -145,6 +148,7 @@ class Flights:
         """Land: the followers share what may be shared, and claim again otherwise."""
         with self._lock:
             flight.ended = True
+            flight.unborn = None  # it refers to the flight
             if landing is not None and landing.shared and not flight.detached:
                 flight.landing = landing
             self._forget(flight)

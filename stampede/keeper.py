@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any, Protocol
@@ -202,4 +203,5 @@ def _quietly(action: Callable[[], Any]) -> Any:
 
 
 keeper = Keeper()
+weakref.finalize(keeper, _nothing)  # the hook that closes engines at exit is there now: who registers later runs sooner
 atexit.register(keeper.release_all)

@@ -23,6 +23,9 @@ __all__ = ["GuardedClaims", "Outage"]
 REFUGE_TTL = 5.0
 """Seconds that a value which the engine could not take is kept in this process."""
 
+PARTLY = 60.0
+"""Seconds between two events of an engine that is down in part: its recovery can't be told from its other part's."""
+
 
 class Outage:
     """What a cache knows about its engine's health, for both colours and all functions."""
@@ -34,7 +37,9 @@ class Outage:
         self.refugees: set[bytes] = set()  # tokens of leases that the refuge granted
         self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
         self.unknown: deque[tuple[str, bytes]] = deque(maxlen=1000)  # claims that got no answer, and may stand
+        self.settles_at = 0.0
         self.last: EngineError | None = None
+        self.partly_since: float | None = None  # a part of the engine was down then
         self._tell = tell
         self._breaker = Breaker()
         self._lock = threading.Lock()
@@ -49,9 +54,22 @@ class Outage:
 
     def failed(self, error: EngineError) -> None:
         self.last = error
+        if error.partial:
+            self._failed_partly(error)
+            return
         with self._lock:
             news = not self._breaker.open
             self._breaker.failed(time.monotonic())
+        if news:
+            self._tell(events.EngineDown("", "", self.engine, error))
+
+    def _failed_partly(self, error: EngineError) -> None:
+        """This key is the refuge's for now; what the engine has of others is as good as ever."""
+        now = time.monotonic()
+        with self._lock:
+            news = self.partly_since is None or now - self.partly_since > PARTLY
+            if news:
+                self.partly_since = now
         if news:
             self._tell(events.EngineDown("", "", self.engine, error))
 
@@ -60,14 +78,14 @@ class Outage:
         for token, under_way in list(self.granted.items()):
             if under_way == key:
                 self.granted.pop(token, None)
-        if self.refugees or self.down:
+        if self.refugees or self.down or self.partly_since is not None:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.invalidate(key))
 
     def forget_all(self) -> None:
         """The same for all keys."""
         self.granted.clear()
-        if self.refugees or self.down:
+        if self.refugees or self.down or self.partly_since is not None:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
 
@@ -127,9 +145,18 @@ class GuardedClaims:
     async def _settle(self) -> None:
         """Give back what may still be ours from before the outage: our own leases must not lock us out."""
         unknown = self._outage.unknown
-        while unknown:
+        while unknown and time.monotonic() >= self._outage.settles_at:
             key, token = unknown[0]
-            await self._port.abandon(key, token)
+            try:
+                await self._port.abandon(key, token)
+            except EngineError as error:
+                if not error.partial:
+                    raise
+                unknown.rotate(-1)
+                self._outage.settles_at = (
+                    time.monotonic() + 1
+                )  # its part is still down, which is no matter of this call's
+                return
             if unknown and unknown[0] == (key, token):
                 unknown.popleft()
 

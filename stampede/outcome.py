@@ -52,9 +52,22 @@ def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> Base
     known = list(raises)
     for kind in known:
         if f"{kind.__module__}.{kind.__qualname__}" == name:
-            return kind(*arguments)
+            return _made(kind, arguments)
         known.extend(kind.__subclasses__())
-    return (raises[0] if raises else RuntimeError)(*arguments)
+    return _made(raises[0] if raises else RuntimeError, arguments)
+
+
+def _made(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
+    """An error with these arguments, also where its __init__ takes others than it hands on."""
+    try:
+        error = kind(*arguments)
+        if error.args == arguments:
+            return error
+    except Exception:
+        pass
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    return error
 
 
 def own_copy(error: BaseException) -> BaseException:

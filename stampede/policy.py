@@ -22,7 +22,10 @@ def seconds(name: str, value: object, *, least: float = 0.0) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise OptionError(f"{name} is {value!r}: give seconds as a number, a timedelta, or None for ever")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise OptionError(f"{name} is more seconds than can be counted: None is for ever") from None
     if isnan(number) or number < least:
         raise OptionError(f"{name} is {value!r}: it must be at least {least:g}")
     return number

@@ -28,7 +28,7 @@ class Workers:
         self._taken = 0
         self._idle = 0
         self._jobs: deque[Callable[[], object]] = deque()
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # reentrant, for finalizers and signals
 
     def reserve(self) -> bool:
         """Take a place; `run` or `free` gives it back."""
@@ -91,12 +91,14 @@ class Place:
         if self._unused and not self._colour.suspending:
             _refreshers.free()
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:
+        """Have it done; `unborn` is called if a task is cancelled, since that may be before its first step."""
         self._unused = False
         context = copy_context()
         context.run(outside)
         loop = running_loop()
         if self._colour.suspending and loop is not None:
-            hold_task(loop.create_task(work, context=context))
+            task = hold_task(loop.create_task(work, context=context))
+            task.add_done_callback(lambda ended: unborn() if ended.cancelled() else None)
         else:
             _refreshers.run(lambda: context.run(run_blocking, work))

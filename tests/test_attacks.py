@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
-from stampede import Cache, events
+from stampede import Cache, EngineError, RecursiveComputation, events
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.rows import key_number
+from stampede.errors import OptionError
 
 
 def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -66,3 +71,180 @@ def test_a_hostile_holder_s_name_is_nobody_s_and_no_path(tmp_path: Path, holder:
             file.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", row)
         assert cache.get_or_compute("k", lambda: "mine") == "mine"
     assert victim.exists()
+
+
+Line = tuple[str, int]
+
+
+def lines_of(act: Callable[[], object], at: Callable[[Line], object]) -> None:
+    """Do `act`, and tell of each line of ours before it runs: any of them may be interrupted by a finalizer."""
+    busy = False
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal busy
+        name = frame.f_code.co_filename
+        if busy or ("/stampede/" not in name and "<stampede" not in name):
+            return None
+        if event == "line":
+            busy = True
+            try:
+                at((name, frame.f_lineno))
+            finally:
+                busy = False
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("url", ["memory://", "disk://{}"])
+def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, url: str) -> None:
+    """A __del__, or a signal's handler, that calls the function in the middle of a call would wait for itself."""
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    def called(at: Callable[[Any, Line], object]) -> None:
+        with Cache(url.format(tmp_path), ttl=0) as cache:
+            function = cache.cached(double)
+            lines_of(lambda: function(1), lambda line: at(function, line))
+
+    def interrupted(function: Any, line: Line, where: list[Line]) -> None:
+        if [line] == where:
+            where.clear()
+            try:
+                assert function(1) == 2
+            except (RecursiveComputation, EngineError):
+                pass  # said at once, and not waited for
+
+    lines: dict[Line, None] = {}
+    called(lambda _, line: lines.setdefault(line))
+    for where in lines:
+        thread, _ = in_thread(partial(called, partial(interrupted, where=[where])))
+        thread.join(5)
+        assert not thread.is_alive(), where
+
+
+def test_a_computation_that_is_cancelled_before_its_first_step_gives_its_lease_back() -> None:
+    """A loop that ended in the same turn in which somebody began to compute would leave the key locked for a lease."""
+    cache = Cache("memory://", lease=60)
+
+    @cache.cached
+    async def value() -> int:
+        return 1
+
+    async def leave_at_once() -> None:
+        begin = asyncio.Event()
+
+        async def ask() -> None:
+            await begin.wait()
+            await value()
+
+        task = asyncio.create_task(ask())
+        await asyncio.sleep(0.01)
+        begin.set()
+        assert not task.done()
+
+    asyncio.run(leave_at_once())
+    assert asyncio.run(asyncio.wait_for(value(), 10)) == 1
+
+
+class Shaped(Exception):
+    def __init__(self, status: int, *, reason: str) -> None:
+        super().__init__(f"{status} {reason}")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("url", ["memory://", "disk://{}"])
+def test_errors_with_odd_constructors_are_raised_again_as_themselves(tmp_path: Path, url: str) -> None:
+    """Who asks second would get the TypeError of an __init__ that takes other arguments than it hands on."""
+    with Cache(url.format(tmp_path)) as cache:
+
+        def fail() -> None:
+            raise Shaped(404, reason="gone")
+
+        for _ in range(2):
+            with pytest.raises(Shaped, match="404 gone"):
+                cache.get_or_compute("k", fail, raises=Shaped)
+
+
+@pytest.mark.parametrize("url", ["memory://", "disk://{}"])
+def test_an_error_whose_message_fails_reaches_its_caller(tmp_path: Path, url: str) -> None:
+    """An error whose __str__ raises would be replaced by what that raises."""
+    with Cache(url.format(tmp_path)) as cache:
+
+        def fail() -> None:
+            raise Mute
+
+        with pytest.raises(Mute):
+            cache.get_or_compute("k", fail)
+
+
+def test_an_exit_under_computations_releases_before_it_closes(tmp_path: Path) -> None:
+    """At exit the engine would be closed before its leases are given back: a warning, and the leases stay."""
+    script = """
+import sys, threading
+from stampede import Cache
+cache, begun = Cache(sys.argv[1]), threading.Event()
+def compute():
+    begun.set()
+    threading.Event().wait()
+threading.Thread(target=lambda: cache.get_or_compute("k", compute), daemon=True).start()
+begun.wait()
+"""
+    command = [sys.executable, "-c", script, f"disk://{tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    with closing(sqlite3.connect(next(tmp_path.glob("*.sqlite")))) as file:
+        assert (done.stderr, file.execute("SELECT * FROM leases").fetchall()) == ("", [])
+
+
+def test_more_seconds_than_a_float_can_hold_are_an_option_error() -> None:
+    """Who writes such a ttl would get an OverflowError that names nothing."""
+    with pytest.raises(OptionError, match="ttl"):
+        Cache("memory://", ttl=10**400)
+
+
+def test_wrong_types_in_the_file_are_a_miss(tmp_path: Path) -> None:
+    """A hostile row would reach the caller as a TypeError of our own comparisons."""
+    with Cache(f"disk://{tmp_path}/c", ttl=60) as cache:
+        f = cache.cached(lambda n: n)
+        assert [f(n) for n in range(3)] == [0, 1, 2]
+        (file,) = (tmp_path / "c").glob("*.sqlite")
+    with closing(sqlite3.connect(file)) as connection, connection:
+        for name in ("fresh", "keep", "cost", "margin", "ttl"):
+            connection.execute(f"UPDATE entries SET {name} = 'soon'")
+        connection.execute("UPDATE verdicts SET ends = x'00', rests = 'never'")
+    with Cache(f"disk://{tmp_path}/c", ttl=60) as cache:
+        g = cache.cached(lambda n: n)
+        assert [g(n) for n in range(3)] == [0, 1, 2]
+
+
+def test_a_refresh_that_never_began_gives_its_lease_back() -> None:
+    """A loop that ends in the turn in which a refresh is begun: the key would rest for a lease, with a warning."""
+    cache = Cache("memory://?codec=sealed", ttl=60, stale=60, background=True, lease=60)
+
+    @cache.cached
+    async def f() -> int:
+        return 1
+
+    async def main(*, last: bool) -> None:
+        await f()
+        await f.expire()
+        if last:
+            await f()  # a task is made, and the loop is over
+
+    asyncio.run(main(last=True))
+    began = monotonic()
+    assert asyncio.run(f()) == 1
+    assert asyncio.run(f.refresh()) == 1
+    assert monotonic() - began < 10
+    keys = cache.engine._parts[0]
+    assert not len(keys.leases)

@@ -473,7 +473,7 @@ def test_a_refresh_in_the_background_keeps_nobody_waiting() -> None:
     run_blocking(world.engine.store.set("k", Entry("old", b"old", fresh=0.0, keep=100.0)))
     with Room() as room:
         begun: list[Future[Any]] = []
-        spawn = lambda work: begun.append(room.run(run_blocking, work))  # noqa: E731
+        spawn = lambda work, unborn: begun.append(room.run(run_blocking, work))  # noqa: E731
         assert world.ask(gate, spawn=spawn) == "old"
         assert gate.begun.wait(LONG)
         assert world.ask(never, spawn=spawn) == "old"

@@ -88,3 +88,22 @@ def test_an_interruption_leaves_nothing_behind() -> None:
         cache.get_or_compute_many(KEYS, upper)
     engine.breaks = None
     assert cache.get_or_compute_many(KEYS, upper) == upper(KEYS)
+
+
+def test_many_calls_of_a_function_go_out_together() -> None:
+    """`f.many` would take a round trip for every call; one that fails would keep the others from being kept."""
+    engine = Far()
+    cache = Cache(engine=engine)
+    computed: list[int] = []
+
+    @cache.cached
+    def root(x: int) -> float:
+        computed.append(x)
+        return float(x**0.5) if x >= 0 else [][x]
+
+    assert root.many([(1,), (4,), (9,), (4,)]) == [1.0, 2.0, 3.0, 2.0]
+    assert [len(trip) for trip in engine.trips] == [3, 3]
+    with pytest.raises(IndexError):
+        root.many([(16,), (-1,), (25,)])
+    assert root.many([(16,), (25,)]) == [4.0, 5.0]
+    assert sorted(computed) == [-1, 1, 4, 9, 16, 25]

@@ -59,10 +59,6 @@ class Switched(Engine):
 
     scheme = "switched"
     shared = fenced = pushes = True
-    coherent = False
-    looks = tier = None
-    tier = None
-    many = None
 
     def __init__(self) -> None:
         self.plug = Plug()
@@ -481,3 +477,38 @@ def test_cached_functions_without_settings_know_nothing_of_it() -> None:
     f = cached(counting())
     f(1)
     assert f.cache._core.outage is None
+
+
+class Part(EngineError):
+    """One of several servers is down."""
+
+    partial = True
+
+
+@both
+def test_a_part_that_is_down_is_no_matter_of_the_other_parts(colour: str, clock: FakeClock) -> None:
+    """One dead server of three would send every key into the refuge; or each call would wait for it once more."""
+    engine = Switched()
+    tries: list[str] = []
+
+    def broken(port: Any) -> Any:
+        async def act(verb: str, key: str, *args: Any) -> Any:
+            if "dead" in key:
+                tries.append(verb)
+                raise Part(f"{verb}: the server of {key} is down")
+            return await getattr(port, verb)(key, *args)
+
+        return type("Ring", (), {"__getattr__": lambda self, verb: lambda *args: act(verb, *args)})()
+
+    engine.claims, engine.aclaims = broken(engine.inner.claims), broken(engine.inner.aclaims)
+    cache = Cache(engine=engine)
+    f = cache.cached(counting(colour))
+    assert [had(f("dead 1")), had(f("dead 1")), had(f("dead 2"))] == [1, 1, 2]
+    tries.clear()
+    clock.advance(2)
+    for n in range(20):
+        had(f(n))
+    assert tries == ["abandon"]  # what may be ours there is to be given back: tried once a second
+    other = Cache(engine=engine).cached(counting(colour))
+    assert had(other(7)) == had(f(7)) == 10  # the engine has it, for everybody
+    assert other.stats().computations == 0

@@ -12,12 +12,12 @@ from hashlib import blake2b
 from pathlib import Path
 from random import uniform
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 from weakref import WeakSet, finalize
 
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.flock import closed, pid_here, process, try_lock, unlock
-from stampede.engines.url import options_of, safe_url
+from stampede.engines.url import options_of, parts_of, safe_url
 from stampede.engines.wake import LOOK, Post
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Busy, Engine, Granted
@@ -67,7 +67,7 @@ class FileEngine(Engine):
 def from_url(url: str, **options: Any) -> FileEngine:
     """`file:///run/lock/app`; `file://~/locks` is in the home; `file://` alone is this user's own directory."""
     options_of(url, options, {})
-    parts = urlsplit(url)
+    parts = parts_of(url)
     path = unquote(parts.netloc + parts.path)
     if "\0" in path:
         raise OptionError(f"{safe_url(url)!r} names no directory")

@@ -5,12 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from stampede.errors import OptionError
 from stampede.policy import nearest, seconds
 
-__all__ = ["Kind", "anything", "flag", "number", "options_of", "path_of", "safe_url", "scheme_of", "text", "whole"]
+__all__ = [
+    "Kind",
+    "anything",
+    "flag",
+    "number",
+    "options_of",
+    "parts_of",
+    "path_of",
+    "safe_url",
+    "scheme_of",
+    "text",
+    "whole",
+]
 
 Kind: TypeAlias = Callable[[str, Any], Any]
 """What an option is to be: makes it of what the URL or the caller gave, or raises OptionError."""
@@ -32,9 +44,17 @@ def scheme_of(url: str) -> str:
     return scheme.lower()
 
 
+def parts_of(url: str) -> SplitResult:
+    """The parts of a URL; OptionError if it is none."""
+    try:
+        return urlsplit(url)
+    except ValueError as exc:
+        raise OptionError(f"{safe_url(url)!r} is no URL: {exc}") from exc
+
+
 def path_of(url: str) -> str:
     """The path of a URL, percent signs decoded; OptionError where there is a host before it, or nothing."""
-    parts = urlsplit(url)
+    parts = parts_of(url)
     if parts.netloc or not parts.path:
         raise OptionError(f"{safe_url(url)}: give an absolute path after three slashes, as in {parts.scheme}:///dir")
     return unquote(parts.path)
@@ -42,7 +62,7 @@ def path_of(url: str) -> str:
 
 def options_of(url: str, given: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:
     """The options of the URL's query, and of the caller (which win), each made what it is to be."""
-    options: dict[str, Any] = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    options: dict[str, Any] = dict(parse_qsl(parts_of(url).query, keep_blank_values=True))
     options.update(given)
     for name in options:
         if name not in kinds:

@@ -485,7 +485,7 @@ class Process:
             token=token,
         )  # fmt: skip
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:
         parent = self.trial.running
         assert parent is not None
         self.trial.start(parent, Fibre(self.trial, self, f"{parent.label}'s refresh", work))

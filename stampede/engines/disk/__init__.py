@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import uniform
 from typing import Any, Protocol, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 from weakref import WeakSet, finalize
 
 from stampede.colour import BLOCKING, SUSPENDING, Colour, in_thread
 from stampede.engines.disk.database import Database, Locked
 from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
-from stampede.engines.url import number, options_of, safe_url, whole
+from stampede.engines.url import number, options_of, parts_of, safe_url, whole
 from stampede.engines.wake import LOOK
 from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError
@@ -79,7 +79,7 @@ def from_url(url: str, **options: Any) -> DiskEngine:
 
 def directory_of(url: str) -> Path:
     """The directory that a URL names: absolute after three slashes, else in the home or the working directory."""
-    parts = urlsplit(url)
+    parts = parts_of(url)
     path = unquote(parts.netloc + parts.path)
     if path.startswith("/~"):
         path = path[1:]

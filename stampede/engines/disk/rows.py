@@ -30,11 +30,23 @@ SWEEP = 60.0
 _MESSAGE = 4000
 _LONGEST = 900_000_000  # SQLite's own limit is a little above
 
-_COLUMNS = "key, id, fresh, keep, cost, margin, ttl, raised, value"
+# Whatever stands in the file: these columns are numbers, or 0.
+_COLUMNS = (
+    "key, id, "
+    + ", ".join(f"CAST(ifnull({name}, 0) AS REAL)" for name in ("fresh", "keep", "cost", "margin", "ttl"))
+    + ", raised, value"
+)
 _ENTRY = f"SELECT {_COLUMNS} FROM entries WHERE number = ?"
 _LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the rest is also in the value's header
-_LEASE = "SELECT token, ends, holder, fence FROM leases WHERE number = ?"
-_VERDICTS = "SELECT token, kind, type_name, message, ends, rests FROM verdicts WHERE number = ?"
+_LEASE = """
+    SELECT token, CAST(ifnull(ends, 0) AS REAL), holder, CAST(ifnull(fence, 0) AS INTEGER)
+    FROM leases WHERE number = ?
+"""
+_VERDICTS = """
+    SELECT token, kind, type_name,
+        message, CAST(ifnull(ends, 0) AS REAL), CAST(ifnull(rests, 0) AS REAL)
+    FROM verdicts WHERE number = ?
+"""
 
 _Name = tuple[int, bytes]
 
@@ -96,7 +108,7 @@ class Rows:
             row = self.database.row(opened, _LOOK, (number,))
         except (EngineError, Locked):
             return None
-        if row is None or row[2] <= now or row[0] != raw:
+        if row is None or type(row[2]) is not float or row[2] <= now or type(row[3]) is not float or row[0] != raw:
             return None
         _, id, fresh, keep, value = row
         return self._found(opened, number, Entry(value, id, fresh=fresh - now, keep=keep - now), stamp)
@@ -330,7 +342,10 @@ class Rows:
                     return Busy(lease.token, lease.ends - now)
                 fence = lease.fence
             else:
-                fence = write.execute("UPDATE fences SET last = last + 1 RETURNING last").fetchall()[0][0]
+                fences = write.execute("UPDATE fences SET last = last + 1 RETURNING last").fetchall()
+                if not fences:
+                    raise EngineError(f"{self.database.directory} has lost its fences: remove the directory")
+                fence = fences[0][0]
             _put_lease(write, number, raw, Lease(token, now + seconds, holder, fence))
         return Granted(fence=fence)
 

@@ -16,7 +16,7 @@ from random import shuffle
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, together
+from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, settled
 from stampede.engines.redis.clients import Address, Server, made_with, several
 from stampede.engines.redis.locks import LockPort
 from stampede.engines.redis.locks import tag_of as tag_of_lock
@@ -341,7 +341,11 @@ class RoutedKeys(Versioned):
             return [answer for number in numbers for answer in await part([number])]  # some of them have moved
 
         if self._colour.suspending:
-            found = await together([part(numbers) for numbers in parts.values()])
+            found = []
+            for answers_of_one in await settled([part(numbers) for numbers in parts.values()]):
+                if isinstance(answers_of_one, BaseException):
+                    raise answers_of_one
+                found.append(answers_of_one)
         else:
             found = [await part(numbers) for numbers in parts.values()]
         answers: list[Any] = [None] * len(items)

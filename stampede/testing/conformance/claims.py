@@ -323,7 +323,7 @@ class ClaimsSuite(KeyedSuite):
     async def test_fill_after_an_end_nobody_noticed_is_refused(self) -> None:
         """The same where nobody has claimed since."""
         token = await self.granted(lease=self.short)
-        await self.lapse(1.5 * self.short)
+        await self.lapse(self.beyond)
         assert not await self.claims.fill("k", token, some(b"late"))
         assert await self.kept() is None
 
@@ -502,7 +502,7 @@ class ClaimsSuite(KeyedSuite):
             lambda: self.granted(lease=self.short, force=True), lambda token: self.claims.renew("k", token, LONG)
         )
         assert (await self.busy()).lease > LONG - SOON
-        await self.lapse(1.5 * self.short)
+        await self.lapse(self.beyond)
         assert (await self.busy()).token == token
         assert await self.claims.fill("k", token, some())
 
@@ -519,7 +519,7 @@ class ClaimsSuite(KeyedSuite):
         """Its holder would believe that it still had it; or have it again."""
         assert not await self.claims.renew("k", new_id(), LONG)
         ended = await self.granted(lease=self.short)
-        await self.lapse(1.5 * self.short)
+        await self.lapse(self.beyond)
         assert not await self.claims.renew("k", ended, LONG)
         standing = await self.granted()
         assert not await self.claims.renew("k", ended, LONG)

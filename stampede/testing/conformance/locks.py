@@ -105,7 +105,7 @@ class LocksSuite(Suite):
     async def test_an_end_nobody_noticed_is_an_end(self) -> None:
         """The same where nobody wanted it since: somebody may have been inside and gone."""
         token = await self.held(lease=self.short)
-        await self.lapse(1.5 * self.short)
+        await self.lapse(self.beyond)
         assert not await self.locks.renew("l", token, LONG)
         assert await self.locks.release("l", token) is False
 
@@ -115,7 +115,7 @@ class LocksSuite(Suite):
         token = await self.in_time(
             lambda: self.held(lease=self.short), lambda token: self.locks.renew("l", token, LONG)
         )
-        await self.lapse(1.5 * self.short)
+        await self.lapse(self.beyond)
         await self.refused()
         assert await self.locks.release("l", token) is True
 

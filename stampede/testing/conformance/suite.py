@@ -72,6 +72,7 @@ class Suite:
 
     suspending: ClassVar[bool] = False
     short: ClassVar[float] = 0.2  # the shortest lease that the engine tells from none, in seconds
+    slack: ClassVar[float] = 0.0  # seconds by which its leases may end late: some clocks tick slowly
     clock: FakeClock | None = None  # the one that `make_engine` gave its engine, if it did
 
     engine: Engine
@@ -116,6 +117,11 @@ class Suite:
             time.sleep(seconds)
 
     # -- time
+
+    @property
+    def beyond(self) -> float:
+        """Seconds after which a short lease has ended."""
+        return 1.5 * self.short + self.slack
 
     async def lapse(self, seconds: float) -> None:
         """Let so much of the engine's time pass."""

@@ -1,0 +1,118 @@
+"""The memcached engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from weakref import WeakSet
+
+from stampede.colour import BLOCKING, SUSPENDING, run_blocking
+from stampede.engines.memcached.blocking import BlockingLine
+from stampede.engines.memcached.gathering import Together
+from stampede.engines.memcached.holds import Holds, Signer
+from stampede.engines.memcached.locks import MemcachedLocks
+from stampede.engines.memcached.servers import Servers
+from stampede.engines.memcached.suspending import SuspendingLine
+from stampede.engines.memcached.verbs import Costs, Generations, Keys
+from stampede.engines.url import anything, flag, number, options_of
+from stampede.ports import Engine
+
+__all__ = ["MemcachedEngine", "from_url"]
+
+
+class MemcachedEngine(Engine):
+    """Values and leases on one memcached server (1.6.13 or newer), or on a ring of several, by its meta protocol.
+
+    What memcached is not:
+
+    - It forgets. What it evicts, or loses in a restart, is computed again; a lease that is evicted is lost, so that
+      its value goes to its caller and is not stored. A `Lock` that is evicted, or lost with its server, can be held
+      twice: use it to save work, and take redis, etcd or zookeeper where two inside would be wrong. Its fence grows
+      only while its server lives.
+    - Its clock ticks in seconds: `ttl=5` ends within the fifth second, leases stand up to a second longer than asked,
+      and fractions are rounded up. Nothing with an end is kept for more than 30 days.
+    - It can't push: waiters look again, soon at first and at the moment at which the key's last cost says, and at the
+      latest after a tenth of the time waited, or 50 ms.
+    - A key belongs to one server of the ring by its name. While that one is down, its keys are computed once per
+      process and kept there for seconds, as with any engine that is down, and the other servers go on. No other server
+      has them meanwhile: what came back later would be out of date. `invalidate` of such a key raises.
+    - `clear` and `invalidate_all` change a number that is asked for once a second. Where the server that has a
+      function's number is down, each process goes on with one of its own, and shares that function's values with none.
+    - Values above the server's item limit (`-I`) are returned and not kept.
+    - Other programs' plain `get` sees our items with the client flags 1470758913 (a header of 50 bytes, then the
+      value) or 1470758914 (a lease, perhaps with a value), and stubs of no bytes and flags 0: none is a value for them.
+
+    `sign` is the number of seconds after which a lease is given its holder's name, which costs one more command; a
+    computation that is shorter has none. Other options go to pymemcache's `Client`, `tls_context` too.
+    """
+
+    scheme = "memcached"
+    fenced = True
+
+    def __init__(self, *servers: str, sign: float = 0.2, **options: Any) -> None:
+        self._servers = Servers(servers, options)
+        self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
+        self._holds, generations, costs = Holds(), Generations(), Costs()
+        common = self._holds, generations, costs
+        keys = Keys(self._line, *common, BLOCKING)
+        self._signer = Signer(sign, keys.sign)
+        if sign > 0:
+            keys = Keys(self._line, *common, BLOCKING, self._signer.add)
+        self.claims = self.store = keys
+        self.many = Together(self._line, *common)
+        self.aclaims = self.astore = Keys(self._aline, *common, SUSPENDING)
+        self.locks = MemcachedLocks(self._line, BLOCKING)
+        self.alocks = MemcachedLocks(self._aline, SUSPENDING)
+        _engines.add(self)
+
+    def ping(self) -> float:
+        """Seconds of one round trip to the slowest of the servers."""
+        return max(self._ping(name) for name in self._servers.all)
+
+    def _ping(self, server: Any) -> float:
+        start = time.perf_counter()
+        link = self._line.connection(server)
+        try:
+            run_blocking(link.ask(b"mn\r\n"))
+        finally:
+            self._line.give(link)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self._line.close()
+        self._aline.close()
+
+    def _start_again(self) -> None:
+        self._holds.clear()
+        self._signer.start_again()
+        self._line.start_again()
+        self._aline.start_again()
+
+
+def from_url(url: str, **options: Any) -> MemcachedEngine:
+    """`memcached://host:port,host:port`, or `memcached:///path/of.sock`."""
+    parts = urlsplit(url)
+    servers: Sequence[str] = [each for each in parts.netloc.split(",") if each]
+    if not servers and parts.path.strip("/"):
+        servers = [unquote(parts.path)]
+    return MemcachedEngine(*servers, **options_of(url, options, _KINDS))
+
+
+_KINDS = {
+    "sign": number, "connect_timeout": number, "timeout": number, "no_delay": flag,
+    "socket_keepalive": anything, "tls_context": anything, "socket_module": anything,
+}  # fmt: skip
+
+_engines: WeakSet[MemcachedEngine] = WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine._start_again()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

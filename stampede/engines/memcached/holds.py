@@ -1,0 +1,157 @@
+"""The leases of this process: what it needs to know to end them with one command.
+
+A lease that `mg`'s vivify has won is a stub without a name on it: only the CAS number tells it from others, and that
+begins anew with the server. So until the lease is signed, its connection is kept for it, and what becomes of the
+connection becomes of the lease. Short computations never need the signature; all others are signed after a moment.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from stampede.engines.memcached.meta import VIVID, Reply
+
+__all__ = ["Hold", "Holds", "Link", "Signer", "alias", "is_alias"]
+
+
+class Link(Protocol):
+    """One connection."""
+
+    longest: int  # bytes of an item that the server takes
+
+    @property
+    def born(self) -> float: ...  # when it stood
+
+    async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
+        """The replies, in order, of what goes out together. EngineError if there are none, or a refusal.
+
+        `twice`: it may be sent again, over a new connection, where the old one turns out to have been closed. Not so
+        with a CAS number, which the server may have forgotten and given anew meanwhile.
+        """
+        ...
+
+
+class Hold:
+    """One lease of ours.
+
+    Its signature and its fill never overlap: who signs holds the lock meanwhile, and who fills takes `link` under it.
+    """
+
+    __slots__ = ("aliases", "bare", "cas", "lease", "link", "lock", "lost", "name", "sent", "signed", "token", "until")
+
+    def __init__(self, name: bytes, token: bytes, lease: float) -> None:
+        self.name, self.token, self.lease = name, token, lease
+        self.lock = threading.Lock()
+        self.link: Link | None = None  # kept for it until it is signed
+        self.signed = False
+        self.bare = True  # nothing but a lease is in the item
+        self.lost = False  # the server has thrown the item away, with our lease in it
+        self.cas = b""
+        self.sent = self.until = 0.0
+        self.aliases: list[bytes] = []  # what those know it by who came before it was signed
+
+    def stands(self, cas: bytes, sent: float, seconds: float) -> None:
+        """The server has told so: `sent` is a moment before it was asked."""
+        self.cas, self.sent, self.until = cas, sent, sent + seconds
+
+    def vivid(self, cas: bytes, sent: float) -> None:
+        """The same of a stub without a signature."""
+        self.stands(cas, sent, VIVID - 1)
+        self.aliases.append(alias(cas))
+
+    def take_link(self) -> Link | None:
+        """The connection that was kept for it, which is the caller's from now on. It is waited for while in use."""
+        if self.signed:
+            return None
+        with self.lock:
+            link, self.link = self.link, None
+        return link
+
+    def known_to(self, link: Link) -> bool:
+        """Whether this connection leads to the server that has given the CAS number, and not to its successor.
+
+        It stood before we asked, and a server's end is the end of its connections.
+        """
+        return link.born < self.sent and time.monotonic() < self.until
+
+
+class Holds:
+    """All of them, for both colours. Those that nobody ended leave when they are long over."""
+
+    def __init__(self) -> None:
+        self._holds: dict[tuple[bytes, bytes], Hold] = {}
+        self._roof = 256
+
+    def add(self, hold: Hold) -> None:
+        if len(self._holds) >= self._roof:
+            now = time.monotonic()
+            for key, old in self._holds.copy().items():
+                if old.until + 60 < now:
+                    self._holds.pop(key, None)
+            self._roof = max(256, 2 * len(self._holds))
+        self._holds[hold.name, hold.token] = hold
+
+    def get(self, name: bytes, token: bytes) -> Hold | None:
+        return self._holds.get((name, token))
+
+    def pop(self, name: bytes, token: bytes) -> Hold | None:
+        return self._holds.pop((name, token), None)
+
+    def clear(self) -> None:
+        self._holds.clear()
+
+
+class Signer:
+    """Signs what is still being computed a moment after its claim: one thread, that sleeps while there is nothing."""
+
+    def __init__(self, after: float, sign: Callable[[Hold], object]) -> None:
+        self.after = after
+        self._sign = sign
+        self.start_again()
+
+    def start_again(self) -> None:
+        """In a forked child: thread and leases are the parent's."""
+        self._changed = threading.Condition(threading.Lock())
+        self._due: deque[tuple[float, Hold]] = deque()
+        self._thread: threading.Thread | None = None
+
+    def add(self, hold: Hold) -> bool:
+        """False: there is no thread to be had."""
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="stampede-memcached", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+                self._thread = thread
+            self._due.append((hold.sent + self.after, hold))
+            if len(self._due) == 1:
+                self._changed.notify()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due:
+                    self._changed.wait()
+                due, hold = self._due.popleft()
+            if hold.link is None:
+                continue  # it has ended meanwhile
+            time.sleep(max(due - time.monotonic(), 0.0))
+            self._sign(hold)
+            del hold
+
+
+def alias(cas: bytes) -> bytes:
+    """What a stub without a signature is called."""
+    return b"cas " + cas
+
+
+def is_alias(token: bytes) -> bool:
+    """Such a name, and no holder's token."""
+    return token.startswith(b"cas ")

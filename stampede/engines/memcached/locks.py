@@ -1,0 +1,86 @@
+"""Locks by name: an item that is added with a token, and removed only with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from random import random
+
+from stampede.colour import Bell, Colour
+from stampede.engines.memcached import items, meta
+from stampede.engines.memcached.holds import Link
+from stampede.engines.memcached.items import Item
+from stampede.engines.memcached.verbs import TRIES, Line
+from stampede.engines.memcached.waiting import pause
+from stampede.errors import EngineError
+from stampede.ports import Busy, Granted
+
+__all__ = ["MemcachedLocks"]
+
+
+class MemcachedLocks:
+    """Locks of one colour. What they cannot promise is in the engine's docstring."""
+
+    def __init__(self, line: Line, colour: Colour) -> None:
+        self._line = line
+        self._colour = colour
+
+    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+        its = items.name_of(name, b"l")
+        link = await self._line.take(its)
+        try:
+            for _ in range(TRIES):
+                body = items.write(_held(token, lease))
+                added = (await link.ask(meta.add(its, *body)))[0]
+                if added.code == b"HD":
+                    return Granted(fence=int(added.cas))
+                seen = (await link.ask(meta.look(its)))[0]
+                item = items.read(seen)
+                if item.holder and item.holder != token:
+                    return Busy(item.holder, items.left_of(item.lease))
+                if seen.code == b"VA":  # our own, whose reply was lost; or nobody's
+                    taken = (await link.ask(meta.put(its, *body, seen.cas)))[0]
+                    if taken.code == b"HD":
+                        return Granted(fence=int(taken.cas))
+            raise EngineError(f"others take and leave the lock {name!r} faster than it can be asked for")
+        finally:
+            self._line.give(link)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        its = items.name_of(name, b"l")
+        body = items.write(_held(token, lease))
+        return await self._changed(its, token, lambda cas: meta.put(its, *body, cas))
+
+    async def release(self, name: str, token: bytes) -> bool:
+        its = items.name_of(name, b"l")
+        return await self._changed(its, token, lambda cas: meta.delete(its, cas))
+
+    async def _changed(self, its: bytes, token: bytes, command: Callable[[bytes], bytes]) -> bool:
+        """Change the item while it has our token in it: compared, and not just removed."""
+        link: Link = await self._line.take(its)
+        try:
+            for _ in range(TRIES):
+                seen = (await link.ask(meta.look(its)))[0]
+                if items.read(seen).holder != token:
+                    return False
+                if (await link.ask(command(seen.cas)))[0].code == b"HD":
+                    return True
+            return False
+        finally:
+            self._line.give(link)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        its, began = items.name_of(name, b"l"), time.monotonic()
+        while (waited := time.monotonic() - began) < timeout:
+            await self._colour.park(Bell(), min(pause(waited, 0.0, random()), timeout - waited))
+            link = await self._line.take(its)
+            try:
+                seen = (await link.ask(meta.look(its)))[0]
+            finally:
+                self._line.give(link)
+            if items.read(seen).holder != busy.token:
+                return
+
+
+def _held(token: bytes, lease: float) -> Item:
+    return Item(holder=token, lease=items.standing(lease))

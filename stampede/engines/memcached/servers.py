@@ -1,0 +1,114 @@
+"""The servers of a URL, and which of them has a key: pymemcache's clients and its ring."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from stampede.breaker import Breaker
+from stampede.engines.memcached.meta import Reply
+from stampede.errors import EngineError, OptionError, TooLarge
+
+if TYPE_CHECKING:
+    from pymemcache.client.base import Client
+
+__all__ = ["Server", "Servers", "checked", "refusal", "trouble"]
+
+OLDEST = (1, 6, 13)
+
+_DEFAULTS: dict[str, Any] = {"connect_timeout": 0.5, "timeout": 1.0, "no_delay": True}
+"""Short, since calls go on without an engine that hangs."""
+
+
+class Server:
+    """One server, as the ways to connect to it."""
+
+    def __init__(self, address: tuple[str, int] | str, options: Mapping[str, Any]) -> None:
+        self.address = address
+        self.name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else address
+        self.options = _DEFAULTS | dict(options)
+        self.others: list[Server] = []  # of its ring
+        self.breaker = Breaker()
+        self.longest = 0  # bytes of an item that it takes; 0: not asked yet
+
+    def admit(self) -> None:
+        """EngineError if it was down a moment ago. A server alone is asked always: its cache knows when to."""
+        if self.others and not self.breaker.allow(time.monotonic()):
+            raise trouble(self, ConnectionError("it was down a moment ago"))
+
+    def failed(self) -> None:
+        self.breaker.failed(time.monotonic())
+
+    def client(self) -> Client:
+        """A connection of pymemcache, not yet connected."""
+        from pymemcache.client.base import Client
+
+        return Client(self.address, **self.options)
+
+
+class Servers:
+    """All of them. A key has its server by its name alone, and none other while that is down: see the docs."""
+
+    def __init__(self, addresses: Sequence[str], options: Mapping[str, Any]) -> None:
+        from pymemcache.client.base import normalize_server_spec
+        from pymemcache.client.rendezvous import RendezvousHash
+
+        try:
+            self.all = [Server(normalize_server_spec(address), options) for address in addresses]
+            for server in self.all:
+                server.client()
+        except (TypeError, ValueError) as wrong:
+            raise OptionError(f"memcached://{','.join(addresses)}: {wrong}") from wrong
+        if not self.all:
+            raise OptionError("memcached:// names no server: give memcached://host:port,host:port")
+        for server in self.all:
+            server.others = [other for other in self.all if other is not server]
+        self._by_name = {server.name: server for server in self.all}
+        self._ring = RendezvousHash(list(self._by_name), hash_function=_score)
+        self._only = self.all[0] if len(self._by_name) == 1 else None
+
+    def of(self, name: bytes) -> Server:
+        return self._only or self._by_name[self._ring.get_node(name)]
+
+    def groups(self, names: Sequence[bytes]) -> list[list[int]]:
+        """The positions of names, by server."""
+        if self._only is not None:
+            return [list(range(len(names)))] if names else []
+        groups: defaultdict[Server, list[int]] = defaultdict(list)
+        for at, name in enumerate(names):
+            groups[self.of(name)].append(at)
+        return list(groups.values())
+
+
+def _score(text: str, seed: int) -> int:
+    """pymemcache's own, in Python, takes longer than the question to the server."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") + seed
+
+
+def checked(server: Server, version: bytes) -> None:
+    """EngineError from a server that has no meta protocol."""
+    found = tuple(int(part) for part in re.findall(rb"\d+", version)[:3])
+    if found < OLDEST:
+        told, needed = version.decode("ascii", "replace"), ".".join(map(str, OLDEST))
+        raise EngineError(f"{server.name} is memcached {told}: stampede needs {needed} or newer (its meta protocol)")
+
+
+def trouble(server: Server, error: BaseException) -> EngineError:
+    """What went wrong, as ours."""
+    if isinstance(error, EngineError):
+        return error
+    failure = EngineError(f"{server.name}: {type(error).__name__}: {error}")
+    failure.partial = any(not other.breaker.open for other in server.others)
+    return failure
+
+
+def refusal(server: Server, reply: Reply) -> EngineError | TooLarge:
+    """The server's own words: "large" is an item above its limit, "out of memory" one for which it finds no room."""
+    told = reply.text.decode("utf-8", "replace")
+    if b"large" in reply.text or b"out of memory" in reply.text:
+        return TooLarge(f"{server.name}: {told}")
+    return EngineError(f"{server.name}: {told}")

@@ -1,0 +1,254 @@
+"""The suspending side: one connection per server and event loop; what one turn of the loop asks goes together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from stampede.colour import Loop
+from stampede.engines.memcached.holds import Link
+from stampede.engines.memcached.meta import Reply, parse
+from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
+from stampede.errors import EngineError
+
+__all__ = ["SuspendingLine"]
+
+
+class _Question:
+    """Commands whose replies are awaited together."""
+
+    __slots__ = ("answer", "count", "replies")
+
+    def __init__(self, count: int, answer: asyncio.Future[list[Reply]]) -> None:
+        self.count = count
+        self.answer = answer
+        self.replies: list[Reply] = []
+
+
+class Stream(asyncio.Protocol):
+    """One connection, for all tasks of one loop. Replies come in the order of the questions."""
+
+    def __init__(self, server: Server, loop: Loop) -> None:
+        self._server = server
+        self._loop = loop
+        self._transport: Any = None
+        self._out: list[bytes] = []
+        self._questions: deque[_Question] = deque()
+        self._buffer = bytearray()
+        self._watch: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+        self.broken = False
+        self.born = 0.0
+        self.longest = 0
+        self.ended = _until_the_end(self)
+
+    async def connect(self) -> None:
+        """Have it stand; EngineError also if the server is too old."""
+        options, address = self._server.options, self._server.address
+        tls = options.get("tls_context")
+        async with asyncio.timeout(options["connect_timeout"]):
+            if isinstance(address, tuple):
+                host, port = address
+                await self._loop.create_connection(lambda: self, host, port, ssl=tls)
+            else:
+                await self._loop.create_unix_connection(lambda: self, address, ssl=tls)
+            checked(self._server, (await self._ask(b"version\r\n", 1))[0].text)
+            if not self._server.longest:
+                told = (await self._ask(b"stats settings\r\n", 1))[0].text
+                self._server.longest = _longest(told)
+        self.longest = self._server.longest
+        self.born = time.monotonic()
+
+    async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
+        replies = await self._ask(commands, count)
+        for reply in replies:
+            if reply.text:
+                raise refusal(self._server, reply)
+        return replies
+
+    def _ask(self, commands: bytes, count: int) -> asyncio.Future[list[Reply]]:
+        if self.broken:
+            raise EngineError(f"{self._server.name}: the connection is broken")
+        answer: asyncio.Future[list[Reply]] = self._loop.create_future()
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(commands)
+        self._questions.append(_Question(count, answer))
+        if self._watch is None:
+            self._heard = time.monotonic()
+            self._arm()
+        return answer
+
+    def _flush(self) -> None:
+        if not self.broken:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    # -- of the transport ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = time.monotonic()
+        self._buffer += data
+        try:
+            self._parse()
+        except (EngineError, ValueError, IndexError) as error:
+            self.lose(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lose(exc or ConnectionResetError("the server has closed the connection"))
+
+    def _parse(self) -> None:
+        at = 0
+        while self._questions and (found := _reply(self._buffer, at)) is not None:
+            reply, at = found
+            question = self._questions[0]
+            question.replies.append(reply)
+            if len(question.replies) == question.count:
+                self._questions.popleft()
+                if not question.answer.done():
+                    question.answer.set_result(question.replies)
+        del self._buffer[:at]
+
+    # -- a server that hangs --------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        patience = self._server.options["timeout"]
+        if patience is not None:
+            self._watch = self._loop.call_later(patience, self._look, patience)
+
+    def _look(self, patience: float) -> None:
+        self._watch = None
+        if not self._questions:
+            return
+        if time.monotonic() - self._heard >= patience:
+            self.lose(TimeoutError(f"no answer in {patience:g} s"))
+        else:
+            self._arm()
+
+    def lose(self, error: BaseException) -> None:
+        """The connection is of no use any more: whoever waits for a reply won't get it."""
+        if self.broken:
+            return
+        self.broken = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        failure = trouble(self._server, error)
+        while self._questions:
+            answer = self._questions.popleft().answer
+            if not answer.done():
+                answer.set_exception(failure)
+                answer.exception()  # seen, also if its caller was cancelled
+
+
+class SuspendingLine:
+    """Connections with every server of the ring, from any event loop."""
+
+    def __init__(self, servers: Servers) -> None:
+        self.servers = servers
+        self.start_again()
+
+    def start_again(self) -> None:
+        """In a forked child: loops and connections are the parent's."""
+        self._streams: WeakKeyDictionary[Loop, dict[Server, asyncio.Future[Stream]]] = WeakKeyDictionary()
+
+    async def take(self, name: bytes) -> Link:
+        return await self.reach(self.servers.of(name))
+
+    async def reach(self, server: Server) -> Link:
+        loop = asyncio.get_running_loop()
+        streams = self._streams.get(loop)
+        if streams is None:
+            streams = self._streams[loop] = {}
+        coming = streams.get(server)
+        if coming is not None and coming.done():
+            if not coming.cancelled() and coming.exception() is None and not coming.result().broken:
+                return coming.result()
+            coming = None
+        if coming is None:
+            server.admit()
+            coming = streams[server] = loop.create_task(_connected(server, loop))
+            coming.add_done_callback(_seen)
+        return await asyncio.shield(coming)
+
+    def give(self, link: Link) -> None:
+        pass  # it is everybody's
+
+    def groups(self, names: Sequence[bytes]) -> list[list[int]]:
+        return self.servers.groups(names)
+
+    def close(self) -> None:
+        for loop, streams in list(self._streams.items()):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_close_all, list(streams.values()))
+        self._streams.clear()
+
+
+async def _connected(server: Server, loop: Loop) -> Stream:
+    stream = Stream(server, loop)
+    try:
+        await stream.connect()
+    except (OSError, EngineError) as error:
+        stream.lose(error)
+        if not isinstance(error, EngineError):
+            server.failed()
+        raise trouble(server, error) from error
+    server.breaker.succeeded(time.monotonic())
+    await anext(stream.ended)
+    return stream
+
+
+async def _until_the_end(stream: Stream) -> AsyncGenerator[None, None]:
+    """A loop that is shut down closes its generators, and so this connection: nobody else tells us of its end."""
+    try:
+        yield
+    finally:
+        stream.lose(ConnectionResetError("the event loop has ended"))
+        await asyncio.sleep(0)  # the transport closes in the next turn
+
+
+def _seen(coming: asyncio.Future[Stream]) -> None:
+    """Its error is for those who wait; there may be none any more."""
+    if not coming.cancelled():
+        coming.exception()
+
+
+def _close_all(coming: list[asyncio.Future[Stream]]) -> None:
+    for each in coming:
+        if not each.done():
+            each.cancel()
+        elif not each.cancelled() and each.exception() is None:
+            each.result().lose(ConnectionResetError("the engine was closed"))
+
+
+def _reply(buffer: bytearray, at: int) -> tuple[Reply, int] | None:
+    """A reply of the meta protocol; or, while connecting, of the older one."""
+    if buffer[at : at + 8] == b"VERSION ":
+        return _text(buffer, at, b"\r\n")
+    if buffer[at : at + 5] == b"STAT ":
+        return _text(buffer, at, b"\r\nEND\r\n")
+    return parse(buffer, at)
+
+
+def _text(buffer: bytearray, at: int, end: bytes) -> tuple[Reply, int] | None:
+    stop = buffer.find(end, at)
+    if stop < 0:
+        return None
+    reply = Reply(b"TEXT")
+    reply.text = bytes(buffer[at:stop])
+    return reply, stop + len(end)
+
+
+def _longest(settings: bytes) -> int:
+    for line in settings.splitlines():
+        if line.startswith(b"STAT item_size_max "):
+            return int(line.split()[2])
+    return 1 << 20

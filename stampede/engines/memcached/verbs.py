@@ -1,0 +1,483 @@
+"""The verbs of a cache, written once: each is one item of the server, changed by its CAS number.
+
+A miss is two commands: `mg` that leaves a stub where nothing was, and `ms` over just that stub. Every other change
+reads the item and writes it back by CAS; the holder's token in it says whose lease it is, whatever the number.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from random import random
+from typing import Any, Protocol
+
+from stampede.colour import Bell, Colour, run_blocking
+from stampede.engines.memcached import items, meta
+from stampede.engines.memcached.holds import Hold, Holds, Link, alias, is_alias
+from stampede.engines.memcached.items import PLAIN, Body, Item
+from stampede.engines.memcached.servers import Server, Servers
+from stampede.engines.memcached.waiting import pause
+from stampede.entry import Entry, Verdict
+from stampede.errors import EngineError, TooLarge
+from stampede.ports import Ask, Busy, Found, Granted, Reply, Versioned
+
+__all__ = ["Costs", "Generations", "Keys", "Line"]
+
+TRIES = 100
+"""How often a change is tried again because somebody else was faster."""
+
+ROOM = 1024
+"""Bytes of an item that are kept free for what the server and we write beside the value."""
+
+KNOWN = 1.0
+"""Seconds for which a generation is believed."""
+
+AT_ONCE = 200
+"""Commands of a batch that are under way together."""
+
+
+class Line(Protocol):
+    """How one colour comes to a connection with the server of a name."""
+
+    servers: Servers
+
+    async def take(self, name: bytes) -> Link: ...
+    async def reach(self, server: Server) -> Link: ...
+    def give(self, link: Link) -> None: ...
+    def groups(self, names: Sequence[bytes]) -> list[list[int]]:
+        """The positions of names that are asked for together: one group per server."""
+        ...
+
+
+class Generations:
+    """What this process knows of generations, for both colours."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[str, float]] = {}
+        self.own: dict[str, str] = {}  # while the server that knows is down
+
+
+class Costs(dict[bytes, float]):
+    """What keys of this process have cost, for those who wait for the next value."""
+
+    def learn(self, name: bytes, entry: Entry[Any]) -> None:
+        if len(self) > 10_000:
+            self.clear()
+        self[name] = entry.cost
+
+
+class Keys(Versioned):
+    """Claims and Store of one colour. `later` takes leases to be signed in a moment; else that is done at once."""
+
+    def __init__(
+        self,
+        line: Line,
+        holds: Holds,
+        generations: Generations,
+        costs: Costs,
+        colour: Colour,
+        later: Callable[[Hold], bool] | None = None,
+    ) -> None:
+        self._line = line
+        self._holds = holds
+        self._generations = generations
+        self._costs = costs
+        self._colour = colour
+        self._later = later
+
+    # -- claim --------------------------------------------------------------------------------------------------
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        name = items.name_of(key)
+        link = await self._line.take(name)
+        given = False  # to the lease, until it is signed
+        try:
+            for _ in range(TRIES):
+                sent = time.monotonic()
+                reply = (await link.ask(meta.claim(name), twice=True))[0]
+                if reply.flags == PLAIN:
+                    entry = items.read_plain(reply)
+                    if entry is not None and items.good(entry, ask):
+                        self._costs.learn(name, entry)
+                        return Found(entry)
+                if reply.won and self._later is not None:
+                    given = True
+                    if self._later(self._won(link, name, token, ask, reply, sent, keep=True)):
+                        return Granted()
+                    given = False
+                if reply.won or reply.flags == b"0":
+                    verdict = await self._vivid(link, name, token, ask, reply, sent)
+                else:
+                    verdict = await self._decided(link, name, token, ask, reply)
+                if verdict is not None:
+                    return verdict
+            raise EngineError("others change this key faster than it can be claimed")
+        except TooLarge as full:
+            raise EngineError(f"there is no room even for a lease: {full}") from full
+        finally:
+            if not given:
+                self._line.give(link)
+
+    def _won(
+        self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float, *, keep: bool
+    ) -> Hold:
+        """A lease that has just been granted, as a stub without a signature. It may `keep` its connection."""
+        hold = Hold(name, token, ask.lease)
+        hold.vivid(reply.cas, max(sent, link.born + 1e-6))  # the question may have been sent again, over a new one
+        hold.link = link if keep else None
+        self._holds.add(hold)
+        return hold
+
+    async def _vivid(
+        self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float
+    ) -> Reply | None:
+        """There is a stub without a signature: just won, or somebody's, which may be this very caller."""
+        hold = self._holds.get(name, token)
+        if reply.won:
+            self._won(link, name, token, ask, reply, sent, keep=False)
+        elif hold is not None and hold.link is not None:
+            hold.lease = ask.lease
+            return Granted(fence=int(hold.cas)) if self.sign(hold) else None
+        elif not ask.force:
+            return Busy(alias(reply.cas), items.left_of(reply.left))
+        return await self._lease(link, Item(), name, token, ask, reply.cas)
+
+    async def _decided(self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply) -> Reply | None:
+        item = items.read(reply)
+        if item.entry is not None:
+            self._costs.learn(name, item.entry)
+        verdict = items.answer(item, token, ask)
+        return verdict if verdict is not None else await self._lease(link, item, name, token, ask, reply.cas)
+
+    async def _lease(self, link: Link, item: Item, name: bytes, token: bytes, ask: Ask, cas: bytes) -> Granted | None:
+        """Write the lease over what is there. None: it is not there any more."""
+        hold = self._holds.get(name, token) or Hold(name, token, ask.lease)
+        hold.lease = ask.lease
+        self._holds.add(hold)
+        if not await self._sign(link, hold, item, cas):
+            self._holds.pop(name, token)
+            return None
+        return Granted(items.kept(item.entry), int(hold.cas))
+
+    async def _sign(self, link: Link, hold: Hold, item: Item, cas: bytes) -> bool:
+        """Let a lease stand from now on, in its holder's name."""
+        sent = time.monotonic()
+        reply = (await link.ask(self._signature(hold, item, cas)))[0]
+        if reply.code == b"HD":
+            self._signed(hold, item, reply, sent)
+        return reply.code == b"HD"
+
+    def _signature(self, hold: Hold, item: Item, cas: bytes) -> bytes:
+        item.holder, item.lease = hold.token, items.standing(hold.lease)
+        return meta.put(hold.name, *items.write(item), cas)
+
+    def _signed(self, hold: Hold, item: Item, reply: meta.Reply, sent: float) -> None:
+        hold.stands(reply.cas, sent, items.standing(hold.lease) - 1)
+        hold.signed, hold.bare = True, item.bare
+
+    # -- the end of a lease -------------------------------------------------------------------------------------
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        name, body = items.name_of(key), items.plain(entry)
+        hold = self._holds.get(name, token)
+        link = (hold.take_link() if hold is not None else None) or await self._line.take(name)
+        try:
+            _fits(link, name, body)
+            self._costs.learn(name, entry)
+            if hold is not None and hold.known_to(link):
+                try:
+                    reply = (await link.ask(meta.put(name, *body, hold.cas)))[0]
+                except EngineError as error:
+                    if not isinstance(error.__cause__, ConnectionError):
+                        raise
+                    # The connection is lost, and so is a lease without a signature, unless the value has come
+                    # through. Whether the server is lost too is for the next question to find out.
+                    self._line.give(link)
+                    link = await self._line.take(name)
+                    return await self._over(link, name, token, entry.id, body)
+                if reply.code == b"HD":
+                    return True
+                if reply.code == b"NF":
+                    return False
+            return await self._over(link, name, token, entry.id, body)
+        except TooLarge:
+            if hold is not None:
+                self._holds.add(hold)
+                hold.lost = True
+            raise
+        finally:
+            if hold is None or not hold.lost:
+                self._holds.pop(name, token)
+            self._line.give(link)
+
+    async def _over(self, link: Link, name: bytes, token: bytes, id: bytes, body: Body) -> bool:
+        """Store if the lease in the item is ours: somebody has changed the item, or the connection is a new one."""
+        for _ in range(TRIES):
+            seen = (await link.ask(meta.look(name)))[0]
+            item = items.read(seen)
+            if item.holder != token:
+                return item.entry is not None and item.entry.id == id
+            reply = (await link.ask(meta.put(name, *body, seen.cas)))[0]
+            if reply.code != b"EX":
+                return reply.code == b"HD"
+        return False
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        name = items.name_of(key)
+        hold = self._holds.pop(name, token)
+        link = (hold.take_link() if hold is not None else None) or await self._line.take(name)
+        try:
+            for _ in range(TRIES):
+                seen = (await link.ask(meta.look(name)))[0]
+                item = items.read(seen)
+                if not self._ours(link, hold, token, seen, item):
+                    return
+                item.holder, item.lease = b"", 0.0
+                for called in [token, *(hold.aliases if hold is not None else ())]:
+                    item.past.add(called, verdict, 0.0, 0.0)
+                if rest > 0:
+                    item.past.add(token, None, items.standing(rest), 0.0)
+                if (await link.ask(_left(name, item, seen)))[0].code not in (b"EX", b"NS"):
+                    return
+        finally:
+            self._line.give(link)
+
+    def _ours(self, link: Link, hold: Hold | None, token: bytes, seen: meta.Reply, item: Item) -> bool:
+        """Whether the lease that stands has this token, also where that isn't written in the item."""
+        if item.holder == token:
+            return True
+        if hold is None or not hold.known_to(link):
+            return False
+        if seen.code == b"EN":
+            return hold.lost
+        return not hold.signed and seen.cas == hold.cas
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        name = items.name_of(key)
+        hold = self._holds.get(name, token) or Hold(name, token, lease)
+        hold.lease = lease
+        if hold.link is not None and self.sign(hold):
+            return True
+        link = await self._line.take(name)
+        try:
+            return await self._renewed(link, hold)
+        finally:
+            self._line.give(link)
+
+    async def _renewed(self, link: Link, hold: Hold) -> bool:
+        if hold.bare and hold.known_to(link) and await self._sign(link, hold, Item(), hold.cas):
+            return True
+        for _ in range(TRIES):
+            seen = (await link.ask(meta.look(hold.name)))[0]
+            item = items.read(seen)
+            if item.holder != hold.token:
+                return False
+            if await self._sign(link, hold, item, seen.cas):
+                return True
+        return False
+
+    def sign(self, hold: Hold) -> bool:
+        """Put the holder's token into the stub, and let go of the connection. Of the blocking colour."""
+        with hold.lock:
+            link, hold.link = hold.link, None
+            if link is None:
+                return hold.signed
+            try:
+                return run_blocking(self._sign(link, hold, Item(), hold.cas))
+            except (EngineError, TooLarge):
+                return False  # its fill will see
+            finally:
+                self._line.give(link)
+
+    # -- wait ---------------------------------------------------------------------------------------------------
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        """Looks that begin soon and become rarer; one is aimed at the computation's end, where its cost is known."""
+        name, began = items.name_of(key), time.monotonic()
+        cost, awaited = self._costs.get(name, 0.0), busy.token
+        while True:
+            waited = time.monotonic() - began
+            if waited >= timeout:
+                return None
+            await self._colour.park(Bell(), min(pause(waited, cost, random()), timeout - waited))
+            link = await self._line.take(name)
+            try:
+                reply = (await link.ask(meta.look(name), twice=True))[0]
+            finally:
+                self._line.give(link)
+            if reply.flags == b"0" and awaited == alias(reply.cas):
+                continue
+            item = items.read(reply)
+            if item.holder and is_alias(awaited):
+                awaited = item.holder  # it has been signed
+            if item.holder and item.holder == awaited:
+                continue
+            return self._news(name, item, busy, time.monotonic() - began)
+
+    def _news(self, name: bytes, item: Item, busy: Busy, waited: float) -> Found | None:
+        entry = item.entry
+        if entry is None or (busy.entry is not None and busy.entry.id == entry.id):
+            return None
+        self._costs.learn(name, entry)
+        return Found(entry) if items.good(entry, Ask(0.0, since=waited)) else None
+
+    # -- store --------------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        names = [items.name_of(key) for key in keys]
+        replies = await self._asked(names, meta.look)
+        return [items.kept(items.read(reply).entry) for reply in replies]
+
+    async def _asked(self, names: Sequence[bytes], command: Callable[[bytes], bytes]) -> list[meta.Reply]:
+        """One command for each name, one round trip per server and `AT_ONCE` of them."""
+        replies: dict[int, meta.Reply] = {}
+        for group in self._line.groups(names):
+            link = await self._line.take(names[group[0]])
+            try:
+                for start in range(0, len(group), AT_ONCE):
+                    some = group[start : start + AT_ONCE]
+                    answers = await link.ask(b"".join([command(names[at]) for at in some]), len(some), twice=True)
+                    replies.update(zip(some, answers, strict=True))
+            finally:
+                self._line.give(link)
+        return [replies[at] for at in range(len(names))]
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        name, body = items.name_of(key), items.plain(entry)
+        link = await self._line.take(name)
+        try:
+            _fits(link, name, body)
+            await link.ask(_put(name, body), twice=True)
+        finally:
+            self._line.give(link)
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        name, body = items.name_of(key), items.plain(entry)
+        link = await self._line.take(name)
+        try:
+            _fits(link, name, body)
+            for _ in range(TRIES):
+                reply = (await link.ask(meta.look(name)))[0]
+                old = items.kept(items.read(reply).entry)
+                if (None if old is None else old.id) != seen:
+                    return False
+                missing = reply.code == b"EN"
+                command = meta.add(name, *body) if missing else meta.put(name, *body, reply.cas)
+                if (await link.ask(command))[0].code == b"HD":
+                    return True
+            return False
+        finally:
+            self._line.give(link)
+
+    async def expire(self, key: str) -> bool:
+        name = items.name_of(key)
+        link = await self._line.take(name)
+        try:
+            for _ in range(TRIES):
+                seen = (await link.ask(meta.look(name)))[0]
+                if seen.code == b"EN":
+                    return False
+                item = items.read(seen)
+                fresh = item.entry is not None and item.entry.fresh > 0
+                if item.entry is not None and fresh:
+                    item.entry.fresh = 0.0
+                item.holder, item.lease = b"", 0.0
+                if (await link.ask(_left(name, item, seen)))[0].code != b"EX":
+                    return fresh
+            raise EngineError("others change this key faster than it can be expired")
+        finally:
+            self._line.give(link)
+
+    async def invalidate(self, key: str) -> bool:
+        name = items.name_of(key)
+        link = await self._line.take(name)
+        try:
+            seen, _ = await link.ask(meta.look(name) + meta.delete(name), 2, twice=True)
+        finally:
+            self._line.give(link)
+        return items.kept(items.read(seen).entry) is not None
+
+    # -- generations --------------------------------------------------------------------------------------------
+
+    async def generation(self, scope: str) -> str:
+        known, now = self._generations.known.get(scope), time.monotonic()
+        if known is not None and now < known[1]:
+            return known[0]
+        try:
+            generation = await self._generation_of(scope)
+            self._generations.own.pop(scope, None)
+        except EngineError as error:
+            if not error.partial:
+                raise
+            # The other servers go on, under names that are this process's own: it can't know which are out of date.
+            generation = self._generations.own.setdefault(scope, _new_generation().decode())
+        self._generations.known[scope] = generation, now + KNOWN
+        return generation
+
+    async def _generation_of(self, scope: str) -> str:
+        """Its own number and that of all scopes, of which each server has one: so only one is to be asked."""
+        names = _ALL, _scope_name(scope)
+        link = await self._line.take(names[1])
+        try:
+            for _ in range(TRIES):
+                replies = await link.ask(b"".join(map(meta.look, names)), 2, twice=True)
+                missing = [name for name, reply in zip(names, replies, strict=True) if reply.code != b"VA"]
+                if not missing:
+                    return ".".join(reply.value.decode("ascii", "replace") for reply in replies)
+                additions = [meta.add(name, _new_generation(), b"0", 0) for name in missing]
+                await link.ask(b"".join(additions), len(additions))
+        finally:
+            self._line.give(link)
+        raise EngineError("the server forgets generations as soon as they are stored")
+
+    async def bump(self, scope: str) -> None:
+        name = _scope_name(scope) if scope else _ALL
+        servers = [self._line.servers.of(name)] if scope else self._line.servers.all
+        failure: EngineError | None = None
+        try:
+            for server in servers:
+                try:
+                    await self._bumped(server, name)
+                except EngineError as error:
+                    failure = error  # and on to the others: what can be cleared is
+            if failure is not None:
+                raise failure
+        finally:
+            self._generations.known.clear()
+
+    async def _bumped(self, server: Server, name: bytes) -> None:
+        link = await self._line.reach(server)
+        try:
+            await link.ask(meta.put(name, _new_generation(), b"0", 0), twice=True)
+        finally:
+            self._line.give(link)
+
+
+def _fits(link: Link, name: bytes, body: Body) -> None:
+    """TooLarge where the server would refuse; it would throw away what is there, too, with the lease in it."""
+    if len(body.data) + len(name) + ROOM > link.longest:
+        raise TooLarge(f"{len(body.data)} bytes are more than memcached keeps in one item: {link.longest} (its -I)")
+
+
+def _put(name: bytes, body: Body, cas: bytes | None = None) -> bytes:
+    return meta.put(name, *body, cas)
+
+
+def _left(name: bytes, item: Item, seen: meta.Reply) -> bytes:
+    """The command that leaves an item without its lease."""
+    if item.bare:
+        return meta.delete(name, seen.cas)
+    body = items.write(item)
+    return meta.add(name, *body) if seen.code == b"EN" else _put(name, body, seen.cas)
+
+
+_ALL = b"g*"
+
+
+def _scope_name(scope: str) -> bytes:
+    return items.name_of(scope, b"g")
+
+
+def _new_generation() -> bytes:
+    return os.urandom(6).hex().encode()

@@ -1,0 +1,28 @@
+"""When to look again: nothing is pushed here, so whoever waits asks now and then. Pure: the caller brings chance.
+
+A look is aimed at the moment at which the computation is likely to end, where its cost is known. No pause is longer
+than a tenth of the time waited so far, or 50 ms if that is more: news are never later than that.
+"""
+
+from __future__ import annotations
+
+__all__ = ["pause"]
+
+LONGEST, SHARE = 0.05, 0.1
+FIRST = 0.008
+"""The first pause of one who knows nothing; each next one is longer by an eighth of the time waited."""
+NEAR = 0.003
+"""The shortest pause: looks around the expected end."""
+
+
+def pause(waited: float, cost: float, chance: float) -> float:
+    """Seconds until the next look. `cost`: how long it is likely to take in all, 0: unknown; `chance`: 0 to 1."""
+    cap = max(LONGEST, SHARE * waited)
+    left = cost - waited
+    if left > 0:
+        wanted = max(0.8 * left, NEAR) + NEAR * chance  # costs vary: a little early, and then often
+    elif cost > 0:
+        wanted = NEAR - left / 5
+    else:
+        wanted = FIRST + waited / 8
+    return min(wanted, cap) * (1 - 0.2 * chance) if wanted > cap or cost <= 0 else wanted

@@ -1,0 +1,570 @@
+"""The traps of memcached's protocol, each solved and tested on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pymemcache")
+
+from herd import Herd
+from memcached_server import MemcachedServer, shared_memcached
+
+from stampede import Cache
+from stampede.colour import run_blocking
+from stampede.engines import open_engine
+from stampede.engines.memcached import MemcachedEngine, from_url, items, meta
+from stampede.engines.memcached.waiting import pause
+from stampede.entry import Entry, Verdict, new_id
+from stampede.errors import EngineError, LockLost, MissingExtra, OptionError, TooLarge
+from stampede.lock import Lock
+from stampede.ports import Ask, Asked, Busy, Failed, Found, Granted
+
+LONG = 60.0
+
+
+@pytest.fixture
+def server() -> MemcachedServer:
+    server = shared_memcached()
+    server.empty()
+    return server
+
+
+@pytest.fixture
+def engine(server: MemcachedServer) -> Iterator[MemcachedEngine]:
+    """Signs at the first renewal only, so that nothing happens by itself."""
+    engine = MemcachedEngine(server.address, sign=LONG)
+    yield engine
+    engine.close()
+
+
+def some(value: bytes = b"value", fresh: float = LONG, **more: Any) -> Entry[bytes]:
+    return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=more.pop("keep", fresh), **more)
+
+
+def claim(engine: MemcachedEngine, token: bytes | None = None, key: str = "k", **terms: Any) -> Any:
+    assert engine.claims is not None
+    return run_blocking(engine.claims.claim(key, token or new_id(), Ask(terms.pop("lease", LONG), **terms)))
+
+
+def granted(engine: MemcachedEngine, **terms: Any) -> bytes:
+    token = new_id()
+    assert isinstance(claim(engine, token, **terms), Granted)
+    return token
+
+
+def fill(engine: MemcachedEngine, token: bytes, entry: Entry[bytes] | None = None, key: str = "k") -> bool:
+    return run_blocking(engine.claims.fill(key, token, entry or some()))
+
+
+def renew(engine: MemcachedEngine, token: bytes, lease: float = LONG) -> bool:
+    return run_blocking(engine.claims.renew("k", token, lease))
+
+
+def put(engine: MemcachedEngine, entry: Entry[bytes], key: str = "k") -> None:
+    run_blocking(engine.store.set(key, entry))
+
+
+def kept(engine: MemcachedEngine, key: str = "k") -> Entry[bytes] | None:
+    return run_blocking(engine.store.get([key]))[0]
+
+
+# -- what it costs ------------------------------------------------------------------------------------------------
+
+
+def test_a_hit_is_one_command_and_a_miss_two(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """Each more would be paid at every call."""
+    granted(engine, key="warm")
+    before = server.commands()
+    assert fill(engine, granted(engine))
+    assert server.commands() - before == 2
+    for _ in range(5):
+        assert isinstance(claim(engine), Found)
+    assert server.commands() - before == 7
+
+
+def test_many_claims_are_few_round_trips(engine: MemcachedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch would ask for one key after another."""
+    put(engine, some(b"there"), "there")
+    stale = some(b"stale", fresh=0.0, keep=LONG)
+    put(engine, stale, "stale")
+    busy = granted(engine, key="busy")
+    tokens = {key: new_id() for key in ("new", "there", "busy", "stale", "other")}
+    claims = [Asked("claim", (key, token, Ask(LONG))) for key, token in tokens.items()]
+    asked: list[int] = []
+    link = engine._line.connection(engine._servers.all[0])
+    engine._line.give(link)
+    send = type(link).send
+
+    def counted(self: Any, commands: bytes, count: int, *, twice: bool) -> Any:
+        asked.append(count)
+        return send(self, commands, count, twice=twice)
+
+    monkeypatch.setattr(type(link), "send", counted)
+    new, there, other_busy, kept_stale, other = engine.many.ask_many(claims)
+    assert asked == [5, 3]
+    fills = [Asked("fill", (key, tokens[key], some())) for key in ("new", "stale", "other")]
+    assert engine.many.ask_many(fills) == [True] * 3
+    assert asked == [5, 3, 3]
+    assert isinstance(new, Granted) and isinstance(other, Granted)
+    assert isinstance(there, Found) and there.entry.value == b"there"
+    assert isinstance(other_busy, Busy)
+    assert isinstance(kept_stale, Granted) and kept_stale.entry is not None
+    assert fill(engine, busy, key="busy")
+    assert engine.many.ask_many([]) == []
+
+
+# -- the traps ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [b"\r\n", b"END\r\n", b"MN\r\n", b"VA 5 t1 c1\r\nhello\r\n", b"HD\r\nEN\r\n", b""])
+def test_replies_are_read_by_length(engine: MemcachedEngine, value: bytes) -> None:
+    """A value that looks like a reply would be cut, and everything after it be given to the wrong callers."""
+    names = [f"k{number}" for number in range(3)]
+    for name in names:
+        assert fill(engine, granted(engine, key=name), some(value), name)
+    assert [entry and entry.value for entry in run_blocking(engine.store.get(names))] == [value] * 3
+
+    async def scenario() -> list[Any]:
+        return await engine.astore.get(names)
+
+    assert [entry.value for entry in asyncio.run(scenario())] == [value] * 3
+
+
+def test_a_reply_may_come_in_any_pieces() -> None:
+    """A reply that is split in its middle would be misread."""
+    whole = b"VA 9 t5 c77 f1470758913 W\r\na\r\nEND\r\nb\r\nEN\r\n"
+    for stop in range(len(whole)):
+        found = meta.parse(whole[:stop])
+        if found is not None:
+            reply, after = found
+            assert (reply.value, reply.left, reply.cas, reply.won) == (b"a\r\nEND\r\nb", 5, b"77", True)
+            assert after == len(whole) - 4
+    with pytest.raises(EngineError):
+        meta.parse(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_a_stub_is_never_a_value(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """Foreign readers and our own would be given an empty value while somebody computes."""
+    token = granted(engine)
+    assert kept(engine) is None
+    assert isinstance(claim(engine), Busy)
+    assert renew(engine, token)
+    assert kept(engine) is None
+    assert items.STATE in server.say(b"mg s:k f\r\n")
+
+
+def test_foreign_bytes_are_a_miss(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """What another program has put under our name would be taken for a value, or keep everybody waiting."""
+    for flags in (b"5", items.PLAIN, items.STATE):
+        server.say(b"ms s:k 3 F%b T60\r\nabc\r\n" % flags)
+        token = new_id()
+        assert isinstance(claim(engine, token), Granted)
+        assert fill(engine, token)
+        assert isinstance(claim(engine), Found)
+        run_blocking(engine.store.invalidate("k"))
+
+
+def test_renewal_touches_only_the_own_lease(engine: MemcachedEngine) -> None:
+    """`mg T` would prolong whatever is there: somebody else's lease, or the value."""
+    token = granted(engine)
+    run_blocking(engine.store.invalidate("k"))
+    put(engine, some(b"set", fresh=20.0))
+    assert not renew(engine, token)
+    entry = kept(engine)
+    assert entry is not None and entry.value == b"set" and entry.fresh <= 20
+
+
+def test_three_leases_long_is_never_robbed(server: MemcachedServer) -> None:
+    """A long computation would be done twice, its value lost, or its stub taken for a value."""
+    mine, other = (Cache(f"{server.url}?sign=0.05") for _ in range(2))
+    computed: list[int] = []
+
+    def slow() -> int:
+        computed.append(1)
+        time.sleep(3.2)
+        return 7
+
+    values: list[int] = []
+    threads = [
+        threading.Thread(target=lambda cache=cache: values.append(cache.get_or_compute("long", slow, lease=1)))
+        for cache in (mine, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values == [7, 7]
+    assert len(computed) == 1
+    assert mine.get("long") == 7
+    mine.close()
+    other.close()
+
+
+def test_a_late_fill_after_a_restart_is_refused() -> None:
+    """CAS numbers begin anew with the server: the stub of another lease may have the very number of an older one."""
+    server = MemcachedServer()
+    try:
+        engine, other = MemcachedEngine(server.address, sign=LONG), MemcachedEngine(server.address, sign=LONG)
+        for signed in (False, True):
+            server.restart()
+            claim(other, key="other")  # a connection with the server, and a CAS number
+            token = granted(engine)
+            hold = engine._holds.get(b"s:k", token)
+            assert hold is not None
+            if signed:
+                assert renew(engine, token)
+            number = hold.cas
+            server.restart()
+            claimed = new_id()
+            while True:  # until the new server gives the same number
+                assert isinstance(claim(other, claimed), Granted)
+                found = other._holds.get(b"s:k", claimed)
+                assert found is not None
+                if int(found.cas) >= int(number):
+                    break
+                run_blocking(other.claims.abandon("k", claimed))
+                claimed = new_id()
+            assert found.cas == number
+            assert not fill(engine, token, some(b"late"))
+            assert isinstance(claim(engine), Busy)
+            assert fill(other, claimed, some(b"in time"))
+        engine.close()
+        other.close()
+    finally:
+        server.close()
+
+
+def test_a_broken_connection_is_a_lost_lease(engine: MemcachedEngine) -> None:
+    """A fill over another connection might meet another server's numbers."""
+    token = granted(engine)
+    hold = engine._holds.get(b"s:k", token)
+    assert hold is not None and hold.link is not None
+    hold.link._sock.shutdown(2)  # type: ignore[attr-defined]
+    assert not fill(engine, token)
+    assert kept(engine) is None
+
+
+def test_a_signed_lease_outlives_its_connection(engine: MemcachedEngine) -> None:
+    """Long computations would be lost with every hiccup of the network."""
+    token = granted(engine)
+    assert renew(engine, token)
+    engine._line.close()
+    assert renew(engine, token)
+    engine._line.close()
+    assert fill(engine, token, some(b"kept"))
+    entry = kept(engine)
+    assert entry is not None and entry.value == b"kept"
+
+
+def test_the_refresher_of_a_value_may_die(engine: MemcachedEngine) -> None:
+    """The server's own mark of an early refresh comes once: nobody would refresh after its winner's death."""
+    entry = some()
+    put(engine, entry)
+    granted(engine, seen=entry.id, lease=1)
+    assert isinstance(claim(engine, seen=entry.id), Busy)
+    end = time.monotonic() + 10
+    while isinstance(reply := claim(engine, seen=entry.id), Busy):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert isinstance(reply, Granted) and reply.entry is not None and reply.entry.id == entry.id
+    assert isinstance(claim(engine), Found)
+
+
+def test_a_lost_reply_locks_out_for_a_moment_only(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """The second ask is told that somebody computes, also if that is its own lost first ask."""
+    token = new_id()
+    server.say(meta.claim(b"s:k"), b"\r\n\r\n")  # what it sent, and never heard the answer of
+    run_blocking(engine.claims.abandon("k", token))
+    reply = claim(engine, token)
+    start = time.monotonic()
+    while isinstance(reply, Busy):
+        assert reply.lease <= meta.VIVID
+        run_blocking(engine.claims.wait("k", reply, LONG))
+        reply = claim(engine, token)
+    assert isinstance(reply, Granted)
+    assert time.monotonic() - start < meta.VIVID + 1
+
+
+def test_waiters_before_the_signature_hear_the_verdict(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """Those who came while the stub had no name on it would try a failing origin one after another."""
+    for sign in (False, True):
+        other = MemcachedEngine(server.address)
+        token = granted(engine)
+        busy = claim(other)
+        assert isinstance(busy, Busy)
+        assert busy.token != token
+        if sign:
+            assert renew(engine, token)
+            assert claim(other).token == token
+        run_blocking(engine.claims.abandon("k", token, Verdict("failed", "ValueError", "no")))
+        reply = claim(other, awaited=busy.token)
+        assert isinstance(reply, Failed) and reply.verdict.message == "no"
+        run_blocking(engine.store.invalidate("k"))
+        other.close()
+
+
+def test_the_signature_comes_by_itself(server: MemcachedServer) -> None:
+    """A stub stands for seconds only: longer computations would lose their lease."""
+    engine = MemcachedEngine(server.address, sign=0.02)
+    other = MemcachedEngine(server.address)
+    for key in ("k", "l"):
+        token = granted(engine, key=key)
+        end = time.monotonic() + 10
+        while claim(other, key=key).token != token:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        assert claim(other, key=key).lease > LONG - 10
+        assert fill(engine, token, key=key)
+    engine.close()
+    other.close()
+
+
+@pytest.mark.parametrize("ttl", [0.001, 0.4, 1, 2.5, 86_400 * 30, 86_400 * 30 + 1, 86_400 * 365, 1e12])
+def test_times_are_whole_and_never_for_ever(server: MemcachedServer, engine: MemcachedEngine, ttl: float) -> None:
+    """T0 means for ever, fractions are errors, and above 30 days a time is taken for a date."""
+    put(engine, some(fresh=ttl))
+    left = int(server.say(b"mg s:k t\r\n").split()[1][1:])
+    assert 1 <= left <= meta.MONTH
+    entry = kept(engine)
+    assert entry is not None and ttl - 2 < entry.fresh <= ttl + 1
+    token = granted(engine, lease=ttl, force=True)
+    assert renew(engine, token, ttl)
+    run_blocking(engine.store.invalidate("k"))
+    assert renew(engine, granted(engine, lease=ttl), ttl)
+
+
+def test_for_ever_is_for_ever_while_it_is_refreshed(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """A value without an end would get one by a refresh that failed."""
+    put(engine, some(fresh=float("inf")))
+    token = granted(engine, force=True)
+    run_blocking(engine.claims.abandon("k", token))
+    assert b"t-1" in server.say(b"mg s:k t\r\n")
+
+
+def test_keys_that_the_protocol_cannot_hold_are_hashed() -> None:
+    """A blank would end the key, a line's end would begin a command."""
+    odd = ["", " ", "a b", "a\r\nflush_all", "\x00", "ä", "k" * 201, "\ud800"]
+    names = [items.name_of(key) for key in odd]
+    assert len(set(names)) == len(odd)
+    for name in names[1:]:
+        assert len(name) <= 250 and name.isascii() and name.decode().isprintable() and b" " not in name
+    assert items.name_of("user:7") == b"s:user:7"
+
+
+def test_too_large_is_told_and_nobody_waits(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """The server throws away what is there, the lease in it too: waiters would compute one after another."""
+    large = some(b"x" * (1 << 20))
+    other = MemcachedEngine(server.address)
+    token = granted(engine)
+    busy = claim(other)
+    with pytest.raises(TooLarge):
+        fill(engine, token, large)
+    run_blocking(engine.claims.abandon("k", token, Verdict("unkept", message="too large")))
+    reply = claim(other, awaited=busy.token)
+    assert isinstance(reply, Failed) and reply.verdict.kind == "unkept"
+    with pytest.raises(TooLarge):
+        put(engine, large)
+    other.close()
+
+
+def test_too_large_in_the_servers_words(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """The same where the limit is another than we think."""
+    token = granted(engine)
+    hold = engine._holds.get(b"s:k", token)
+    assert hold is not None and hold.link is not None
+    hold.link.longest = 1 << 30
+    with pytest.raises(TooLarge):
+        fill(engine, token, some(b"x" * (1 << 20)))
+    run_blocking(engine.claims.abandon("k", token, Verdict("unkept", message="too large")))
+    reply = claim(engine, awaited=token)
+    assert isinstance(reply, Failed) and reply.verdict.kind == "unkept"
+
+
+def test_generations_are_asked_for_once_a_second(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """Every hit would be two commands."""
+    run_blocking(engine.store.generation("f"))
+    before = server.commands()
+    for _ in range(100):
+        run_blocking(engine.store.generation("f"))
+    assert server.commands() - before <= 2
+
+
+def test_an_evicted_generation_is_a_new_one(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """What was invalidated would come back with the first number."""
+    met = set()
+    for _ in range(3):
+        met.add(run_blocking(engine.store.generation("f")))
+        server.empty()
+        engine._line.close()
+        engine.claims._generations.known.clear()  # type: ignore[attr-defined]
+    assert len(met) == 3
+
+
+# -- waiting ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("cost", [0.0, 0.01, 0.2, 3.0, 100.0])
+def test_pauses_are_never_long_and_never_a_spin(cost: float, chance: float) -> None:
+    """Waiters would come late, or ask a thousand times."""
+    waited, looks = 0.0, 0
+    while waited < 20:
+        step = pause(waited, cost, chance)
+        assert 0.003 <= step <= max(0.05, 0.1 * waited)
+        waited += step
+        looks += 1
+        assert looks <= 18 or waited > 0.2
+    assert looks < 200
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.2, 1.0])
+def test_a_look_is_aimed_at_the_known_end(cost: float) -> None:
+    """Waiters would come a whole pause after the value."""
+    waited = 0.0
+    while waited < cost:
+        waited += pause(waited, cost, 0.5)
+    assert waited - cost < 0.01
+
+
+def test_a_signature_wakes_nobody(engine: MemcachedEngine, server: MemcachedServer) -> None:
+    """Waiters would begin to wait anew, just when the value is about to come."""
+    other = MemcachedEngine(server.address)
+    token = granted(engine)
+    busy = claim(other)
+    herd = Herd(lambda: run_blocking(other.claims.wait("k", busy, 0.5)))
+    start = time.monotonic()
+    assert renew(engine, token)
+    assert herd.join() == [None]
+    assert time.monotonic() - start > 0.4
+    other.close()
+
+
+# -- locks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_released_only_by_its_owner(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """A bare delete would free what somebody else has by now."""
+    lock, other = Lock("nightly", engine), Lock("nightly", engine)
+    assert lock.acquire()
+    server.empty()  # as if it had been evicted
+    assert other.acquire()
+    with pytest.raises(LockLost):
+        lock.release()
+    assert not lock.acquire(wait=0)
+    other.release()
+
+
+# -- what is given to it -------------------------------------------------------------------------------------------
+
+
+def test_urls() -> None:
+    """Servers or options of a URL would be lost, or wrong ones be noticed at the first call."""
+    engine = from_url("memcached://h1:1234,h2,[::1]:5?timeout=0.5&sign=0", connect_timeout=2)
+    assert [server.address for server in engine._servers.all] == [("h1", 1234), ("h2", 11211), ("::1", 5)]
+    options = engine._servers.all[0].options
+    assert (options["timeout"], options["connect_timeout"], options["no_delay"]) == (0.5, 2, True)
+    assert [each.address for each in from_url("memcached:///run/m.sock")._servers.all] == ["/run/m.sock"]
+    for wrong in ("memcached://", "memcached://h:port", "memcached://h?timout=1"):
+        with pytest.raises(OptionError):
+            from_url(wrong)
+
+
+def test_without_pymemcache_there_is_a_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has not installed the extra would have to guess its name."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pymemcache"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pymemcache", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'stampede-guard\[memcached\]'"):
+        open_engine("memcached://h")
+
+
+def test_a_connection_is_one_threads_at_a_time(server: MemcachedServer) -> None:
+    """What the signer gives back would be given back twice, and two threads read each other's replies."""
+    engine = MemcachedEngine(server.address, sign=1e-6)
+
+    def work(number: int) -> None:
+        for turn in range(300):
+            key, value = f"{number}.{turn}", b"%d.%d" % (number, turn)
+            assert fill(engine, granted(engine, key=key), some(value), key)
+            entry = kept(engine, key)
+            assert entry is not None and entry.value == value
+
+    herd = Herd(*(partial(work, number) for number in range(6)))
+    assert herd.join() == [None] * 6
+    engine.close()
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    """A server without a port could not be used."""
+    path = tmp_path / "memcached.sock"
+    program = shutil.which("memcached")
+    if program is None:
+        pytest.skip("memcached is not installed")
+    process = subprocess.Popen([program, "-u", "root" if os.getuid() == 0 else getpass.getuser(), "-s", str(path)])
+    try:
+        engine = from_url(f"memcached://{path}")
+        end = time.monotonic() + 10
+        while not path.exists():
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        put(engine, some(b"there"))
+
+        async def scenario() -> Any:
+            return (await engine.astore.get(["k"]))[0]
+
+        entry = asyncio.run(scenario())
+        assert entry.value == b"there"
+        engine.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_forked_child_has_connections_of_its_own(engine: MemcachedEngine) -> None:
+    """Parent and child would read each other's replies, or the child fill for its parent."""
+    token = granted(engine)
+    assert renew(engine, token)
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: that is what is tested
+        pid = os.fork()
+    if pid == 0:
+        try:
+            put(engine, some(b"child"), "child")
+            told = b"lost" if engine._holds.get(b"s:k", token) is None else b"kept"
+            os.write(writer, told if isinstance(claim(engine), Busy) else b"not busy")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 100) == b"lost"
+    os.waitpid(pid, 0)
+    os.close(reader)
+    assert fill(engine, token, some(b"parent"))
+    child = kept(engine, "child")
+    assert child is not None and child.value == b"child"
+
+
+def test_an_old_server_is_named() -> None:
+    """Without the meta protocol every command fails, and nobody knows why."""
+    from stampede.engines.memcached.servers import Server, checked
+
+    server = Server(("h", 1), {})
+    for version in (b"1.5.22", b"1.6.12", b"1.4.5_4_gaa7839e"):
+        with pytest.raises(EngineError, match=r"1\.6\.13 or newer"):
+            checked(server, version)
+    checked(server, b"1.6.13")
+    checked(server, b"VERSION 1.7.0")
