@@ -4,8 +4,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-# Debian packages of the servers that tests start. The other engines of this release are embedded.
-SERVERS := memcached
+# Debian packages of the servers that tests start.
+SERVERS := redis-server memcached
 
 .PHONY: help demo test lint format bench clean venv servers
 .NOTPARALLEL:

@@ -70,9 +70,10 @@ def test_an_example_shows_its_idea(tmp_path: Path, name: str) -> None:
 
 def test_every_example_is_run() -> None:
     """An example that nobody runs is soon wrong."""
-    assert {str(path.relative_to(EXAMPLES).with_suffix("")) for path in EXAMPLES.rglob("*.py")} == SAID.keys()
+    there = {str(path.relative_to(EXAMPLES).with_suffix("")) for path in EXAMPLES.rglob("*.py")}
+    assert there - {"web/app"} == SAID.keys()  # that one is asked by test_examples_web.py
 
 
 def test_examples_are_one_screen() -> None:
-    """One idea per file."""
-    assert all(path.read_text().count("\n") < 60 for path in EXAMPLES.rglob("*.py"))
+    """One idea per file; an application has a few."""
+    assert all(path.read_text().count("\n") < 60 for path in EXAMPLES.rglob("*.py") if path.parent.name != "web")

@@ -1,0 +1,125 @@
+"""The Redis engine: values and leases on a Redis (6.2 or later) or Valkey server, decided by scripts, told by pushes.
+
+lua/         a script for each verb: whatever must be one step
+scripts.py   calls them by their hashes
+wire.py      keys' names, arguments and replies
+verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise
+blocking.py, suspending.py   the line of each colour
+news.py      subscriptions, and what keeps tickets true
+clients.py   what is behind a URL: how connections to a server are made
+shard.py     one server's ports;  sentinel.py   the server that sentinels name;  cluster.py   many shards
+resp.py      replies from bytes
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+from weakref import WeakSet, finalize
+
+from stampede.colour import run_blocking
+from stampede.engines.redis.clients import Server, of_client, of_url
+from stampede.engines.redis.cluster import Cluster, of_cluster_client, of_cluster_url
+from stampede.engines.redis.scripts import Scripts
+from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
+from stampede.engines.redis.shard import Shard
+from stampede.engines.url import flag, scheme_of
+from stampede.errors import OptionError
+from stampede.ports import Engine
+
+__all__ = ["RedisEngine", "from_url"]
+
+
+class RedisEngine(Engine):
+    """A server's database, shared by all who connect to it.
+
+    `url` takes every option of the client library in its query; options given here win. Or hand over a `client` of
+    either colour (`Redis`, `RedisCluster`, what `Sentinel.master_for` gives): connections are made as its own are, and
+    none of its own is used.
+    `max_connections` of them at most are open on the blocking side (50), where callers beyond wait for one (for at
+    most `timeout` seconds, 20); an event loop has one. With `tracking` the server tells of every change in what was
+    read here, which keeps local tiers true, and costs a little for each key that is read: it begins when a local tier
+    asks for it, or at once if it is True, or never if it is False.
+    """
+
+    scheme = "redis"
+    shared = True
+    fenced = True
+    pushes = True
+
+    def __init__(
+        self, url: str | None = None, *, client: Any = None, tracking: bool | None = None, **options: Any
+    ) -> None:
+        if (url is None) == (client is None):
+            raise OptionError("RedisEngine takes a URL or a client: one of them")
+        self.coherent = tracking is not False
+        self.scheme = "redis" if url is None else scheme_of(url)
+        self._servers = servers = _servers(url, client, options, bool(tracking))
+        self.many = servers.claims
+        self.claims = self.store = servers.claims
+        self.aclaims = self.astore = servers.aclaims
+        self.locks, self.alocks = servers.locks, servers.alocks
+        self._closing = finalize(self, _close, os.getpid(), servers)
+        _engines.add(self)
+
+    def follow(self) -> None:
+        if self.coherent:
+            self._servers.follow()
+
+    def close(self) -> None:
+        self._closing()
+
+    def ping(self) -> float:
+        start = time.perf_counter()
+        run_blocking(self._servers.ping())
+        return time.perf_counter() - start
+
+    def _start_again(self) -> None:
+        self._servers.start_again()
+
+
+def _servers(url: str | None, client: Any, options: dict[str, Any], tracking: bool) -> Shard | Cluster:
+    """What is behind a URL or a client: one server, the one that sentinels name, or a cluster's."""
+    if url is None:
+        cluster = of_cluster_client(client, options)
+        server: Server | None = of_sentinel_client(client, options) if cluster is None else None
+    else:
+        cluster = of_cluster_url(url, options) if scheme_of(url) == "redis+cluster" else None
+        server = of_sentinel_url(url, options) if scheme_of(url) == "redis+sentinel" else None
+    if cluster is not None:
+        return cluster(tracking=tracking)
+    if server is None:
+        server = of_client(client, options) if url is None else of_url(url, options)
+    return Shard(server, Scripts(), tracking=tracking)
+
+
+def from_url(url: str, **options: Any) -> RedisEngine:
+    """`redis://user:password@host:6379/0?socket_timeout=0.5`, `rediss://` for TLS, `unix:///run/redis.sock?db=0`,
+    `redis+sentinel://host:26379,host:26379/service/0` or `redis+cluster://host:6379,host:6379`."""
+    query = dict(parse_qsl(urlsplit(url).query))
+    tracking = options.pop("tracking", query.get("tracking"))
+    if tracking is not None:
+        tracking = flag("tracking", tracking)
+    return RedisEngine(url, tracking=tracking, **options)
+
+
+# -- ends and forks -------------------------------------------------------------------------------------------------
+
+
+def _close(pid: int, servers: Shard | Cluster) -> None:
+    if os.getpid() == pid:
+        servers.close()
+
+
+_engines: WeakSet[RedisEngine] = WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine._start_again()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,200 @@
+"""The blocking side: each question on a connection of the pool."""
+
+from __future__ import annotations
+
+import selectors
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.news import News, follow
+from stampede.engines.redis.resp import packed
+from stampede.engines.redis.scripts import Command, Scripts
+from stampede.errors import EngineError
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection as Connection
+
+__all__ = ["Blocking"]
+
+_AT_ONCE = 500
+"""Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
+
+
+class Blocking:
+    """Asks a server, from any thread."""
+
+    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
+        from redis import exceptions
+
+        self._server = server
+        self._scripts = scripts
+        self._news = news
+        self.start_again()
+        self._broken = (exceptions.ConnectionError, OSError)
+        self._refused = exceptions.ResponseError
+        self._unknown = exceptions.NoScriptError
+        self._readonly = exceptions.ReadOnlyError
+        self._any = (exceptions.RedisError, OSError)
+
+    async def ask(self, command: Command) -> Any:
+        """The reply."""
+        return self._asked([command])[0][0]
+
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies, in order, of what goes out together."""
+        return (await self.read_all(commands))[0]
+
+    async def read(self, command: Command) -> tuple[Any, int]:
+        """The reply, and which connection will be told when what was read changes (0: none)."""
+        replies, told = self._asked([command])
+        return replies[0], told
+
+    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        """The same of many."""
+        replies: list[Any] = []
+        tellers: set[int] = set()
+        for start in range(0, len(commands), _AT_ONCE):
+            some, told = self._asked(commands[start : start + _AT_ONCE])
+            replies += some
+            tellers.add(told)
+        return replies, tellers.pop() if len(tellers) == 1 else 0
+
+    def look_at_idle(self) -> None:
+        """Notice idle connections that the server, or something on the way, has closed: of what was read on them
+        nobody will be told, and their next question may never come."""
+        for connection in self._pool.idle():
+            sock: Any = connection._sock
+            before, _, told = self._following.get(connection, (None, 0, 0))
+            if told and sock is not None and sock is before and _readable(sock):
+                self._following.pop(connection, None)  # (or it has just been taken, and has a reply: it asks anew)
+                self._news.reader_lost()
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def start_again(self) -> None:
+        """In a forked child: the connections are the parent's, and the pool's lock may be one that nobody opens."""
+        self._pool = _Pool(self._server)
+        # By connection: the socket on which we asked for news, of which news, and whether the server agreed (or 0).
+        self._following: dict[Connection, tuple[object, int, int]] = {}
+
+    def _asked(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        try:
+            replies, told = self._sent(commands)
+            for number, reply in enumerate(replies):
+                if isinstance(reply, self._unknown):
+                    (reply,), teller = self._sent([self._scripts.whole(commands[number])])
+                    replies[number], told = reply, told if teller == told else 0
+                if isinstance(reply, Exception):
+                    raise reply
+        except self._any as error:
+            raise trouble(self._server.name, error) from error
+        return replies, told
+
+    def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        """The replies as they are. A connection may have broken while it was idle: once more, on a new one."""
+        connection = self._pool.take()
+        try:
+            if not self._server.current(connection):
+                self._disconnect(connection)
+            used = connection._sock is not None
+            try:
+                return self._exchange(connection, commands)
+            except self._broken:
+                if not used:
+                    raise
+                return self._exchange(connection, commands)
+        finally:
+            self._pool.give_back(connection)
+
+    def _exchange(self, connection: Connection, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        told, known = self._news.told, self._following.get(connection)
+        following = known is not None and known[0] is connection._sock
+        if told and (known is None or not following or known[1] != told):
+            return self._exchange_following(connection, commands, told)
+        return self._replies(connection, commands), known[2] if known is not None and following else 0
+
+    def _exchange_following(
+        self, connection: Connection, commands: Sequence[Command], told: int
+    ) -> tuple[list[Any], int]:
+        """The same, after the server has been asked to tell of changes in what this connection reads."""
+        (answer, *replies) = self._replies(connection, [follow(told), *commands])
+        agreed = told if answer == b"OK" else 0
+        self._following[connection] = connection._sock, told, agreed
+        return replies, agreed
+
+    def _replies(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
+        try:
+            if connection._sock is None:
+                connection.connect()  # sending would do so too, and wouldn't ask a sentinel for the way
+            connection.send_packed_command([packed(connection, commands)])
+            return [self._read(connection) for _ in commands]
+        except BaseException:
+            self._disconnect(connection)  # replies that nobody reads would be taken for those of the next question
+            raise
+
+    def _disconnect(self, connection: Connection) -> None:
+        connection.disconnect()
+        _, _, told = self._following.pop(connection, (None, 0, 0))
+        if told:
+            self._news.reader_lost()
+
+    def _read(self, connection: Connection) -> Any:
+        try:
+            return connection.read_response(disable_decoding=True)
+        except self._readonly as demoted:  # another server is the master now: a new connection may find it
+            raise ConnectionError(str(demoted)) from demoted
+        except self._refused as refusal:
+            return refusal
+
+
+class _Pool:
+    """Connections that wait for their next question, the last used first.
+
+    The library's own pools look at a connection before they hand it out, which costs a third of a GET. Since our
+    questions may be asked twice, it is enough to see that it was broken.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._idle: list[Connection] = []
+        self._all: list[Connection] = []
+        self._free = threading.Semaphore(server.max_connections)
+
+    def take(self) -> Connection:
+        """One for this thread alone, perhaps not connected; who finds none free waits for one."""
+        if not self._free.acquire(timeout=self._server.timeout):
+            raise EngineError(f"{self._server.name}: no connection has been free for {self._server.timeout:g} s")
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        try:
+            connection = self._server.connection()
+        except BaseException:
+            self._free.release()
+            raise
+        self._all.append(connection)
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        self._idle.append(connection)
+        self._free.release()
+
+    def idle(self) -> list[Connection]:
+        return list(self._idle)
+
+    def close(self) -> None:
+        for connection in list(self._all):
+            connection.disconnect()
+
+
+def _readable(sock: Any) -> bool:
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(sock, selectors.EVENT_READ)
+            return bool(selector.select(0))
+    except (OSError, ValueError):
+        return True  # closed on this side

@@ -1,0 +1,190 @@
+"""How connections are made: one function for each topology, which says what is behind a URL or a client object.
+
+The client library connects, encrypts and logs in; all of its options go through. Its own retries are off: we send
+again by ourselves, since we know that each verb may be sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from stampede.engines.url import flag, safe_url
+from stampede.errors import EngineError, OptionError
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection as SuspendingConnection
+    from redis.connection import AbstractConnection as Connection
+
+__all__ = [
+    "DEFAULTS",
+    "SENTINEL",
+    "Address",
+    "Server",
+    "made_with",
+    "never",
+    "of_client",
+    "of_url",
+    "several",
+    "trouble",
+]
+
+DEFAULTS: dict[str, Any] = {
+    "socket_timeout": 1.0,  # short, since calls go on without an engine that hangs
+    "socket_connect_timeout": 0.5,
+}
+SENTINEL = "sentinel_"
+"""What options for the connections to sentinels begin with."""
+
+_POOL = {"max_connections", "timeout"}
+
+_FOREIGN = {
+    "retry", "retry_on_error", "retry_on_timeout", "connection_pool", "event_dispatcher", "parser_class",
+    "maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler",
+    "maintenance_state", "maintenance_notification_hash", "orig_host_address", "orig_socket_timeout",
+    "orig_socket_connect_timeout", "himport_registry", "cache", "cache_config", "redis_connect_func",
+    "encoding", "encoding_errors", "decode_responses", "encoder_class", "command_packer", "legacy_responses",
+    "connection_class", "response_callbacks",
+}  # fmt: skip
+"""What a client's connections were made with, and ours are not: they belong to its pool, its colour or its replies."""
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+
+class Server:
+    """One server, as the ways to connect to it."""
+
+    on_move: Callable[[], None] | None = None
+    """To be called when another server has taken its place."""
+
+    on_meet: Callable[[], object] | None = None
+    """To be called when a server was met whose place another one may take."""
+
+    def __init__(self, name: str, kind: str, options: Mapping[str, Any]) -> None:
+        """`kind` is the name of a class of connections, which the library has in both colours."""
+        self.name = name
+        self._kind = kind
+        self.max_connections = int(options.get("max_connections") or 50)
+        self.timeout = float(options.get("timeout", 20.0))
+        self._options = DEFAULTS | {key: value for key, value in options.items() if key not in _POOL}
+        self._options["protocol"] = 2  # a connection is ready sooner; news come by one of their own
+        if kind == "UnixDomainSocketConnection":
+            for key in ("host", "port", "socket_keepalive", "socket_keepalive_options", "socket_type"):
+                self._options.pop(key, None)
+        self.patience: float | None = self._options["socket_timeout"]
+        try:
+            self.connection()
+        except (TypeError, ValueError) as wrong:
+            raise OptionError(f"{name}: {wrong}") from wrong
+
+    def connection(self, **options: Any) -> Connection:
+        """One connection of the blocking colour, not yet connected."""
+        from redis import connection
+
+        made: Connection = getattr(connection, self._kind)(**self._options | options, retry=never())
+        return made
+
+    def current(self, connection: Any) -> bool:
+        """Whether a connection, made once, leads where a new one would."""
+        return True
+
+    def still(self, connection: Any) -> bool:
+        """The same, by whoever has the time to ask."""
+        return self.current(connection)
+
+    def suspending_connection(self) -> SuspendingConnection:
+        """One connection of the running event loop, not yet connected."""
+        from redis.asyncio import connection
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        made: SuspendingConnection = getattr(connection, self._kind)(**self._options, retry=Retry(NoBackoff(), 0))
+        return made
+
+
+def of_url(url: str, options: Mapping[str, Any]) -> Server:
+    """The server of `redis://`, `rediss://` and `unix://`."""
+    from redis.connection import parse_url
+
+    try:
+        found = parse_url(url)
+    except ValueError as wrong:
+        raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
+    found.pop("tracking", None)  # the engine's own
+    kind = found.pop("connection_class", None)
+    return Server(safe_url(url), "Connection" if kind is None else kind.__name__, found | dict(options))
+
+
+def several(url: str, port: int) -> tuple[list[Address], dict[str, Any]]:
+    """The addresses in `scheme://user:password@host:port,host:port/path?options`, and the client's options.
+
+    With `ssl=true` connections are encrypted: `kind` among the options says so.
+    """
+    from redis.connection import parse_url
+
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    addresses = [_address(url, host, port) for host in hosts.split(",")]
+    query = dict(parse_qsl(parts.query))
+    others = {name.removeprefix(SENTINEL): value for name, value in query.items() if name.startswith(SENTINEL)}
+    try:
+        options: dict[str, Any] = parse_url(f"redis://{user}{at}h/?{parts.query}")
+        for name, value in parse_url(f"redis://h/?{urlencode(others)}").items():
+            options[SENTINEL + name] = value
+    except ValueError as wrong:
+        raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
+    for name in (
+        "host",
+        "port",
+        SENTINEL + "host",
+        SENTINEL + "port",
+        "tracking",
+    ):  # of the one we have made up, and the engine's own
+        options.pop(name, None)
+    options["kind"] = "SSLConnection" if flag("ssl", options.pop("ssl", False)) else "Connection"
+    return addresses, options
+
+
+def _address(url: str, text: str, default: int) -> Address:
+    host, _, port = text.rpartition(":") if text.rpartition("]")[2].find(":") >= 0 else (text, "", str(default))
+    host = unquote(host).strip("[]")
+    if not host:
+        raise OptionError(f"{safe_url(url)}: give hosts as host:port,host:port")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise OptionError(f"{safe_url(url)}: {port!r} is no port")
+    return Address(host, int(port))
+
+
+def of_client(client: Any, options: Mapping[str, Any]) -> Server:
+    """The server of a `redis.Redis` or `redis.asyncio.Redis`: our connections are made as its own, and are ours."""
+    pool: Any = getattr(client, "connection_pool", None)
+    kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
+    if kind not in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
+        raise OptionError(f"client is {type(client).__name__!r}: give one of the package redis, or a URL")
+    return Server(type(client).__name__, kind, made_with(pool.connection_kwargs) | dict(options))
+
+
+def made_with(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client's connections were made with, as far as it is good for ours."""
+    given = {key: value for key, value in options.items() if key not in _FOREIGN}
+    timeouts = {key for key in ("socket_timeout", "socket_connect_timeout") if given.get(key, 0) is None}
+    return {key: value for key, value in given.items() if key not in timeouts}
+
+
+def trouble(server: str, error: Exception) -> EngineError:
+    """What the library raised, as ours."""
+    return EngineError(f"{server}: {type(error).__name__}: {error}")
+
+
+def never() -> Any:
+    """The library's retries, switched off."""
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    return Retry(NoBackoff(), 0)

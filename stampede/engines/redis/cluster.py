@@ -1,0 +1,417 @@
+"""`redis+cluster://`: every master is a shard with lines and news of its own; each verb goes to the shard of its key.
+
+A ticket is about the stamps of the shard that gave it: when a key moves, the shard that has lost it tells so.
+Who has which slot is asked when it must be, and mended by what the servers answer meanwhile: MOVED and ASK, TRYAGAIN
+while a slot's keys are here and there, and silence.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from binascii import crc_hqx
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from random import shuffle
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, settled
+from stampede.engines.redis.clients import Address, Server, made_with, several
+from stampede.engines.redis.locks import LockPort
+from stampede.engines.redis.locks import tag_of as tag_of_lock
+from stampede.engines.redis.scripts import Command, Scripts
+from stampede.engines.redis.shard import Shard
+from stampede.engines.redis.verbs import Keys, Line
+from stampede.engines.redis.wire import names
+from stampede.engines.url import safe_url
+from stampede.entry import Entry, Verdict
+from stampede.errors import EngineError, OptionError
+from stampede.ports import Ask, Asked, Busy, Found, Granted, Reply, Versioned
+
+__all__ = ["Cluster", "of_cluster_client", "of_cluster_url"]
+
+T = TypeVar("T")
+
+SLOTS = 1 << 14
+
+PATIENCE = 1.0
+"""Seconds for which a verb follows a slot that is being moved."""
+
+PAUSE = 0.005, 0.1
+"""Seconds before a question is asked again, the first time and at most."""
+
+REFRESH = 0.25
+"""Seconds between two questions of who has which slot, however many callers would ask."""
+
+
+class _Ports(NamedTuple):
+    keys: Keys
+    locks: LockPort
+
+
+Verb = Callable[[_Ports], Awaitable[T]]
+
+
+class Cluster:
+    """All shards, and the ports over them."""
+
+    def __init__(
+        self, name: str, seeds: Sequence[Address], kind: str, options: Mapping[str, Any], *, tracking: bool
+    ) -> None:
+        self._name = name
+        self._seeds = list(seeds)
+        self._scripts = Scripts(sharded=True)
+        self._kind, self._options, self._tracking = kind, options, tracking
+        self._shards: dict[Address, Shard] = {}
+        self._owners: list[Address | None] = []
+        self._begin()
+        self._shard(self._seeds[0])  # wrong options are an error now
+        self.claims, self.locks = RoutedKeys(self, BLOCKING), RoutedLocks(self, BLOCKING)
+        self.aclaims, self.alocks = RoutedKeys(self, SUSPENDING), RoutedLocks(self, SUSPENDING)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._closed = False
+
+    def follow(self) -> None:
+        """Have every shard tell of changes from now on."""
+        self._tracking = True
+        for shard in list(self._shards.values()):
+            shard.follow()
+
+    async def ping(self) -> None:
+        """Ask every shard."""
+        await self._refresh(BLOCKING)
+        for address in {address for address in self._owners if address is not None}:
+            await self._shard(address).ping()
+
+    def close(self) -> None:
+        self._closed = True
+        for shard in list(self._shards.values()):
+            shard.close()
+
+    def start_again(self) -> None:
+        self._begin()
+        for shard in self._shards.values():
+            shard.start_again()
+
+    # -- ways ---------------------------------------------------------------------------------------------------
+
+    async def at(self, slot: int, colour: Colour, verb: Verb[T]) -> T:
+        """What a verb says at the shard that has the slot, wherever that goes meanwhile: each may be sent twice."""
+        from redis import exceptions
+
+        end, pause = time.monotonic() + PATIENCE, PAUSE[0]
+        owner, ports = await self._way(slot, colour)
+        while True:
+            try:
+                return await verb(ports)
+            except EngineError as error:
+                cause = error.__cause__
+                if time.monotonic() >= end or (isinstance(cause, exceptions.AskError) and cause.slot_id != slot):
+                    raise  # (it was one of many keys, and of another slot)
+                if isinstance(cause, exceptions.MovedError):
+                    await self._moved(slot, _address(cause, owner), colour)
+                elif isinstance(cause, exceptions.AskError):
+                    owner, ports = self._asking(_address(cause, owner), colour)
+                    continue
+                elif isinstance(cause, exceptions.TryAgainError):
+                    await colour.park(Bell(), pause)
+                    pause = min(2 * pause, PAUSE[1])
+                else:
+                    await self._refresh(colour, avoid=owner)
+                    if self._owners[slot] in (owner, None):
+                        raise
+            owner, ports = await self._way(slot, colour)
+
+    async def _way(self, slot: int, colour: Colour) -> tuple[Address, _Ports]:
+        if not self._owners:
+            await self._refresh(colour)
+        owner = self._owners[slot]
+        if owner is None:
+            await self._refresh(colour)
+            owner = self._owners[slot]
+        if owner is None:
+            raise EngineError(f"{self._name}: no server has slot {slot}")
+        shard = self._shard(owner)
+        if colour.suspending:
+            return owner, _Ports(shard.aclaims, shard.alocks)
+        return owner, _Ports(shard.claims, shard.locks)
+
+    def _asking(self, address: Address, colour: Colour) -> tuple[Address, _Ports]:
+        """The ports of a shard that is being given the slot."""
+        shard = self._shard(address)
+        return address, _Ports(*shard.ports(_Asking(_line(shard, colour), self._scripts), colour))
+
+    async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]:
+        """Where the slots are, as far as it is known."""
+        if not self._owners:
+            await self._refresh(colour)
+        owners = self._owners
+        return [owners[slot] for slot in slots]
+
+    # -- who has which slot -------------------------------------------------------------------------------------
+
+    async def _refresh(self, colour: Colour, avoid: Address | None = None) -> None:
+        """Ask any server that answers; the one that just did not, last."""
+        now = time.monotonic()
+        if self._owners and now < self._due:
+            return
+        self._due = now + REFRESH
+        known = list(self._shards)
+        shuffle(known)
+        places = sorted(dict.fromkeys([*known, *self._seeds]), key=lambda place: place == avoid)
+        for place in places:
+            try:
+                answer = await _line(self._shard(place), colour).ask((b"CLUSTER", b"SLOTS"))
+            except EngineError as error:
+                silence = error
+            else:
+                self._learn(answer, place)
+                return
+        if not self._owners:
+            raise EngineError(f"{self._name}: no server says who has which slot: {silence}") from silence
+
+    def _learn(self, answer: Any, told_by: Address) -> None:
+        owners: list[Address | None] = [None] * SLOTS
+        for first, last, master, *_ in answer:
+            host = (master[0] or b"").decode() if isinstance(master[0], bytes) else ""
+            address = Address(told_by.host if host in ("", "?") else host, int(master[1]))
+            owners[first : last + 1] = [address] * (last + 1 - first)
+        with self._lock:
+            self._owners = owners
+            masters = set(owners)
+            gone = [self._shards.pop(place) for place in list(self._shards) if place not in masters]
+        for shard in gone:
+            # It may wait for a moment, for a thread that is about to connect.
+            threading.Thread(target=shard.close, name="stampede-redis-leave", daemon=True).start()
+
+    async def _moved(self, slot: int, address: Address, colour: Colour) -> None:
+        """One slot is known at once; others may have moved too."""
+        await self._refresh(colour)
+        self._owners[slot] = address
+
+    def _shard(self, address: Address) -> Shard:
+        shard = self._shards.get(address)
+        if shard is None:
+            with self._lock:
+                shard = self._shards.get(address)
+                if shard is None:
+                    shard = self._shards[address] = self._made(address)
+        return shard
+
+    def _made(self, address: Address) -> Shard:
+        if self._closed:
+            raise EngineError(f"{self._name}: the engine is closed")
+        its = {**self._options, "host": address.host, "port": address.port}
+        server = Server(f"{self._name} ({address.host}:{address.port})", self._kind, its)
+        shard = Shard(server, self._scripts, tracking=self._tracking, sharded=True)
+        shard.news.on_void = self._void_all
+        return shard
+
+    def _void_all(self) -> None:
+        """A generation may have ended, of which but one shard tells: what is kept of all others may be older."""
+        for shard in list(self._shards.values()):
+            shard.news.void_all()
+
+
+def _line(shard: Shard, colour: Colour) -> Line:
+    return shard.aline if colour.suspending else shard.line
+
+
+def _address(redirect: Any, told_by: Address) -> Address:
+    return Address(redirect.host or told_by.host, redirect.port)
+
+
+def _slot(tag: bytes) -> int:
+    """The slot of all keys with this tag (without its braces)."""
+    return crc_hqx(tag, 0) % SLOTS
+
+
+def _slot_of_key(key: str) -> int:
+    return _slot(names(key).lease[1:25])
+
+
+class _Asking:
+    """A line to a shard that is being given a slot, and takes questions about it only if they say that they know."""
+
+    def __init__(self, line: Line, scripts: Scripts) -> None:
+        self._line = line
+        self._scripts = scripts
+
+    async def ask(self, command: Command) -> Any:
+        return (await self.ask_all([command]))[0]
+
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        asked: list[Command] = []
+        for command in commands:
+            asked += [(b"ASKING",), self._scripts.whole(command) if command[0] == b"EVALSHA" else command]
+        return (await self._line.ask_all(asked))[1::2]
+
+    async def read(self, command: Command) -> tuple[Any, int]:
+        return await self.ask(command), 0  # no tickets before it is there
+
+    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        return await self.ask_all(commands), 0
+
+
+# -- the ports ----------------------------------------------------------------------------------------------------
+
+
+class RoutedKeys(Versioned):
+    """Claims and Store of one colour."""
+
+    def __init__(self, cluster: Cluster, colour: Colour) -> None:
+        self._cluster = cluster
+        self._colour = colour
+
+    async def _at(self, key: str, verb: Callable[[Keys], Awaitable[T]]) -> T:
+        return await self._cluster.at(_slot_of_key(key), self._colour, lambda ports: verb(ports.keys))
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        return await self._at(key, lambda keys: keys.claim(key, token, ask))
+
+    async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
+        """A claim for each (key, token, ask), in one round trip for each shard."""
+        return _whole(await self._many(questions, lambda asked: asked[0], lambda keys, some: keys.claim_many(some)))
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        """Claims in one round trip for each shard; fills and abandons in another."""
+
+        async def ask(keys: Keys, some: Sequence[Asked]) -> list[Any]:
+            return _whole(keys.ask_many(some))
+
+        return run_blocking(self._many(asked, lambda question: question.args[0], ask))
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        return await self._at(key, lambda keys: keys.fill(key, token, entry))
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        await self._at(key, lambda keys: keys.abandon(key, token, verdict, rest))
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return await self._at(key, lambda keys: keys.renew(key, token, lease))
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        end = time.monotonic() + timeout
+        return await self._at(key, lambda keys: keys.wait(key, busy, max(end - time.monotonic(), 0.0)))
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        return _whole(await self._many(keys, lambda key: key, lambda port, some: port.get(some)))
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        await self._at(key, lambda keys: keys.set(key, entry))
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        return await self._at(key, lambda keys: keys.replace(key, seen, entry))
+
+    async def expire(self, key: str) -> bool:
+        return await self._at(key, lambda keys: keys.expire(key))
+
+    async def invalidate(self, key: str) -> bool:
+        return await self._at(key, lambda keys: keys.invalidate(key))
+
+    async def generation(self, scope: str) -> str:
+        return await self._cluster.at(_GENERATIONS, self._colour, lambda ports: ports.keys.generation(scope))
+
+    async def bump(self, scope: str) -> None:
+        await self._cluster.at(_GENERATIONS, self._colour, lambda ports: ports.keys.bump(scope))
+
+    async def _many(
+        self, items: Sequence[T], key: Callable[[T], str], verb: Callable[[Keys, Sequence[T]], Awaitable[list[Any]]]
+    ) -> list[Any]:
+        """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
+        are asked beside each other."""
+        if not items:
+            return []
+        slots = [_slot_of_key(key(item)) for item in items]
+        parts: dict[Address | None, list[int]] = {}
+        for number, owner in enumerate(await self._cluster.owners(slots, self._colour)):
+            parts.setdefault(owner, []).append(number)
+
+        async def part(numbers: list[int]) -> list[Any]:
+            some = [items[number] for number in numbers]
+            try:
+                return await self._cluster.at(slots[numbers[0]], self._colour, lambda ports: verb(ports.keys, some))
+            except EngineError as error:
+                if len(some) == 1:
+                    return [error]
+            return [answer for number in numbers for answer in await part([number])]  # some of them have moved
+
+        if self._colour.suspending:
+            found = []
+            for answers_of_one in await settled([part(numbers) for numbers in parts.values()]):
+                if isinstance(answers_of_one, BaseException):
+                    raise answers_of_one
+                found.append(answers_of_one)
+        else:
+            found = [await part(numbers) for numbers in parts.values()]
+        answers: list[Any] = [None] * len(items)
+        for numbers, some in zip(parts.values(), found, strict=True):
+            for number, answer in zip(numbers, some, strict=True):
+                answers[number] = answer
+        return answers
+
+
+def _whole(answers: list[Any]) -> list[Any]:
+    """The answers, if each is one."""
+    for answer in answers:
+        if isinstance(answer, EngineError):
+            raise answer
+    return answers
+
+
+class RoutedLocks:
+    """Locks of one colour."""
+
+    def __init__(self, cluster: Cluster, colour: Colour) -> None:
+        self._cluster = cluster
+        self._colour = colour
+
+    async def _at(self, name: str, verb: Callable[[LockPort], Awaitable[T]]) -> T:
+        return await self._cluster.at(_slot(tag_of_lock(name)), self._colour, lambda ports: verb(ports.locks))
+
+    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+        return await self._at(name, lambda locks: locks.acquire(name, token, lease))
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self._at(name, lambda locks: locks.renew(name, token, lease))
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await self._at(name, lambda locks: locks.release(name, token))
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        await self._at(name, lambda locks: locks.wait(name, busy, max(end - time.monotonic(), 0.0)))
+
+
+_GENERATIONS = _slot(b"stampede")
+
+
+def of_cluster_url(url: str, given: Mapping[str, Any]) -> Callable[..., Cluster]:
+    """The cluster behind `redis+cluster://user:password@host:port,host:port?options`; some of its servers will do."""
+    seeds, options = several(url, 6379)
+    path = urlsplit(url).path.strip("/")
+    options |= given
+    if path not in ("", "0") or int(options.get("db") or 0) != 0:
+        raise OptionError(f"{safe_url(url)}: a cluster has no databases but 0: leave the path out")
+    kind = options.pop("kind")
+    return partial(Cluster, safe_url(url), seeds, kind, options)
+
+
+def of_cluster_client(client: Any, given: Mapping[str, Any]) -> Callable[..., Cluster] | None:
+    """The same of a `RedisCluster` of either colour; None of any other client."""
+    known: Any = getattr(client, "nodes_manager", None)
+    if known is None:
+        return None
+    nodes = {**known.startup_nodes, **known.nodes_cache}
+    seeds = list(dict.fromkeys(Address(node.host, node.port) for node in nodes.values()))
+    its: Mapping[str, Any] = getattr(client, "connection_kwargs", None) or known.connection_kwargs
+    secret = its.get("ssl", False) or getattr(its.get("connection_class"), "__name__", "") == "SSLConnection"
+    options = {key: value for key, value in made_with(its).items() if key not in ("host", "port", "ssl")}
+    if not secret:
+        options = {key: value for key, value in options.items() if not key.startswith("ssl_")}
+    kind = "SSLConnection" if secret else "Connection"
+    return partial(Cluster, type(client).__name__, seeds, kind, options | dict(given))

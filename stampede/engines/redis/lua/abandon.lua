@@ -1,0 +1,21 @@
+-- Drop the lease if it stands, leave a verdict under its token and a rest, wake the herd.
+--
+-- KEYS: lease, past, rest
+-- ARGV: token, verdict ('': none), ms for which it is told, ms of rest, the rest's verdict, channel
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+redis.call('DEL', KEYS[1])
+-- From here on nothing is refused, even when memory is full: the script has written (and freed) already.
+if ARGV[2] ~= '' then
+  if redis.call('HLEN', KEYS[2]) >= 64 then
+    redis.call('DEL', KEYS[2])
+  end
+  redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+  redis.call('PEXPIRE', KEYS[2], ARGV[3])
+end
+if ARGV[4] ~= '0' then
+  redis.call('SET', KEYS[3], ARGV[5], 'PX', ARGV[4])
+end
+wake(ARGV[6], '')
+return 1

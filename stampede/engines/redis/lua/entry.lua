@@ -1,0 +1,37 @@
+-- In front of every script: what an entry's string is, and how the herd is told.
+--
+-- An entry is 50 bytes of ours (see wire.py) and the value. Its times are lags behind the end of its key: with PTTL,
+-- the server's own clock says what is left of them. A key without end never ends.
+local HEAD, LAYOUT = 50, '>BBc8ddddd'
+
+-- The entry's string, ms left of its key, ms left of fresh and of keep, id, cost, margin, ttl; or nothing.
+local function look(key)
+  local string = redis.call('GET', key)
+  if not string or #string < HEAD or string.byte(string) ~= 1 then
+    return
+  end
+  local left = redis.call('PTTL', key)
+  local _, _, id, lag, keeplag, cost, margin, ttl = struct.unpack(LAYOUT, string)
+  local ms = left < 0 and math.huge or left
+  return string, left, ms - lag, ms - keeplag, id, cost, margin, ttl
+end
+
+-- GET, unseen by CLIENT TRACKING, which follows commands that only read: nobody keeps leases, and each change of one
+-- would be told to everybody who looked. (Not before an entry is stored: a script that has begun to write, as this
+-- counts, is not refused any more when memory is full.)
+local function glance(key)
+  return redis.call('GETEX', key)
+end
+
+local function store(key, string, ms)
+  if ms == '' then
+    redis.call('SET', key, string)
+  else
+    redis.call('SET', key, string, 'PX', ms)
+  end
+end
+
+-- Always last, and protected: a user without channel rights must not be left with a lease that stands.
+local function wake(channel, message)
+  redis.pcall('PUBLISH', channel, message)
+end

@@ -1,0 +1,102 @@
+"""Commands as bytes, and replies as they come in pieces: by hiredis where it is installed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+__all__ = ["MORE", "Parser", "packed", "parser"]
+
+MORE = object()
+"""There is no whole reply yet."""
+
+
+class Parser(Protocol):
+    def feed(self, data: bytes, /) -> None: ...
+    def gets(self) -> Any: ...
+
+
+def parser(refused: Callable[[str], Exception]) -> Parser:
+    """A parser of RESP2 and of RESP3's pushes. What the server refuses is returned as an exception, not raised."""
+    try:
+        from hiredis import Reader
+    except ImportError:
+        return _Parser(refused)
+    made: Parser = Reader(replyError=refused, notEnoughData=MORE)
+    return made
+
+
+def packed(connection: Any, commands: Sequence[tuple[Any, ...]]) -> bytes:
+    """Commands as they are sent: by hiredis itself, since the library looks at each argument before."""
+    pack = _pack_of_hiredis()
+    return b"".join(connection.pack_commands(commands) if pack is None else [pack(command) for command in commands])
+
+
+@lru_cache(1)
+def _pack_of_hiredis() -> Callable[[tuple[Any, ...]], bytes] | None:
+    try:
+        from hiredis import pack_command
+    except ImportError:
+        return None
+    made: Callable[[tuple[Any, ...]], bytes] = pack_command
+    return made
+
+
+class _Parser:
+    def __init__(self, refused: Callable[[str], Exception]) -> None:
+        self._refused = refused
+        self._data = bytearray()
+        self._at = 0
+
+    def feed(self, data: bytes) -> None:
+        del self._data[: self._at]
+        self._at = 0
+        self._data += data
+
+    def gets(self) -> Any:
+        start = self._at
+        try:
+            return self._reply()
+        except _Short:
+            self._at = start
+            return MORE
+
+    def _reply(self) -> Any:
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b"$":
+            return self._bulk(int(rest))
+        if kind == b":":
+            return int(rest)
+        if kind == b"+":
+            return rest
+        if kind == b"-":
+            return self._refused(rest.decode("utf-8", "replace"))
+        if kind == b"_":
+            return None
+        if kind in b"*>":
+            return None if rest == b"-1" else [self._reply() for _ in range(int(rest))]
+        raise ConnectionError(f"this is no reply of Redis: {line[:40]!r}")
+
+    def _line(self) -> bytes:
+        end = self._data.find(b"\r\n", self._at)
+        if end < 0:
+            raise _Short
+        line = bytes(self._data[self._at : end])
+        self._at = end + 2
+        return line
+
+    def _bulk(self, length: int) -> bytes | None:
+        if length < 0:
+            return None
+        start = self._at
+        end = start + length
+        if len(self._data) < end + 2:
+            raise _Short
+        self._at = end + 2
+        return bytes(self._data[start:end])
+
+
+class _Short(Exception):
+    """The rest of it is still to come."""

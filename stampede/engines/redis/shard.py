@@ -1,0 +1,51 @@
+"""One server's ports: the lines of both colours, its news, and the verbs over them."""
+
+from __future__ import annotations
+
+from stampede.colour import BLOCKING, SUSPENDING, Colour
+from stampede.engines.redis.blocking import Blocking
+from stampede.engines.redis.clients import Server
+from stampede.engines.redis.locks import LockPort
+from stampede.engines.redis.news import News
+from stampede.engines.redis.scripts import Scripts
+from stampede.engines.redis.suspending import Suspending
+from stampede.engines.redis.verbs import Generations, Keys, Line
+
+__all__ = ["Shard"]
+
+
+class Shard:
+    """A server as the engine sees it. It is the whole engine, or one of a cluster's masters."""
+
+    def __init__(self, server: Server, scripts: Scripts, *, tracking: bool, sharded: bool = False) -> None:
+        self._scripts = scripts
+        self.name = server.name
+        self.news = News(lambda: server.connection(protocol=3), tracks=tracking, sharded=sharded, current=server.still)
+        server.on_move, server.on_meet = self.news.stray, self.news.start
+        self.generations = Generations(self.news)
+        self.line = Blocking(server, scripts, self.news)
+        self.news.on_tick = self.line.look_at_idle
+        self.aline = Suspending(server, scripts, self.news)
+        self.claims, self.locks = self.ports(self.line, BLOCKING)
+        self.aclaims, self.alocks = self.ports(self.aline, SUSPENDING)
+
+    def ports(self, line: Line, colour: Colour) -> tuple[Keys, LockPort]:
+        """The verbs of one colour, over any line to this server."""
+        keys = Keys(line, self._scripts, self.news, self.generations, colour)
+        return keys, LockPort(line, self._scripts, self.news, colour)
+
+    def follow(self) -> None:
+        """Have the server tell of changes from now on."""
+        self.news.track()
+
+    async def ping(self) -> None:
+        await self.line.ask((b"PING",))
+
+    def close(self) -> None:
+        for part in (self.news, self.line, self.aline):
+            part.close()
+
+    def start_again(self) -> None:
+        """In a forked child."""
+        for part in (self.line, self.aline, self.news, self.generations):
+            part.start_again()

@@ -1,0 +1,372 @@
+"""The suspending side: what one turn of an event loop asks goes out together, over one connection of that loop.
+
+Replies come in the order of the questions, so that many callers share the connection without waiting for each other,
+and nobody is refused for being one too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from stampede.colour import Loop
+from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.news import News, follow
+from stampede.engines.redis.resp import MORE, Parser, packed, parser
+from stampede.engines.redis.scripts import Command, Scripts
+
+__all__ = ["Suspending"]
+
+_GUARD = "stampede-redis-guard"
+
+_LAST_WORDS = 1.0
+"""Seconds for which the connection of a loop that ends stays for tasks that are ending."""
+
+
+class Suspending:
+    """Asks a server, from any task of any event loop."""
+
+    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
+        from redis import exceptions
+
+        self._server = server
+        self._scripts = scripts
+        self._news = news
+        self._unknown = exceptions.NoScriptError
+        self._any = (exceptions.RedisError, OSError, asyncio.TimeoutError)
+        self._lock = threading.Lock()
+        self._pipes: WeakKeyDictionary[Loop, _Pipe] = WeakKeyDictionary()
+
+    async def ask(self, command: Command) -> Any:
+        """The reply."""
+        return (await self._asked([command])).replies[0]
+
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies, in order, of what goes out together."""
+        return (await self._asked(commands)).replies if commands else []
+
+    async def read(self, command: Command) -> tuple[Any, int]:
+        """The reply, and which connection will be told when what was read changes (0: none)."""
+        question = await self._asked([command])
+        return question.replies[0], question.told
+
+    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        """The same of many."""
+        if not commands:
+            return [], 0
+        question = await self._asked(commands)
+        return question.replies, question.told
+
+    async def _asked(self, commands: Sequence[Command]) -> _Question:
+        try:
+            pipe = self._pipe()
+            question = pipe.ask(commands)
+            await question.future
+            replies = question.replies
+            for number, reply in enumerate(replies):
+                if isinstance(reply, self._unknown):
+                    again = pipe.ask([self._scripts.whole(commands[number])])
+                    await again.future
+                    replies[number] = reply = again.replies[0]
+                    question.told = question.told if again.told == question.told else 0
+                if isinstance(reply, Exception):
+                    raise reply
+        except self._any as error:
+            raise trouble(self._server.name, error) from error
+        return question
+
+    def close(self) -> None:
+        """Close the connections of all loops, also of those that run in other threads."""
+        with self._lock:
+            pipes, self._pipes = list(self._pipes.items()), WeakKeyDictionary()
+        for loop, pipe in pipes:
+            if loop.is_running() and loop is not asyncio._get_running_loop():
+                try:
+                    loop.call_soon_threadsafe(pipe.close)
+                except RuntimeError:
+                    pass  # closed meanwhile, and its connection with it
+            else:
+                pipe.close()
+
+    def start_again(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        self._lock = threading.Lock()
+        inherited, self._pipes = list(self._pipes.values()), WeakKeyDictionary()
+        for pipe in inherited:
+            pipe.disown()
+
+    def _pipe(self) -> _Pipe:
+        loop = asyncio.get_running_loop()
+        pipe = self._pipes.get(loop)
+        if pipe is None:
+            with self._lock:
+                for old in [old for old in self._pipes if old.is_closed()]:
+                    self._pipes.pop(old).close()  # it didn't cancel its tasks, as a loop should that ends
+                pipe = self._pipes[loop] = _Pipe(self._server, self._news)
+        return pipe
+
+
+class _Question:
+    """Some commands that were asked together, and their replies so far."""
+
+    __slots__ = ("again", "commands", "future", "replies", "told")
+
+    def __init__(self, commands: Sequence[Command], future: asyncio.Future[None]) -> None:
+        self.commands = commands
+        self.future = future
+        self.replies: list[Any] = []
+        self.told = 0  # which connection will be told when what was read changes
+        self.again = False  # it has been sent once before
+
+
+class _Pipe:
+    """One event loop's connection, and the questions before and in it."""
+
+    def __init__(self, server: Server, news: News) -> None:
+        from redis.exceptions import ReadOnlyError
+        from redis.exceptions import TimeoutError as Hung
+
+        self._server = server
+        self._news = news
+        self._hung = Hung
+        self._readonly = ReadOnlyError
+        self._waiting: list[_Question] = []
+        self._flying: deque[_Question] = deque()
+        self._flushing = False
+        self._wire: _Wire | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._oldest: _Question | None = None
+
+    def ask(self, commands: Sequence[Command]) -> _Question:
+        """A question whose future ends with its replies. Who stops waiting for them bothers nobody else."""
+        loop = asyncio.get_running_loop()
+        question = _Question(commands, loop.create_future())
+        self._waiting.append(question)
+        if not self._flushing:
+            self._flushing = True
+            loop.call_soon(self._flush)
+        return question
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if not self._waiting:
+            return
+        if self._wire is None:
+            if self._connecting is None:
+                self._connecting = asyncio.ensure_future(self._connect())
+            return
+        if not self._server.current(self._wire.connection):
+            self._wire.drop(ConnectionError("this is not the master any more"))
+            return
+        questions, self._waiting = self._waiting, []
+        asked = [question for question in questions if not question.future.done()]
+        if self._news.told not in (0, self._wire.following):
+            asked.insert(0, self._follow(self._wire, self._news.told))
+        self._flying.extend(asked)
+        self._wire.send([command for question in asked for command in question.commands])
+        if self._watch is None:
+            self._look_out()
+
+    def _follow(self, wire: _Wire, told: int) -> _Question:
+        """Have the server tell that connection of changes in what is read by this one from here on."""
+        wire.following = told
+        question = _Question([follow(told)], asyncio.get_running_loop().create_future())
+        question.again = True  # on another connection it would be wrong
+
+        def followed(future: asyncio.Future[None]) -> None:
+            if not future.cancelled() and future.exception() is None and question.replies[0] == b"OK":
+                wire.told = told
+
+        question.future.add_done_callback(followed)
+        return question
+
+    # -- the connection -----------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        connection: Any = None
+        try:
+            connection = self._server.suspending_connection()
+            await connection.connect()
+            self._wire = _Wire(connection, self)
+        except (Exception, asyncio.CancelledError) as error:
+            ended = isinstance(error, asyncio.CancelledError)  # the loop, or the engine
+            self._fail(self._take_waiting(), ConnectionError("the connection was closed") if ended else error)
+            if connection is not None:
+                await connection.disconnect(nowait=True)
+            if ended:
+                raise
+        finally:
+            self._connecting = None
+        self._flush()
+
+    def heard(self, reply: Any, told: int) -> None:
+        if isinstance(reply, self._readonly):  # another server is the master now: a new connection may find it
+            raise ConnectionError(str(reply)) from reply
+        question = self._flying[0]
+        question.replies.append(reply)
+        if len(question.replies) == len(question.commands):
+            self._flying.popleft()
+            question.told = told
+            if not question.future.done():
+                question.future.set_result(None)
+
+    def broken(self, error: Exception) -> None:
+        """What was under way is asked once more on a new connection: every verb may be sent twice."""
+        self._wire = self._oldest = None
+        flying, self._flying = list(self._flying), deque()
+        again = [question for question in flying if not question.again and not isinstance(error, self._hung)]
+        self._fail([question for question in flying if question not in again], error)
+        for question in again:
+            question.again = True
+            question.replies = []
+        self._waiting[:0] = again
+        self._flush()
+
+    def _look_out(self) -> None:
+        """Break a connection on which the oldest question has had no answer for as long as a reply may take."""
+        patience = self._server.patience
+        if patience is None:
+            return
+        if self._flying and self._flying[0] is self._oldest and self._wire is not None:
+            self._watch = self._oldest = None
+            self._wire.drop(self._hung(f"no reply within {patience:g} s"))
+            return
+        self._oldest = self._flying[0] if self._flying else None
+        running = asyncio.get_running_loop()
+        self._watch = running.call_later(patience, self._look_out) if self._flying else None
+
+    def _take_waiting(self) -> list[_Question]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def _fail(self, questions: Sequence[_Question], error: BaseException) -> None:
+        for question in questions:
+            if not question.future.done():
+                question.future.set_exception(error)
+
+    def gone(self) -> None:
+        """The loop ends, or the engine is closed. (A loop that we refer to would never be collected.)"""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._wire = self._watch = self._oldest = None
+        flying, self._flying = list(self._flying), deque()
+        self._fail([*flying, *self._take_waiting()], ConnectionError("the connection was closed"))
+
+    def close(self) -> None:
+        if self._connecting is not None and not self._connecting.get_loop().is_closed():
+            self._connecting.cancel()
+        if self._wire is not None:
+            self._wire.close()
+        self.gone()
+
+    def disown(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        if self._wire is not None:
+            self._wire.disown()
+        self._wire = self._watch = None
+
+
+class _Wire(asyncio.Protocol):
+    """A connection that the client library has made, with its bytes read and written by us."""
+
+    def __init__(self, connection: Any, pipe: _Pipe) -> None:
+        self.connection = connection
+        self._pipe: _Pipe | None = pipe
+        self._news = pipe._news
+        self._parser: Parser = parser(connection._parser.parse_error)
+        self._transport: asyncio.Transport = connection._writer.transport
+        self._transport.set_protocol(self)
+        self.following = 0  # which connection is to be told, as far as we have asked
+        self.told = 0  # and as far as the server has said yes
+        self._guard = asyncio.create_task(self._stand(), name=_GUARD)
+        # A loop that is closed without cancelling its tasks has nothing to complain of.
+        self._guard._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._guard.add_done_callback(self._loop_ends)
+        if self._transport.is_closing():
+            raise ConnectionError("the server closed the connection")
+
+    def send(self, commands: Sequence[Command]) -> None:
+        self._transport.write(packed(self.connection, commands))
+
+    def data_received(self, data: bytes) -> None:
+        pipe, gets = self._pipe, self._parser.gets
+        if pipe is None:
+            return
+        try:
+            self._parser.feed(data)
+            while (reply := gets()) is not MORE:
+                pipe.heard(reply, self.told)
+        except Exception as error:  # these are no replies, or not to our questions
+            self.drop(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.drop(error if isinstance(error, OSError) else ConnectionError("the server closed the connection"))
+
+    def drop(self, error: Exception) -> None:
+        """It is of no use any more: what is under way on it needs another."""
+        pipe = self._leave()
+        self._guard.cancel()
+        self._transport.abort()
+        self.connection._reader = self.connection._writer = None
+        if pipe is not None:
+            pipe.broken(error)
+
+    def close(self) -> None:
+        """Close it, also when its loop runs no more."""
+        self._leave()
+        try:
+            self._transport.close()
+            self._guard.cancel()
+        except RuntimeError:  # the loop was closed: nobody but us would close the socket
+            lost: Any = self._transport
+            if getattr(lost, "_sock", None) is not None:
+                lost._sock.close()
+                lost._sock = None
+        self.connection._reader = self.connection._writer = None  # or it would warn that it was not closed
+
+    def _leave(self) -> _Pipe | None:
+        pipe, self._pipe = self._pipe, None
+        if self.told:
+            self.told = 0
+            self._news.reader_lost()
+        return pipe
+
+    def disown(self) -> None:
+        """In a forked child: close our copy of the socket only.
+
+        Closed as usual, the transport would take it out of the loop's epoll, which is the parent's too.
+        """
+        self._pipe = None
+        shared = self._transport.get_extra_info("socket")
+        if shared is not None:
+            getattr(shared, "_sock", shared).close()
+        _inherited.append(self)
+
+    async def _stand(self) -> None:
+        """A loop that ends cancels its tasks: this one is there to say so."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_future()
+        except asyncio.CancelledError:
+            end = loop.time() + _LAST_WORDS
+            # Those that were cancelled with it may have leases to give back, over this very connection.
+            while self._pipe is not None and (left := end - loop.time()) > 0:
+                ending = [task for task in asyncio.all_tasks() if task.cancelling() and task.get_name() != _GUARD]
+                if not ending:
+                    break
+                await asyncio.wait(ending, timeout=left)
+            raise
+
+    def _loop_ends(self, _: asyncio.Future[None]) -> None:
+        pipe = self._pipe
+        self.close()
+        if pipe is not None:
+            pipe.gone()
+
+
+_inherited: list[_Wire] = []

@@ -1,0 +1,301 @@
+"""The verbs, written once: each is one script, sent by the line of its colour."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from random import uniform
+from typing import Any, Protocol
+
+from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
+from stampede.engines.redis.news import GENERATIONS, News
+from stampede.engines.redis.scripts import Command, Scripts
+from stampede.engines.redis.wire import (
+    FOREVER,
+    Names,
+    claim_args,
+    expiry,
+    kept,
+    ms,
+    names,
+    news_of,
+    pack,
+    reply_of,
+    verdict_string,
+)
+from stampede.entry import Entry, Verdict
+from stampede.errors import EngineError
+from stampede.ports import Ask, Asked, Busy, Found, Reply, Ticket, Versioned
+
+__all__ = ["Generations", "Keys", "Line"]
+
+VERDICT = 5.0
+"""Seconds for which a verdict is told to those who waited for its lease."""
+
+SMALL = 4096
+"""Bytes of an entry that is sent along with the news of it."""
+
+SAFETY = 1.0
+"""Seconds between two looks of a waiter that nobody woke: no push is durable."""
+
+LOOK = 0.1
+"""The same where there are no news."""
+
+KNOWN = 1.0
+"""Seconds for which a generation is believed where nobody is to tell of the next."""
+
+BRIEFLY = 0.05
+"""The same where somebody is to, and doesn't just now: the news are about to come, or to come back."""
+
+
+class Line(Protocol):
+    """How one colour asks. EngineError if there is no answer, or a refusal."""
+
+    async def ask(self, command: Command) -> Any: ...
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]: ...
+    async def read(self, command: Command) -> tuple[Any, int]: ...
+    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
+
+
+class _Question:
+    """A question for a generation, for all who need it meanwhile: or a herd would ask it a thousand times."""
+
+    __slots__ = ("bell", "error", "name")
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self.name: str | None = None
+        self.error: EngineError | None = None
+
+
+class Generations:
+    """What this process knows of generations, for both colours."""
+
+    def __init__(self, news: News) -> None:
+        self._news = news
+        self.start_again()
+
+    def start_again(self) -> None:
+        self._lock = threading.Lock()
+        self._bumps = 0
+        self._known: dict[str, tuple[str, Ticket | None, float]] = {}
+        self._asked: dict[tuple[str, Loop | None], _Question] = {}
+
+    def ask(self, scope: str, loop: Loop | None) -> tuple[_Question, bool]:
+        """The question that is under way in this loop, or among threads; and whether it is for the caller to ask it."""
+        with self._lock:
+            asked = self._asked.get((scope, loop))
+            if asked is not None:
+                return asked, False
+            asked = self._asked[scope, loop] = _Question()
+            return asked, True
+
+    def answered(self, scope: str, loop: Loop | None, asked: _Question) -> None:
+        with self._lock:
+            if self._asked.get((scope, loop)) is asked:
+                del self._asked[scope, loop]
+        asked.bell.ring()
+
+    def get(self, scope: str, now: float) -> str | None:
+        """Today's, as far as it is known to be so: by its ticket, else for a while."""
+        known = self._known.get(scope)
+        if known is None:
+            return None
+        name, ticket, until = known
+        if ticket is None:
+            # Where entries have tickets it needs one too: of the next bump nobody would be told.
+            return name if now < until and not self._news.told else None
+        return name if self._news.stamps[ticket.slot] == ticket.stamp else None
+
+    def sample(self) -> tuple[int, int]:
+        """To be taken before one is read."""
+        return self._bumps, self._news.stamps[GENERATIONS]
+
+    def put(self, scope: str, name: str, sample: tuple[int, int], told: int, now: float) -> None:
+        bumps, stamp = sample
+        ticket = Ticket(self._news.stamps, GENERATIONS, stamp) if told and told == self._news.told else None
+        with self._lock:
+            if bumps == self._bumps:
+                self._known[scope] = name, ticket, now + (BRIEFLY if self._news.tracks else KNOWN)
+
+    def forget(self) -> None:
+        """Somebody here has begun a new one."""
+        with self._lock:
+            self._bumps += 1
+            self._known.clear()
+            self._asked.clear()  # what they are told may be old
+
+
+class Keys(Versioned):
+    """Claims and Store of one colour."""
+
+    def __init__(self, line: Line, scripts: Scripts, news: News, generations: Generations, colour: Colour) -> None:
+        self._line = line
+        self._scripts = scripts
+        self._news = news
+        self._generations = generations
+        self._colour = colour
+
+    # -- claims -------------------------------------------------------------------------------------------------
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        its, news = names(key), self._news
+        news.follow()
+        slot = its.slot
+        stamp = news.stamps[slot]  # before the question is sent: see News
+        answer, told = await self._line.read(self._scripts.claim(its.all, *claim_args(token, ask, its.channel)))
+        return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
+
+    async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
+        """A claim for each (key, token, ask), all in one round trip. If it fails, any of them may have been granted."""
+        news = self._news
+        news.follow()
+        commands, slots = [], []
+        for key, token, ask in questions:
+            its = names(key)
+            slots.append((its.slot, news.stamps[its.slot]))
+            commands.append(self._scripts.claim(its.all, *claim_args(token, ask, its.channel)))
+        answers, told = await self._line.read_all(commands)
+        sure = bool(told) and told == news.told
+        return [
+            reply_of(answer, Ticket(news.stamps, *slot) if sure else None)
+            for answer, slot in zip(answers, slots, strict=True)
+        ]
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        return bool(await self._changed(names(key), self._filling(key, token, entry)))
+
+    def _filling(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
+        its, end = names(key), expiry(entry)
+        string = pack(entry, end)
+        until = b"" if end is None else end
+        return self._scripts.fill(its.all, token, entry.id, until, string, its.channel, SMALL)
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        await self._line.ask(self._abandoning(key, token, verdict, rest))
+
+    def _abandoning(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
+        its = names(key)
+        told = b"" if verdict is None else verdict_string(verdict)
+        why = told or verdict_string(Verdict("failed"))
+        resting = ms(rest) if rest > 0 else 0
+        return self._scripts.abandon(its.all[1:], token, told, ms(VERDICT), resting, why, its.channel)
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        """Claims in one round trip; fills and abandons in another."""
+        answers: list[Any] = [None] * len(asked)
+        claims = [number for number, (verb, _) in enumerate(asked) if verb == "claim"]
+        others = [number for number, (verb, _) in enumerate(asked) if verb != "claim"]
+        verbs: dict[str, Any] = {"fill": self._filling, "abandon": self._abandoning, "renew": self._renewing}
+        try:
+            replies = run_blocking(self.claim_many([asked[number].args for number in claims])) if claims else []
+            commands = [verbs[asked[number].verb](*asked[number].args) for number in others]
+            done = run_blocking(self._line.ask_all(commands)) if commands else []
+        except EngineError as error:
+            return [error] * len(asked)
+        for number, reply in zip(claims, replies, strict=True):
+            answers[number] = reply
+        for number, answer in zip(others, done, strict=True):
+            answers[number] = bool(answer)
+        return answers
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return bool(await self._line.ask(self._renewing(key, token, lease)))
+
+    def _renewing(self, key: str, token: bytes, lease: float) -> Command:
+        return self._scripts.renew([names(key).lease], token, ms(lease))
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        its, end = names(key), time.monotonic() + min(timeout, busy.lease)
+        with self._news.listen(its.channel) as ear:
+            ready = await self._colour.park(ear.ready, min(timeout, SAFETY))
+            # What fell before we listened was told to nobody here.
+            if await self._line.ask((b"GETEX", its.lease)) == busy.token:
+                longest = (SAFETY if ready and ear.hears else LOOK) * uniform(0.9, 1.1)
+                await self._colour.park(ear.bell, min(end - time.monotonic(), longest))
+        entry = news_of(ear.message, busy.token)
+        return None if entry is None else Found(entry)
+
+    # -- store --------------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        answers = await self._line.ask_all([self._scripts.get([names(key).entry]) for key in keys])
+        return [kept(answer) for answer in answers]
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        its, end = names(key), expiry(entry)
+        until = b"" if end is None else end
+        await self._changed(its, self._scripts.set(its.all, until, pack(entry, end), its.channel))
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        its, end = names(key), expiry(entry)
+        until = b"" if end is None else end
+        command = self._scripts.replace(its.all, until, pack(entry, end), its.channel, seen or b"", entry.id)
+        return bool(await self._changed(its, command))
+
+    async def expire(self, key: str) -> bool:
+        its = names(key)
+        return bool(await self._changed(its, self._scripts.expire([its.entry, its.lease], FOREVER, its.channel)))
+
+    async def invalidate(self, key: str) -> bool:
+        its = names(key)
+        return bool(await self._changed(its, self._scripts.invalidate(its.all, its.channel)))
+
+    async def _changed(self, its: Names, command: Command) -> Any:
+        """The reply; what was read here before it is true no more, at once: the news may still be on their way."""
+        try:
+            return await self._line.ask(command)
+        finally:
+            self._news.void(its.slot)
+
+    # -- generations --------------------------------------------------------------------------------------------
+
+    async def generation(self, scope: str) -> str:
+        known = self._generations.get(scope, time.monotonic())
+        if known is not None:
+            return known
+        loop = running_loop() if self._colour.suspending else None
+        asked, asking = self._generations.ask(scope, loop)
+        if not asking:
+            await self._colour.park(asked.bell, SAFETY)
+            if asked.error is not None:
+                raise EngineError(str(asked.error)) from asked.error
+            return asked.name or await self._generation(scope)
+        try:
+            asked.name = await self._generation(scope)
+        except EngineError as error:
+            asked.error = error
+            raise
+        finally:
+            self._generations.answered(scope, loop, asked)
+        return asked.name
+
+    async def _generation(self, scope: str) -> str:
+        now = time.monotonic()
+        self._news.follow()
+        sample, keys = self._generations.sample(), [_ALL, _scope_key(scope)]
+        ids, told = await self._line.read(self._scripts.generation(keys, *(_new_generation() for _ in keys)))
+        name = blake2b(b"|".join(ids), digest_size=6).hexdigest()
+        self._generations.put(scope, name, sample, told, now)
+        return name
+
+    async def bump(self, scope: str) -> None:
+        key = _scope_key(scope) if scope else _ALL
+        try:
+            await self._line.ask((b"SET", key, _new_generation()))
+        finally:
+            self._generations.forget()
+
+
+_ALL = b"{stampede}g"
+
+
+def _scope_key(scope: str) -> bytes:
+    return b"{stampede}g:" + scope.encode("utf-8", "surrogatepass")
+
+
+def _new_generation() -> bytes:
+    return os.urandom(6).hex().encode()

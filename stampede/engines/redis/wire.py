@@ -1,0 +1,159 @@
+"""Arguments and replies: names of keys, entries as strings, durations as milliseconds. Pure."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from hashlib import blake2b
+from math import ceil, inf
+from struct import Struct, error
+from typing import Any, NamedTuple
+
+from stampede.entry import GRACE, Entry, Verdict
+from stampede.errors import EngineError, TooLarge
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Ticket
+
+__all__ = [
+    "Names",
+    "claim_args",
+    "entry_of",
+    "expiry",
+    "kept",
+    "ms",
+    "names",
+    "news_of",
+    "pack",
+    "reply_of",
+    "verdict_string",
+]
+
+FOREVER = 1000 * 365 * 86_400_000
+"""A thousand years in ms: what counts from an end needs one."""
+
+_HEAD = Struct(">BB8sddddd")
+"""Version, flags, id, lag and keep-lag in ms behind the end of the key, cost, margin, ttl. (`entry.lua` reads it.)"""
+
+_VERSION, _RAISED = 1, 1
+_LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
+_MESSAGE = 4000
+
+_FOUND, _GRANTED, _BUSY, _FAILED = range(4)
+
+
+class Names(NamedTuple):
+    """The keys of one entry, all in one slot of a cluster, whatever the user's key holds."""
+
+    entry: bytes
+    lease: bytes
+    past: bytes  # verdicts by token
+    rest: bytes
+    channel: bytes
+    slot: int  # of the stamp that a local tier looks at
+
+    @property
+    def all(self) -> tuple[bytes, bytes, bytes, bytes]:
+        return self[:4]
+
+
+@lru_cache(1024)
+def names(key: str) -> Names:
+    """The tag is a hash, since users' keys may hold braces; theirs stands behind it, for people who look."""
+    raw = key.encode("utf-8", "surrogatepass")
+    digest = blake2b(raw, digest_size=12).digest()
+    tag = b"{%s}" % digest.hex().encode()
+    return Names(tag + b":" + raw, tag + b"l", tag + b"v", tag + b"r", tag + b"c", digest[0] << 8 | digest[1])
+
+
+# -- entries ------------------------------------------------------------------------------------------------------
+
+
+def ms(seconds: float) -> int:
+    """At least one: Redis takes zero for an error."""
+    return max(min(ceil(seconds * 1000), FOREVER), 1)
+
+
+def expiry(entry: Entry[Any]) -> int | None:
+    """Ms until the entry's key ends: kept, and a moment longer for those who were waiting. None: never."""
+    if entry.fresh == inf:
+        return None
+    if entry.keep == inf:
+        return ms(entry.fresh) + FOREVER
+    return ms(max(entry.keep, entry.fresh + GRACE))
+
+
+def pack(entry: Entry[Any], end: int | None) -> bytes:
+    """The entry as a string; TooLarge if Redis can't hold it."""
+    value: bytes = entry.value
+    if len(value) > _LONGEST - _HEAD.size:
+        raise TooLarge(f"{len(value)} bytes are more than Redis keeps in one string")
+    lag, keeplag = (0.0, 0.0) if end is None else (end - 1000 * entry.fresh, end - 1000 * entry.keep)
+    flags = _RAISED if entry.raised else 0
+    return _HEAD.pack(_VERSION, flags, entry.id, lag, keeplag, entry.cost, entry.margin, entry.ttl) + value
+
+
+def entry_of(string: bytes, left: float) -> Entry[Any]:
+    """The entry in a string whose key has `left` ms to go (less than none: it has no end)."""
+    _, flags, id, lag, keeplag, cost, margin, ttl = _HEAD.unpack_from(string)
+    if left < 0:
+        left = inf
+    value = string[_HEAD.size :]
+    return Entry(value, id, cost, margin, ttl, (left - lag) / 1000, (left - keeplag) / 1000, flags == _RAISED)
+
+
+def kept(answer: Any) -> Entry[Any] | None:
+    """What `get.lua` answers."""
+    return None if answer is None else entry_of(answer[1], answer[0])
+
+
+# -- claims -------------------------------------------------------------------------------------------------------
+
+
+def claim_args(token: bytes, ask: Ask, channel: bytes) -> tuple[Any, ...]:
+    """What `claim.lua` is asked."""
+    draw = b"" if ask.draw is None else repr(float(ask.draw))
+    force = b"1" if ask.force else b""
+    since = repr(1000.0 * ask.since)
+    return token, ms(ask.lease), since, ask.seen or b"", ask.awaited or b"", force, draw, channel
+
+
+def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
+    """What `claim.lua` answers."""
+    what, left, string = answer[:3]
+    entry = None if string is None else entry_of(string, left)
+    if what == _FOUND and entry is not None:
+        return Found(entry, ticket)
+    if what == _GRANTED:
+        return Granted(entry)
+    if what == _BUSY:
+        return Busy(answer[3], answer[4] / 1000, entry)
+    if what == _FAILED:
+        return Failed(_verdict_of(answer[3]), entry, answer[4] / 1000)
+    raise EngineError(f"Redis answered a claim with {what!r}")
+
+
+def verdict_string(verdict: Verdict) -> bytes:
+    """A verdict as a string."""
+    return json.dumps([verdict.kind, verdict.type_name[:_MESSAGE], verdict.message[:_MESSAGE]]).encode()
+
+
+def _verdict_of(string: bytes) -> Verdict:
+    try:
+        return Verdict(*json.loads(string))
+    except (TypeError, ValueError):
+        return Verdict("failed")
+
+
+# -- news ---------------------------------------------------------------------------------------------------------
+
+
+def news_of(message: bytes, token: bytes) -> Entry[Any] | None:
+    """The entry that a fill has sent along, if it was by the lease of this token: an older one's may be late."""
+    if message[:8] != token or len(message) < 16 + _HEAD.size:
+        return None
+    try:
+        return entry_of(message[16:], _PX.unpack_from(message, 8)[0])
+    except error:
+        return None
+
+
+_PX = Struct(">d")

@@ -1,0 +1,217 @@
+"""A port of the loopback before a server's, on which everything can go wrong: at once, or at a chosen byte.
+
+::
+
+    proxy = Proxy(server.port)
+    proxy.hold()                                   # accepts, and nothing passes any more, until let_go()
+    proxy.cut()                                    # all connections, now
+    proxy.piece, proxy.delay = 1, 0.01             # replies come byte by byte, and late
+    proxy.at(b"GET", sent=7)                       # the next request that holds this is cut off behind its 7th byte
+    proxy.at(b"GET", answered=3, times=2)          # the replies to the next two are
+    proxy.at(b"GET", answered=3, silent=True)      # 3 bytes of its reply come, and nothing after them
+    proxy.at(b"GET", before=server.restart)        # something happens before the request goes on, and nothing is cut
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Proxy"]
+
+_PIECE = 1 << 16
+
+
+@dataclass
+class _Fault:
+    needle: bytes
+    sent: int | None
+    answered: int | None
+    before: Callable[[], object] | None
+    after: Callable[[], object] | None
+    silent: bool
+    times: int
+
+
+class Proxy:
+    """Passes on what comes to `port`; a thread for each direction of each connection."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.delay = 0.0  # seconds before each piece of a reply
+        self.piece = _PIECE  # bytes of a reply that go together
+        self.met = 0  # how many faults have come true
+        self.accepted = 0
+        self._faults: list[_Fault] = []
+        self._lock = threading.Lock()
+        self._open = threading.Event()
+        self._open.set()
+        self._pairs: set[_Pair] = set()
+        self._closed = False
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    # -- what goes wrong ------------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Connections are accepted and stay open, and nothing passes in either direction."""
+        self._open.clear()
+
+    def let_go(self) -> None:
+        """All that was held back passes."""
+        self._open.set()
+
+    def cut(self) -> None:
+        """All connections that are open now."""
+        with self._lock:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            pair.cut()
+
+    def at(
+        self,
+        needle: bytes,
+        *,
+        sent: int | None = None,
+        answered: int | None = None,
+        before: Callable[[], object] | None = None,
+        after: Callable[[], object] | None = None,
+        silent: bool = False,
+        times: int = 1,
+    ) -> None:
+        """At the next requests that hold `needle`: cut behind so many bytes of the request, or of its reply.
+
+        `silent`: the connection stays, and nothing comes any more.
+
+        `before` is called before the request goes on, `after` when its reply has come and has not gone on.
+        """
+        with self._lock:
+            self._faults.append(_Fault(needle, sent, answered, before, after, silent, times))
+
+    def heal(self) -> None:
+        """Nothing more goes wrong from here on."""
+        with self._lock:
+            self._faults.clear()
+        self.delay, self.piece = 0.0, _PIECE
+        self.let_go()
+
+    def close(self) -> None:
+        self._closed = True
+        # Closing alone would leave the thread in accept().
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.let_go()
+        self.cut()
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target), 5.0)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            pair = _Pair(self, client, server)
+            with self._lock:
+                self._pairs.add(pair)
+            pair.start()
+            if self._closed:
+                pair.cut()
+
+    def _found(self, data: bytes) -> _Fault | None:
+        with self._lock:
+            for fault in self._faults:
+                if fault.needle in data:
+                    fault.times -= 1
+                    if fault.times <= 0:
+                        self._faults.remove(fault)
+                    self.met += 1
+                    return fault
+        return None
+
+    def _wait(self) -> None:
+        self._open.wait()
+
+
+class _Pair:
+    """One connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._server = server
+        self._left: int | None = None  # bytes of replies before the cut
+        self._silent = False
+        self._after: Callable[[], object] | None = None
+
+    def start(self) -> None:
+        for work in (self._up, self._down):
+            threading.Thread(target=self._run, args=(work,), name="proxy", daemon=True).start()
+
+    def cut(self) -> None:
+        for end in (self._client, self._server):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                work()
+        finally:
+            self.cut()
+            with self._proxy._lock:
+                last = self not in self._proxy._pairs
+                self._proxy._pairs.discard(self)
+            if last:
+                self._client.close()
+                self._server.close()
+
+    def _up(self) -> None:
+        while data := self._client.recv(_PIECE):
+            self._proxy._wait()
+            fault = self._proxy._found(data)
+            if fault is not None:
+                if fault.before is not None:
+                    fault.before()
+                self._after = fault.after
+                self._left, self._silent = fault.answered, fault.silent
+                if fault.sent is not None:
+                    self._server.sendall(data[: fault.sent])
+                    return
+            self._server.sendall(data)
+
+    def _down(self) -> None:
+        while data := self._server.recv(_PIECE):
+            self._proxy._wait()
+            after, self._after = self._after, None
+            if after is not None:
+                after()
+            while data:
+                some, data = data[: self._proxy.piece], data[self._proxy.piece :]
+                if self._proxy.delay:
+                    time.sleep(self._proxy.delay)
+                if self._left is not None:
+                    some = some[: self._left]
+                    self._left -= len(some)
+                self._client.sendall(some)
+                if self._left == 0 and not self._silent:
+                    return

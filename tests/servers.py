@@ -1,0 +1,277 @@
+"""Real servers for the tests: each on a free port of the loopback, in a directory of its own, ended by its pid."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+__all__ = [
+    "RedisCluster",
+    "RedisServer",
+    "Sentinels",
+    "free_port",
+    "need",
+    "shared_cluster",
+    "shared_redis",
+    "wait_until",
+]
+
+PATIENCE = 20.0
+
+
+def need(program: str) -> str:
+    """The program's path. A machine without it skips the test, and fails it with CI=true."""
+    path = shutil.which(program)
+    if path is None:
+        message = f"{program} is not installed"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """One redis-server without persistence: `RedisServer("--maxmemory", "2mb")`. It ends with the tests."""
+
+    def __init__(self, *options: str, config: str | None = None) -> None:
+        self._program = need("redis-server")
+        self._options = options
+        self._directory = Path(tempfile.mkdtemp(prefix="stampede-redis-"))
+        self._first: list[str] = []  # a file of settings, which the server may rewrite
+        if config is not None:
+            path = self._directory / "redis.conf"
+            path.write_text(config)
+            self._first = [str(path)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.socket = self._directory / "redis.sock"
+        self.port = 0
+        atexit.register(self.close)
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def unix_url(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, or start again on the same port, empty; returns when it answers."""
+        for _ in range(5):
+            port = self.port or free_port()
+            self._process = subprocess.Popen(
+                [self._program, *self._first, "--port", str(port), "--bind", "127.0.0.1",
+                 "--unixsocket", str(self.socket), "--dir", str(self._directory),
+                 "--save", "", "--appendonly", "no", *self._options],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            if self._answers(port):
+                self.port = port
+                return
+        raise AssertionError("redis-server doesn't start")
+
+    def _answers(self, port: int) -> bool:
+        assert self._process is not None
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self._process.poll() is None:
+            try:
+                with socket.create_connection(("127.0.0.1", port), 1.0) as probe:
+                    probe.sendall(b"PING\r\n")
+                    if probe.recv(64):  # +PONG, or -NOAUTH
+                        return True
+            except OSError:
+                time.sleep(0.005)  # there is nothing to wait on until it listens
+        self.stop()  # it has ended (somebody else took the port), or never answers
+        return False
+
+    def stop(self) -> None:
+        """SIGKILL: its clients see the connection close."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def freeze(self) -> None:
+        """It accepts, and never answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def cli(self, *command: str | bytes) -> str:
+        """What redis-cli prints."""
+        program = need("redis-cli")
+        run = subprocess.run(
+            [program, "-p", str(self.port), *command], capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+        return run.stdout.strip()
+
+    def close(self) -> None:
+        self.stop()
+        atexit.unregister(self.close)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class RedisCluster:
+    """Masters that share all slots, and their replicas."""
+
+    def __init__(self, masters: int = 3, replicas: int = 0) -> None:
+        self.nodes = [_clustered() for _ in range(masters)]
+        self.replicas = [_clustered() for _ in range(masters * replicas)]
+        for number, node in enumerate(self.nodes):
+            first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
+            node.cli("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+            node.cli("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
+        others = [*self.nodes, *self.replicas][1:]
+        for node in others:
+            bus = node.cli("CONFIG", "GET", "cluster-port").split()[-1]
+            self.nodes[0].cli("CLUSTER", "MEET", "127.0.0.1", str(node.port), bus)
+        wait_until(lambda: self.is_whole(len(others) + 1))
+        for number, node in enumerate(self.replicas):
+            node.cli("CLUSTER", "REPLICATE", self.nodes[number % masters].cli("CLUSTER", "MYID"))
+        wait_until(lambda: all("master_link_status:up" in node.cli("INFO").split() for node in self.replicas))
+        everybody = [*self.nodes, *self.replicas]
+        wait_until(lambda: all(_replicas_known(node) == len(self.replicas) for node in everybody))
+
+    def is_whole(self, known: int = 3) -> bool:
+        """Whether every server has heard that every slot is served."""
+        signs = {"cluster_state:ok", f"cluster_slots_ok:{SLOTS}", f"cluster_known_nodes:{known}"}
+        return all(signs <= set(node.cli("CLUSTER", "INFO").split()) for node in (*self.nodes, *self.replicas))
+
+    def replica_of(self, master: RedisServer) -> RedisServer:
+        return self.replicas[self.nodes.index(master)]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def flush(self) -> None:
+        for node in self.nodes:
+            node.cli("FLUSHALL")
+
+    def owner(self, slot: int) -> RedisServer:
+        return next(node for node in self.nodes if self._has(node, slot))
+
+    def _has(self, node: RedisServer, slot: int) -> bool:
+        for line in node.cli("CLUSTER", "NODES").splitlines():
+            if "myself" in line:
+                spans = [span for span in line.split()[8:] if not span.startswith("[")]
+                return any(int(span.split("-")[0]) <= slot <= int(span.split("-")[-1]) for span in spans)
+        return False
+
+    def begin_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        """From here on the slot is on its way: keys that are not at its source are asked for at its target."""
+        target.cli("CLUSTER", "SETSLOT", str(slot), "IMPORTING", source.cli("CLUSTER", "MYID"))
+        source.cli("CLUSTER", "SETSLOT", str(slot), "MIGRATING", target.cli("CLUSTER", "MYID"))
+
+    def end_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        """Take its keys over, and tell everybody."""
+        while keys := source.cli("CLUSTER", "GETKEYSINSLOT", str(slot), "100").split():
+            source.cli("MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *keys)
+        for node in (target, source, *self.nodes):
+            node.cli("CLUSTER", "SETSLOT", str(slot), "NODE", target.cli("CLUSTER", "MYID"))
+
+    def close(self) -> None:
+        for node in (*self.replicas, *self.nodes):
+            node.close()
+
+
+def _replicas_known(node: RedisServer) -> int:
+    return sum("slave" in line.split()[2] for line in node.cli("CLUSTER", "NODES").splitlines())
+
+
+def _clustered() -> RedisServer:
+    return RedisServer(
+        "--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000",
+        "--cluster-require-full-coverage", "no", *_REPLICATES,
+    )  # fmt: skip
+
+
+class Sentinels:
+    """A master, its replicas, and sentinels that put one of them in its place soon after it was lost."""
+
+    service = "main"
+
+    def __init__(self, replicas: int = 2, sentinels: int = 3) -> None:
+        self.master = RedisServer(*_REPLICATES)
+        self.replicas = [
+            RedisServer("--replicaof", f"127.0.0.1 {self.master.port}", *_REPLICATES) for _ in range(replicas)
+        ]
+        wait_until(lambda: self.master.cli("INFO", "replication").count("state=online") == replicas)
+        config = (
+            f"sentinel monitor {self.service} 127.0.0.1 {self.master.port} {sentinels // 2 + 1}\n"
+            f"sentinel down-after-milliseconds {self.service} 1000\n"
+            f"sentinel failover-timeout {self.service} 3000\n"
+        )
+        self.sentinels = [RedisServer("--sentinel", config=config) for _ in range(sentinels)]
+        wait_until(lambda: all(self._knows(each, replicas, sentinels - 1) for each in self.sentinels))
+
+    def _knows(self, sentinel: RedisServer, replicas: int, others: int) -> bool:
+        words = sentinel.cli("SENTINEL", "MASTER", self.service).split()
+        known = dict(zip(words[::2], words[1::2], strict=False))
+        return known["num-slaves"] == str(replicas) and known["num-other-sentinels"] == str(others)
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
+        return f"redis+sentinel://{hosts}/{self.service}/0"
+
+    def named(self) -> int:
+        """The port of the master, as the sentinels know."""
+        return int(self.sentinels[0].cli("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service).split()[1])
+
+    def close(self) -> None:
+        for each in (*self.sentinels, *self.replicas, self.master):
+            each.close()
+
+
+SLOTS = 1 << 14
+_REPLICATES = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
+
+
+def wait_until(good: Callable[[], bool]) -> None:
+    """What servers agree on among themselves can be waited for in no other way."""
+    end = time.monotonic() + PATIENCE
+    while not good():
+        assert time.monotonic() < end, "the servers don't come together"
+        time.sleep(0.02)
+
+
+@lru_cache(1)
+def shared_cluster() -> RedisCluster:
+    """The session's cluster: empty it before use, and leave its slots where they were."""
+    return RedisCluster()
+
+
+@lru_cache(1)
+def shared_redis() -> RedisServer:
+    """The session's server, for tests that need no other: empty it before use."""
+    return RedisServer()

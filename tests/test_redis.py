@@ -1,0 +1,926 @@
+"""The Redis engine beyond its ports: servers that forget, break and refuse; news; forks and loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+import redis
+import redis.asyncio
+from redis.crc import key_slot
+from servers import PATIENCE, RedisServer, free_port, need, shared_redis
+
+from stampede import Cache, Lock
+from stampede.colour import run_blocking as run
+from stampede.engines import open_engine
+from stampede.engines.redis import RedisEngine, wire
+from stampede.engines.redis.news import slot_of
+from stampede.engines.redis.resp import MORE, _Parser
+from stampede.entry import Entry, Verdict, new_id
+from stampede.errors import EngineError, OptionError
+from stampede.ports import Ask, Busy, Found, Granted, Ticket
+
+LONG = 60.0
+
+
+@pytest.fixture
+def server() -> RedisServer:
+    """The session's server, emptied."""
+    shared = shared_redis()
+    shared.cli("FLUSHALL")
+    return shared
+
+
+@pytest.fixture
+def own() -> Iterator[RedisServer]:
+    """A server that the test may stop, freeze and configure."""
+    mine = RedisServer()
+    yield mine
+    mine.close()
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
+    """Engines that are closed at the end."""
+
+    def opened(*args: Any, **options: Any) -> RedisEngine:
+        engine = RedisEngine(*args, **options)
+        engine.follow()  # as a cache does that has a local tier
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+Open = Callable[..., RedisEngine]
+
+
+def some(value: bytes = b"value", fresh: float = LONG) -> Entry[Any]:
+    return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)
+
+
+def claim(engine: RedisEngine, key: str = "k", token: bytes | None = None, **terms: Any) -> Any:
+    return run(engine.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
+
+
+def granted(engine: RedisEngine, key: str = "k") -> bytes:
+    token = new_id()
+    assert isinstance(claim(engine, key, token), Granted)
+    return token
+
+
+def until(good: Callable[[], Any], within: float = PATIENCE) -> Any:
+    """The first true answer; what changes is on a server, and can't be waited for otherwise."""
+    end = time.monotonic() + within
+    while not (answer := good()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
+    return answer
+
+
+def calls(server: RedisServer) -> int:
+    """How many scripts the server has run so far."""
+    stats = server.cli("INFO", "commandstats")
+    return sum(int(line.split("calls=")[1].split(",")[0]) for line in stats.split() if "cmdstat_evalsha:" in line)
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["", "}", "}a", "{", "{}", "{a}b", "}{", ":l", "l", "\x00", "é" * 100])
+def test_all_names_of_a_key_are_in_one_slot(key: str) -> None:
+    """In a cluster, its scripts would be refused; or two things of one key would be one."""
+    names = wire.names(key)
+    strings = [*names.all, names.channel]
+    assert len({key_slot(name) for name in strings}) == 1
+    assert len(set(strings)) == 5
+    assert slot_of(names.entry) == names.slot
+    assert [slot_of(name) for name in strings[1:]] == [None] * 4
+
+
+def test_what_is_no_entry_is_a_miss(server: RedisServer, open_: Open) -> None:
+    """Somebody else's bytes in our place would be an error for ever, or be read as numbers."""
+    engine = open_(server.url)
+    for bytes_ in (b"", b"short", b"\x02" + bytes(100)):
+        server.cli("SET", wire.names("k").entry, bytes_.replace(b"\x00", b"0"))
+        assert isinstance(claim(engine, force=True), Granted)
+        token = new_id()
+        assert claim(engine, token=token, force=True).entry is None
+        assert run(engine.claims.fill("k", token, some()))
+        assert isinstance(claim(engine), Found)
+
+
+def test_for_ever_is_a_key_without_end(server: RedisServer, open_: Open) -> None:
+    """What is to stay would be counted down; or what has an end would have none."""
+    engine = open_(server.url)
+    name = wire.names("k").entry
+    run(engine.store.set("k", some(fresh=inf)))
+    assert server.cli("PTTL", name) == "-1"
+    run(engine.store.set("k", Entry(b"", new_id(), ttl=5.0, fresh=5.0, keep=inf)))
+    (kept,) = run(engine.store.get(["k"]))
+    assert kept is not None
+    assert 0 < kept.fresh <= 5.0
+    assert kept.keep == inf
+    run(engine.store.set("k", some(fresh=5.0)))
+    assert 5_000 < int(server.cli("PTTL", name)) <= 6_000
+
+
+def test_the_due_are_granted_in_the_same_question(server: RedisServer, open_: Open) -> None:
+    """Without a local tier every early refresh would cost a second round trip."""
+    engine = open_(server.url)
+    entry = Entry(b"v", new_id(), cost=1.0, margin=2.0, ttl=LONG, fresh=10.0, keep=LONG)
+    run(engine.store.set("k", entry))
+    assert isinstance(claim(engine, draw=5.0), Found)
+    reply = claim(engine, draw=20.0)
+    assert isinstance(reply, Granted)
+    assert reply.entry is not None
+    assert reply.entry.fresh > 0
+    entry.fresh = 31.0  # never before half of ttl
+    run(engine.store.set("k", entry))
+    assert isinstance(claim(engine, draw=1e9), Found)
+
+
+# -- servers that forget, and replies that are lost ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forget", ["SCRIPT FLUSH", "restart"])
+def test_scripts_are_sent_again(own: RedisServer, open_: Open, forget: str) -> None:
+    """After a flush of scripts, or a restart, the cache would be out of order until the process ended."""
+    engine = open_(own.url)
+    granted(engine)
+    if forget == "restart":
+        own.restart()
+    else:
+        own.cli(*forget.split())
+    token = granted(engine, "l")
+    assert run(engine.claims.fill("l", token, some()))
+    assert isinstance(claim(engine, "l"), Found)
+
+
+def test_scripts_are_sent_again_in_pipelines(server: RedisServer, open_: Open) -> None:
+    """The same of a batch, and of tasks."""
+    engine = open_(server.url)
+    server.cli("SCRIPT", "FLUSH")
+    assert run(engine.store.get(["a", "b", "c"])) == [None] * 3
+
+    async def tasks() -> None:
+        await engine.aclaims.claim("k", b"12345678", Ask(LONG))
+        server.cli("SCRIPT", "FLUSH")
+        replies = await asyncio.gather(*[engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(10)])
+        assert all(isinstance(reply, Busy) and reply.token == b"12345678" for reply in replies)
+        server.cli("SCRIPT", "FLUSH")
+        assert await engine.astore.get(["a", "b", "c"]) == [None] * 3
+
+    asyncio.run(tasks())
+
+
+def test_a_server_that_comes_back_is_used_again(own: RedisServer, open_: Open) -> None:
+    """One outage would be for ever; or an error would not be ours."""
+    engine = open_(own.url)
+    granted(engine)
+
+    async def tasks() -> None:
+        await engine.astore.get(["k"])
+        own.stop()
+        for _ in range(2):
+            with pytest.raises(EngineError) as caught:
+                await engine.astore.get(["k"])
+            assert caught.value.__cause__ is not None
+        with pytest.raises(EngineError):
+            granted(engine)
+        own.start()
+        assert await engine.astore.get(["k"]) == [None]
+
+    asyncio.run(tasks())
+    granted(engine)
+
+
+def test_a_connection_that_broke_while_idle_is_nobodys_error(server: RedisServer, open_: Open) -> None:
+    """After every restart or idle timeout of the server, each connection of the pool would fail once."""
+    engine = open_(server.url)
+
+    async def tasks() -> None:
+        for _ in range(3):
+            granted(engine, new_id().hex())
+            await engine.astore.set("k", some())
+            server.cli("CLIENT", "KILL", "TYPE", "normal")
+            (kept,) = await engine.astore.get(["k"])
+            assert kept is not None
+
+    asyncio.run(tasks())
+
+
+def test_verbs_may_be_sent_twice(server: RedisServer, open_: Open) -> None:
+    """A reply that was lost would turn a stored value into a refused one, or a released lock into a lost one."""
+    engine = open_(server.url)
+    line = engine._servers.line
+    asked: list[Any] = []
+    ask = line.ask
+
+    async def twice(command: Any) -> Any:
+        asked.append(await ask(command))
+        return await ask(command)
+
+    line.ask = twice  # type: ignore[method-assign]
+    token = granted(engine)
+    assert run(engine.claims.renew("k", token, LONG))
+    entry = some()
+    assert run(engine.claims.fill("k", token, entry))
+    newer = some()
+    assert run(engine.store.replace("k", entry.id, newer))
+    assert claim(engine).entry.id == newer.id
+    token = new_id()
+    claim(engine, token=token, force=True)
+    run(engine.claims.abandon("k", token, Verdict("failed"), rest=LONG))
+    assert claim(engine, seen=newer.id).rest > LONG - 10
+    holder = new_id()
+    first = run(engine.locks.acquire("l", holder, LONG))
+    assert isinstance(first, Granted)
+    assert run(engine.locks.release("l", holder)) is True
+    assert not run(engine.locks.release("l", holder))
+    assert len(asked) > 5
+
+
+def test_a_full_server_refuses_and_wakes(open_: Open) -> None:
+    """Out of memory, a computation that can't be stored would leave its lease, and everybody waiting."""
+    full = RedisServer()
+    try:
+        engine = open_(full.url)
+        token = granted(engine)
+        full.cli("CONFIG", "SET", "maxmemory", "1mb")
+        with pytest.raises(EngineError):
+            run(engine.claims.fill("k", token, some(b"x" * 1000)))
+        run(engine.claims.abandon("k", token, Verdict("failed"), rest=LONG))
+        assert full.cli("EXISTS", wire.names("k").lease) == "0"
+        assert claim(engine).rest > LONG - 10  # what is deleted leaves room for that
+    finally:
+        full.close()
+
+
+def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
+    """Every call would hang with it, in both colours; and hang again when it is well."""
+    engine = open_(own.url, socket_timeout=0.2)
+
+    async def tasks() -> None:
+        await engine.astore.get(["k"])
+        run(engine.store.get(["k"]))
+        own.freeze()
+        try:
+            start = time.monotonic()
+            with pytest.raises(EngineError):
+                run(engine.store.get(["k"]))
+            results = await asyncio.gather(*[engine.astore.get(["k"]) for _ in range(5)], return_exceptions=True)
+            assert [type(result) for result in results] == [EngineError] * 5
+            assert time.monotonic() - start < 5.0
+        finally:
+            own.thaw()
+        assert await engine.astore.get(["k"]) == [None]
+        assert run(engine.store.get(["k"])) == [None]
+
+    asyncio.run(tasks())
+
+
+# -- connections --------------------------------------------------------------------------------------------------
+
+
+def test_more_callers_than_connections_wait(server: RedisServer, open_: Open) -> None:
+    """The third of three threads would be refused."""
+    engine = open_(server.url, max_connections=2)
+    errors: list[BaseException] = []
+
+    def live() -> None:
+        try:
+            for _ in range(20):
+                run(engine.store.get(["k"]))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=live) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert errors == []
+
+
+def test_one_turn_of_a_loop_is_one_pipeline(server: RedisServer, open_: Open) -> None:
+    """A thousand tasks would need a thousand connections or round trips, or be refused."""
+    engine = open_(server.url, tracking=False)
+
+    async def tasks() -> None:
+        await engine.astore.set("k", some())
+        before = server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]
+        reads = int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
+        found = await asyncio.gather(*[engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(1000)])
+        assert all(isinstance(reply, Found) for reply in found)
+        assert int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0]) - reads < 200
+        assert server.cli("INFO", "clients").split("connected_clients:")[1].split()[0] == before
+
+    asyncio.run(tasks())
+
+
+def test_cancelling_one_caller_cancels_only_it(server: RedisServer, open_: Open) -> None:
+    """Its reply would be taken for the next caller's, or the connection closed under all."""
+    engine = open_(server.url)
+
+    async def tasks() -> None:
+        for number in range(50):
+            await engine.astore.set(str(number), some(b"%d" % number))
+        for _ in range(20):
+            reads = [asyncio.ensure_future(engine.astore.get([str(number)])) for number in range(50)]
+            await asyncio.sleep(0)
+            for read in reads[::3]:
+                read.cancel()
+            await asyncio.sleep(0)
+            for read in reads[1::3]:
+                read.cancel()
+            for number, read in enumerate(reads):
+                if number % 3 == 2:
+                    (kept,) = await read
+                    assert kept is not None
+                    assert kept.value == b"%d" % number
+
+    asyncio.run(tasks())
+
+
+def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
+    """The second loop would be given the first one's connection; or connections of dead loops would pile up."""
+    engine = open_(server.url)
+    for number in range(5):
+        asyncio.run(engine.astore.set("k", some(b"%d" % number)))
+        loop = asyncio.new_event_loop()  # one that is closed without a word
+        (kept,) = loop.run_until_complete(engine.astore.get(["k"]))
+        loop.close()
+        assert kept is not None
+        assert kept.value == b"%d" % number
+    del loop
+    asyncio.run(engine.astore.get(["k"]))
+    gc.collect()
+    assert len(engine._servers.aline._pipes) == 0
+    until(lambda: int(server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]) <= 12)
+
+
+def test_loops_in_several_threads(server: RedisServer, open_: Open) -> None:
+    """Two loops at once would share a connection that belongs to one."""
+    engine = open_(server.url)
+    errors: list[BaseException] = []
+
+    async def tasks(name: str) -> None:
+        for number in range(50):
+            await engine.astore.set(name, some(b"%d" % number))
+            (kept,) = await engine.astore.get([name])
+            assert kept is not None
+            assert kept.value == b"%d" % number
+
+    def live(name: str) -> None:
+        try:
+            asyncio.run(tasks(name))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=live, args=(f"thread {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert errors == []
+
+
+def test_a_forked_child_makes_its_own_connections(server: RedisServer, open_: Open) -> None:
+    """Parent and child would read each other's replies."""
+    engine = open_(server.url)
+    run(engine.store.set("k", some(b"parent")))
+    found = ticket_of(engine)
+
+    async def tasks() -> None:
+        await engine.astore.get(["k"])
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if not holds(found):
+                    token = new_id()
+                    claim(engine, "child", token)
+                    run(engine.claims.fill("child", token, some()))
+                    ticket_of(engine, "child")
+                    asyncio.run(engine.astore.get(["child"]))
+                    gc.collect()  # of what is the parent's
+                    code = 0
+            finally:
+                os._exit(code)
+        for _ in range(50):
+            assert isinstance(claim(engine), Found)
+            assert (await engine.astore.get(["k"]))[0] is not None
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert (await engine.astore.get(["k"]))[0] is not None
+        assert holds(found)  # the child's end is none of the parent's news
+
+    asyncio.run(tasks())
+
+
+def test_what_a_url_can_say(own: RedisServer, open_: Open) -> None:
+    """Options of the client would not reach it; wrong ones would be found out at the first call."""
+    own.cli("ACL", "SETUSER", "ann", "on", ">p w", "~*", "&*", "+@all")
+    for url in (
+        own.url.replace("redis://", "redis://ann:p%20w@") + "?socket_timeout=0.5&client_name=shop&tracking=no",
+        f"unix://ann:p%20w@{own.socket}?db=0&max_connections=3",
+    ):
+        engine = open_engine(url)
+        assert engine.ping() > 0
+        assert ("name=shop" in own.cli("CLIENT", "LIST")) == ("shop" in url)
+        engine.close()
+    with pytest.raises(EngineError):
+        open_(own.url.replace("redis://", "redis://ann:wrong@")).ping()
+    for wrong in ("?sockettimeout=1", "?socket_timeout=soon", "?tracking=maybe"):
+        with pytest.raises(OptionError):
+            open_engine(own.url + wrong)
+    with pytest.raises(OptionError):
+        RedisEngine()
+
+
+def test_tls(open_: Open, tmp_path: Path) -> None:
+    """`rediss://` would hang, or read bytes that are not the server's."""
+    certificate, key, port = tmp_path / "server.crt", tmp_path / "server.key", free_port()
+    subprocess.run(
+        [need("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=PATIENCE,
+    )  # fmt: skip
+    secured = RedisServer(
+        "--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key),
+        "--tls-auth-clients", "no", "--tls-ca-cert-file", str(certificate),
+    )  # fmt: skip
+    try:
+        engine = open_(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}", socket_connect_timeout=5.0)
+        entry = some(b"\x00\xff" * 100_000)
+
+        async def tasks() -> None:
+            token = new_id()
+            assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+            thread, result = waiting(engine, claim(engine))
+            until(lambda: secured.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+            assert await engine.aclaims.fill("k", token, entry)
+            await asyncio.to_thread(thread.join, PATIENCE)
+            assert result == [None]
+            replies = await asyncio.gather(*[engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(20)])
+            assert all(reply.entry.value == entry.value for reply in replies)
+
+        asyncio.run(tasks())
+        ticket = ticket_of(engine)
+        secured.cli("DEL", wire.names("k").entry)
+        until(lambda: not holds(ticket), within=0.5)
+        with pytest.raises(EngineError):
+            open_(f"rediss://127.0.0.1:{port}", socket_connect_timeout=5.0).ping()  # whom we have no reason to believe
+    finally:
+        secured.close()
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_client_may_be_handed_over(server: RedisServer, open_: Open, decode: bool) -> None:
+    """Who has a configured client would have to describe it once more; one that decodes would break every value."""
+    for client in (
+        redis.Redis(port=server.port, decode_responses=decode),
+        redis.asyncio.Redis(port=server.port, decode_responses=decode),
+        redis.Redis.from_url(server.unix_url, decode_responses=decode),
+    ):
+        engine = open_(client=client)
+        run(engine.store.set("k", some(b"\xff")))
+        (kept,) = asyncio.run(engine.astore.get(["k"]))
+        assert kept is not None
+        assert kept.value == b"\xff"
+        engine.close()
+    with pytest.raises(OptionError):
+        open_(client=object())
+
+
+_WITHOUT = """
+import sys
+sys.modules["hiredis"] = None
+import asyncio
+from stampede.engines.redis import RedisEngine
+from stampede.entry import Entry, new_id
+from stampede.ports import Ask, Found, Granted
+
+engine = RedisEngine(sys.argv[1], tracking=True)
+entry = Entry(bytes(range(256)) * 1000, new_id(), ttl=60.0, fresh=60.0, keep=60.0)
+
+async def tasks():
+    token = new_id()
+    assert isinstance(await engine.aclaims.claim("k", token, Ask(60.0)), Granted)
+    assert await engine.aclaims.fill("k", token, entry)
+    while True:
+        replies = await asyncio.gather(*[engine.aclaims.claim("k", new_id(), Ask(60.0)) for _ in range(20)])
+        assert all(reply.entry.value == entry.value for reply in replies)
+        if all(reply.ticket for reply in replies):
+            return
+
+asyncio.run(tasks())
+engine.close()
+"""
+
+
+def test_without_hiredis(server: RedisServer) -> None:
+    """hiredis would be mandatory."""
+    command = [sys.executable, "-W", "error", "-c", _WITHOUT, server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_replies_in_pieces() -> None:
+    """A reply that comes in two packets would be lost, or read as another."""
+    stream = b"*4\r\n:0\r\n$-1\r\n$5\r\na\r\nbc\r\n*-1\r\n+OK\r\n-ERR no\r\n*0\r\n$0\r\n\r\n:-2\r\n"
+    stream += b">2\r\n+invalidate\r\n_\r\n"
+    for size in range(1, len(stream)):
+        parser = _Parser(ValueError)
+        replies = []
+        for start in range(0, len(stream), size):
+            parser.feed(stream[start : start + size])
+            while (reply := parser.gets()) is not MORE:
+                replies.append(reply)
+        assert replies[:2] == [[0, None, b"a\r\nbc", None], b"OK"]
+        assert str(replies[2]) == "ERR no"
+        assert replies[3:] == [[], b"", -2, [b"invalidate", None]]
+
+
+def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> None:
+    """A batch would take as many round trips as it has keys; or one lease would do for several."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.store.set("there", some()))
+    ticket_of(engine, "there")
+    taken = granted(other, "taken")
+    questions = [(key, new_id(), Ask(LONG)) for key in ("there", "taken", *map(str, range(700)))]
+    for ask in (run, asyncio.run):
+        port = engine.claims if ask is run else engine.aclaims
+        found, busy, *rest = ask(port.claim_many(questions))
+        assert isinstance(found, Found)
+        assert ask is asyncio.run or found.ticket is not None
+        assert busy.token == taken
+        assert all(isinstance(reply, Granted) for reply in rest)
+        assert ask(port.claim_many([])) == []
+    assert isinstance(claim(other, "699"), Busy)
+
+
+# -- waking -------------------------------------------------------------------------------------------------------
+
+
+def waiting(engine: RedisEngine, busy: Busy) -> tuple[threading.Thread, list[Any]]:
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(run(engine.claims.wait("k", busy, LONG))), daemon=True)
+    thread.start()
+    return thread, result
+
+
+def test_a_waiter_is_pushed_the_value(server: RedisServer, open_: Open) -> None:
+    """It would sit out the safety poll; or ask once more for what the news have told already."""
+    engine, other = open_(server.url), open_(server.url)
+    token, entry = granted(engine), some(b"news")
+    busy = claim(other)
+    thread, result = waiting(other, busy)
+    until(lambda: server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+    start = time.monotonic()
+    assert run(engine.claims.fill("k", token, entry))
+    thread.join(PATIENCE)
+    assert time.monotonic() - start < 0.5
+    (found,) = result
+    if found is not None:  # None: it was so quick that it had not begun to listen
+        assert (found.entry.id, found.entry.value) == (entry.id, b"news")
+        assert 0 < found.entry.fresh <= LONG
+
+
+def test_news_of_an_older_lease_bring_no_value(server: RedisServer, open_: Open) -> None:
+    """A message that comes late would give an invalidated value to a call that began after the invalidation."""
+    message = b"12345678" + bytes(8) + wire.pack(some(), 60_000)
+    assert wire.news_of(message, b"12345678") is not None
+    assert wire.news_of(message, b"87654321") is None
+    assert wire.news_of(message[:20], b"12345678") is None
+
+
+def asked(monitor: Any) -> list[str]:
+    """The verbs that clients have sent since the monitor began, without redis-cli's and the news' own."""
+    verbs = []
+    while "the end" not in (heard := monitor.next_command())["command"]:
+        verb = heard["command"].split()[0].upper()
+        if heard["client_type"] != "lua" and verb in ("EVALSHA", "EVAL", "SUBSCRIBE", "GETEX"):
+            verbs.append(verb)
+    return sorted(verbs)
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_waiting_is_cheap(server: RedisServer, open_: Open, size: int) -> None:
+    """A herd's cost would grow with the time it waits, or a woken waiter would ask for what it was told."""
+    engine, other = open_(server.url), open_(server.url, tracking=False)
+    token = granted(engine)
+    with redis.Redis(port=server.port) as client, client.monitor() as monitor:
+        busy = claim(other)
+        thread, result = waiting(other, busy)
+        until(lambda: "cmd=getex" in server.cli("CLIENT", "LIST"))  # it has looked, and sleeps
+        run(engine.claims.fill("k", token, some(bytes(size))))
+        thread.join(PATIENCE)
+        (found,) = result
+        if size > 4096:  # too large for a message
+            assert found is None
+            found = claim(other, awaited=busy.token)
+        assert found.entry.value == bytes(size)
+        server.cli("ECHO", "the end")
+        # One claims, listens and looks; the other one fills.
+        assert asked(monitor) == ["EVALSHA", "EVALSHA", *["EVALSHA"] * (size > 4096), "GETEX", "SUBSCRIBE"]
+
+
+def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
+    """A user who may not publish would leave a stored value with a standing lease, and waiters asleep."""
+    own.cli("ACL", "SETUSER", "mute", "on", "nopass", "~*", "resetchannels", "+@all")
+    url = own.url.replace("redis://", "redis://mute:x@")
+    engine, other = open_(url), open_(url)
+    token, entry = granted(engine), some()
+    thread, _ = waiting(other, claim(other))
+    assert run(engine.claims.fill("k", token, entry))
+    assert own.cli("EXISTS", wire.names("k").lease) == "0"
+    start = time.monotonic()
+    thread.join(PATIENCE)
+    assert time.monotonic() - start < 0.9
+    assert ticket_of(other)  # which needs no channel
+
+
+def test_waiters_are_woken_when_the_news_break(own: RedisServer, open_: Open) -> None:
+    """What was told while nobody listened would be missed."""
+    engine = open_(own.url)
+    token = granted(engine)
+    busy = claim(engine)
+    thread, _ = waiting(engine, busy)
+    until(lambda: own.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+    start = time.monotonic()
+    own.cli("CLIENT", "KILL", "TYPE", "pubsub")
+    thread.join(PATIENCE)
+    assert time.monotonic() - start < 0.9
+    until(lambda: engine._servers.news.told)
+    thread, _ = waiting(engine, busy)  # and they listen again
+    until(lambda: own.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+    run(engine.claims.abandon("k", token))
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+# -- tickets ------------------------------------------------------------------------------------------------------
+
+
+def holds(ticket: Ticket) -> bool:
+    return ticket.stamps[ticket.slot] == ticket.stamp
+
+
+def ticket_of(engine: RedisEngine, key: str = "k") -> Ticket:
+    """A ticket that holds: the first ones may come before the news do, or before those of the last change."""
+
+    def found() -> Ticket | None:
+        reply = claim(engine, key)
+        return reply.ticket if isinstance(reply, Found) and reply.ticket and holds(reply.ticket) else None
+
+    ticket: Ticket = until(found)
+    return ticket
+
+
+CHANGES: dict[str, Callable[[RedisServer, RedisEngine], object]] = {
+    "DEL": lambda server, _: server.cli("DEL", wire.names("k").entry),
+    "FLUSHALL": lambda server, _: server.cli("FLUSHALL"),
+    "end": lambda server, _: server.cli("PEXPIRE", wire.names("k").entry, "1"),
+    "set": lambda _, other: run(other.store.set("k", some())),
+    "expire": lambda _, other: run(other.store.expire("k")),
+    "invalidate": lambda _, other: run(other.store.invalidate("k")),
+    "fill": lambda _, other: run(other.claims.fill("k", _forced(other), some())),
+}
+
+
+def _forced(engine: RedisEngine) -> bytes:
+    token = new_id()
+    claim(engine, token=token, force=True)
+    return token
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+@pytest.mark.parametrize("suspending", [False, True])
+def test_a_change_voids_the_ticket(server: RedisServer, open_: Open, change: str, suspending: bool) -> None:
+    """A local tier would serve what is gone, until its ttl ends."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.store.set("k", some()))
+
+    async def tasks() -> Ticket:
+        while True:
+            reply = await engine.aclaims.claim("k", new_id(), Ask(LONG))
+            assert isinstance(reply, Found)
+            if reply.ticket is not None and holds(reply.ticket):
+                return reply.ticket
+            await asyncio.sleep(0.002)
+
+    async def scenario() -> None:
+        ticket = await tasks() if suspending else ticket_of(engine)
+        time.sleep(0.05)
+        assert holds(ticket)  # nothing else voids it
+        CHANGES[change](server, other)
+        until(lambda: not holds(ticket), within=0.5)
+
+    asyncio.run(scenario())
+
+
+def test_eviction_voids_the_ticket(open_: Open) -> None:
+    """The same of what a full server throws out."""
+    small = RedisServer("--maxmemory-policy", "allkeys-random")
+    try:
+        engine = open_(small.url)
+        run(engine.store.set("k", some()))
+        ticket = ticket_of(engine)
+        small.cli("CONFIG", "SET", "maxmemory", "1")
+        until(lambda: small.cli("DBSIZE") == "0")
+        until(lambda: not holds(ticket), within=0.5)
+    finally:
+        small.close()
+
+
+def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None:
+    """A tier would be emptied by every write to keys that were never read here."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.store.set("k", some()))
+    ticket = ticket_of(engine)
+    before = list(engine._servers.news.stamps)
+    for number in range(100):
+        run(other.store.set(f"other {number}", some()))
+    token = granted(engine, "mine")
+    run(engine.claims.renew("mine", token, LONG))
+    run(engine.claims.abandon("mine", token))
+    run(engine.store.set("mine", some()))  # nobody has found it yet
+    engine.ping()
+    assert holds(ticket)
+    changed = [slot for slot, stamp in enumerate(before) if engine._servers.news.stamps[slot] != stamp]
+    assert changed in ([], [wire.names("mine").slot])
+
+
+def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
+    """What changes while nobody is told would be served for ever."""
+    engine = open_(own.url)
+    run(engine.store.set("k", some()))
+    ticket, told = ticket_of(engine), engine._servers.news.told
+    own.cli("CLIENT", "KILL", "ID", str(told))
+    until(lambda: not holds(ticket))
+    again = ticket_of(engine)
+    assert engine._servers.news.told not in (0, told)
+    run(open_(own.url).store.set("k", some()))
+    until(lambda: not holds(again), within=0.5)
+
+
+def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
+    """A server that hangs, or a cable that is cut, closes no connection."""
+    engine = open_(own.url, socket_timeout=0.3)
+    run(engine.store.set("k", some()))
+    ticket = ticket_of(engine)
+    own.freeze()
+    try:
+        until(lambda: not holds(ticket), within=4.0)
+        assert engine._servers.news.told == 0
+    finally:
+        own.thaw()
+    assert ticket_of(engine)
+
+
+def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_: Open) -> None:
+    """An old value would be kept for ever: its news came before it was there."""
+    engine = open_(server.url)
+    run(engine.store.set("k", some()))
+    ticket_of(engine)
+    read = engine._servers.line.read
+
+    async def slow(command: Any) -> Any:
+        reply = await read(command)
+        before = engine._servers.news.stamps[wire.names("k").slot]
+        server.cli("DEL", wire.names("k").entry)
+        until(lambda: engine._servers.news.stamps[wire.names("k").slot] != before)
+        return reply
+
+    engine._servers.line.read = slow  # type: ignore[method-assign]
+    reply = claim(engine)
+    assert isinstance(reply, Found)
+    assert reply.ticket is None or not holds(reply.ticket)
+
+
+def test_no_tickets_where_nothing_is_tracked(server: RedisServer, open_: Open) -> None:
+    """A local tier would believe in news that nobody sends."""
+    engine = open_(server.url, tracking=False)
+    assert not engine.coherent
+    run(engine.store.set("k", some()))
+    for _ in range(3):
+        assert claim(engine).ticket is None
+    assert engine._servers.news._thread is None
+
+
+def test_a_bump_is_pushed(server: RedisServer, open_: Open) -> None:
+    """`invalidate_all` would reach other processes a second late; or be asked for at every call."""
+    engine, other = open_(server.url), open_(server.url)
+
+    def pushed() -> bool:
+        run(other.store.generation("f"))
+        known = other._servers.generations._known["f"]
+        if known[1] is None:
+            other._servers.generations.forget()
+        return known[1] is not None
+
+    until(pushed)
+    before = run(other.store.generation("f"))
+    asked = calls(server)
+    for _ in range(100):
+        assert run(other.store.generation("f")) == before
+    assert calls(server) == asked
+    start = time.monotonic()
+    run(engine.store.bump("f"))
+    until(lambda: run(other.store.generation("f")) != before)
+    assert time.monotonic() - start < 0.5
+
+
+def test_a_generation_that_was_lost_is_a_new_one(server: RedisServer, open_: Open) -> None:
+    """What was invalidated would be there again after an eviction."""
+    before = run(open_(server.url).store.generation("f"))
+    server.cli("FLUSHALL")
+    assert run(open_(server.url).store.generation("f")) != before
+
+
+def test_a_local_tier_follows(server: RedisServer) -> None:
+    """The whole of it, as a user has it."""
+    near, far = Cache(server.url, local=True), Cache(server.url, local=True)
+    try:
+        assert near.get_or_compute("k", lambda: 1) == 1
+
+        def served_from_memory() -> bool:
+            before = calls(server)
+            return far.get_or_compute("k", lambda: 2) == 1 and calls(server) == before
+
+        until(served_from_memory)
+        near.set("k", 3)
+        until(lambda: far.get_or_compute("k", lambda: 4) == 3, within=0.5)
+    finally:
+        near.close()
+        far.close()
+
+
+# -- locks --------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_starves(server: RedisServer) -> None:
+    """A holder that comes back at once would win every time: the others are still on their way."""
+    entered: dict[str, int] = {"greedy": 0, "a": 0, "b": 0}
+    done = threading.Event()
+
+    def visit(name: str, times: int) -> None:
+        lock = Lock("l", on=server.url, wait=PATIENCE)
+        while not done.is_set() and entered[name] < times:
+            with lock:
+                entered[name] += 1
+        if name != "greedy" and min(entered["a"], entered["b"]) >= times:
+            done.set()
+
+    threads = [threading.Thread(target=visit, args=args) for args in (("greedy", 10**9), ("a", 20), ("b", 20))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert entered["a"] == entered["b"] == 20
+    assert entered["greedy"] < 1_000
+
+
+def test_a_waiter_that_died_costs_a_turn(server: RedisServer, open_: Open) -> None:
+    """One that waited and was killed would keep the lock from everybody."""
+    engine = open_(server.url)
+    holder, dead = new_id(), new_id()
+    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    for _ in range(2):  # the second time it is in the queue
+        busy = run(engine.locks.acquire("l", dead, LONG))
+        assert isinstance(busy, Busy)
+        run(engine.locks.wait("l", busy, 0.01))
+    assert run(engine.locks.release("l", holder))
+    other, start = new_id(), time.monotonic()
+    while isinstance(reply := run(engine.locks.acquire("l", other, LONG)), Busy):
+        assert reply.token == dead
+        run(engine.locks.wait("l", reply, LONG))
+    assert time.monotonic() - start < 0.9
+
+
+def test_fences_grow_over_a_flush(server: RedisServer, open_: Open) -> None:
+    """A resource would take an old holder for a new one after the counter was lost."""
+    engine = open_(server.url)
+    fences = []
+    for _ in range(3):
+        reply = run(engine.locks.acquire("l", new_id(), LONG))
+        assert isinstance(reply, Granted)
+        fences.append(reply.fence)
+        time.sleep(0.002)  # the server's clock counts ms
+        server.cli("FLUSHALL")
+    assert fences == sorted(set(fences))

@@ -1,0 +1,512 @@
+"""The Redis engine over a cluster: what every engine has to do, also while slots move and masters die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+import redis
+import redis.asyncio
+from redis.crc import key_slot
+from servers import PATIENCE, RedisCluster, RedisServer, free_port, shared_cluster, wait_until
+
+from stampede import Cache, Lock
+from stampede.colour import run_blocking as run
+from stampede.engines import open_engine
+from stampede.engines.redis import RedisEngine, wire
+from stampede.engines.redis.cluster import SLOTS
+from stampede.entry import Entry, new_id
+from stampede.errors import EngineError, OptionError
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Ticket
+from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+
+LONG = 60.0
+
+
+class TestRedisCluster(ClaimsSuite, StoreSuite, LocksSuite):
+    def make_engine(self) -> Engine:
+        shared_cluster().flush()
+        return RedisEngine(shared_cluster().url)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return RedisEngine(shared_cluster().url)
+
+
+class TestRedisClusterAsync(TestRedisCluster):
+    suspending = True
+
+
+@pytest.fixture
+def cluster() -> RedisCluster:
+    """The session's cluster, emptied."""
+    shared = shared_cluster()
+    shared.flush()
+    return shared
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
+    """Engines that are closed at the end."""
+
+    def opened(url: str, **options: Any) -> RedisEngine:
+        engine = RedisEngine(url, **{"tracking": True, **options})
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+@pytest.fixture
+def move(cluster: RedisCluster) -> Iterator[Move]:
+    """The slot of the key `k`, and the next server, which it can be moved to; it goes home at the end."""
+    mine = Move(cluster, "k")
+    yield mine
+    if cluster.owner(mine.slot) is not mine.source:
+        Move(cluster, "k", to=mine.source).whole()
+
+
+class Move:
+    def __init__(self, cluster: RedisCluster, key: str, to: RedisServer | None = None) -> None:
+        self._cluster = cluster
+        self.slot = key_slot(wire.names(key).entry)
+        self.source = cluster.owner(self.slot)
+        self.target = to or cluster.nodes[(cluster.nodes.index(self.source) + 1) % len(cluster.nodes)]
+
+    def begin(self) -> None:
+        self._cluster.begin_move(self.slot, self.source, self.target)
+
+    def end(self) -> None:
+        self._cluster.end_move(self.slot, self.source, self.target)
+
+    def whole(self) -> None:
+        self.begin()
+        self.end()
+
+
+Open = Callable[..., RedisEngine]
+
+
+def some(value: bytes = b"value", fresh: float = LONG) -> Entry[Any]:
+    return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)
+
+
+def claim(engine: RedisEngine, key: str = "k", token: bytes | None = None, **terms: Any) -> Any:
+    return run(engine.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
+
+
+def holds(ticket: Ticket) -> bool:
+    return ticket.stamps[ticket.slot] == ticket.stamp
+
+
+def ticket_of(engine: RedisEngine, key: str = "k") -> Ticket:
+    """A ticket that holds: the first ones may come before the news do."""
+    found: list[Ticket] = []
+
+    def look() -> bool:
+        reply = claim(engine, key)
+        found[:] = [reply.ticket] if isinstance(reply, Found) and reply.ticket and holds(reply.ticket) else []
+        return bool(found)
+
+    wait_until(look)
+    return found[0]
+
+
+class Aside:
+    """Something that runs in a thread; `join` gives its result, or raises its error."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:
+            self._error = error
+
+    def join(self) -> Any:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "it hangs"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def subscribed(server: RedisServer, key: str = "k") -> bool:
+    return server.cli("PUBSUB", "SHARDNUMSUB", wire.names(key).channel).split()[-1] != "0"
+
+
+# -- addresses ----------------------------------------------------------------------------------------------------
+
+
+def test_one_server_is_enough_to_find_all(cluster: RedisCluster, open_: Open) -> None:
+    """A cluster would be lost with the first of its servers that is out of service."""
+    url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{cluster.nodes[1].port}"
+    engine = open_(url)
+    for number in range(20):
+        key, token = f"k{number}", new_id()
+        assert isinstance(claim(engine, key, token), Granted)
+        assert run(engine.claims.fill(key, token, some()))
+    assert all(int(node.cli("DBSIZE")) > 0 for node in cluster.nodes)
+    assert engine.ping() < 1.0
+
+
+@pytest.mark.parametrize(
+    "url, says",
+    [
+        ("redis+cluster://", "host:port,host:port"),
+        ("redis+cluster://h:1,,g:2", "host:port,host:port"),
+        ("redis+cluster://u:secret@h:http", "'http' is no port"),
+        ("redis+cluster://h:70000", "'70000' is no port"),
+        ("redis+cluster://u:secret@h:1/3", "no databases but 0"),
+        ("redis+cluster://h:1?db=3", "no databases but 0"),
+        ("redis+cluster://h:1?socket_timeout=soon", "socket_timeout"),
+        ("redis+cluster://h:1?sokket_timeout=1", "sokket_timeout"),
+        ("redis+cluster://h:1?ssl=maybe", "ssl"),
+    ],
+)
+def test_a_wrong_address_says_what_is_wrong(url: str, says: str) -> None:
+    """It would fail at the first call, far from the settings; or with a password in the message."""
+    with pytest.raises(OptionError, match=says) as wrong:
+        open_engine(url)
+    assert "secret" not in str(wrong.value)
+
+
+def test_nobody_there_is_an_engine_error(open_: Open) -> None:
+    """Calls couldn't go on without it, since anything else is no outage."""
+    engine = open_(f"redis+cluster://127.0.0.1:{free_port()}")
+    with pytest.raises(EngineError, match="which slot"):
+        claim(engine)
+    with pytest.raises(EngineError, match="which slot"):
+        engine.ping()
+
+
+def test_a_server_without_cluster_says_so(open_: Open) -> None:
+    """The wrong scheme would look like an outage without a reason."""
+    server = RedisServer()
+    try:
+        with pytest.raises(EngineError, match="cluster support disabled"):
+            claim(open_(f"redis+cluster://127.0.0.1:{server.port}"))
+    finally:
+        server.close()
+
+
+def test_a_client_leads_to_its_cluster(cluster: RedisCluster) -> None:
+    """What a program has set up for its cluster would have to be said again, in a URL."""
+    port = cluster.nodes[0].port
+    client = redis.RedisCluster(host="127.0.0.1", port=port, socket_timeout=3)
+    suspending = redis.asyncio.RedisCluster(host="127.0.0.1", port=port)
+    for each in (client, suspending):
+        cluster.flush()
+        engine = RedisEngine(client=each)
+        assert all(isinstance(claim(engine, f"k{number}"), Granted) for number in range(20))
+        assert all(int(node.cli("DBSIZE")) > 0 for node in cluster.nodes)
+        engine.close()
+    assert client.ping(target_nodes="primaries")  # it is none of ours
+    client.close()
+
+
+# -- many keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_many_claims_are_one_question_to_each_shard(cluster: RedisCluster, open_: Open, colour: str) -> None:
+    """A batch would take a round trip for each key, or mix up the answers of the shards."""
+    engine = open_(cluster.url)
+    keys = [f"k{number}" for number in range(60)]
+    for key in keys[::2]:
+        run(engine.store.set(key, some(key.encode())))
+    questions = [(key, new_id(), Ask(LONG)) for key in keys]
+
+    async def ask() -> Any:
+        return await engine.aclaims.claim_many(questions), await engine.astore.get(keys)
+
+    if colour == "async":
+        replies, kept = asyncio.run(ask())
+    else:
+        replies, kept = run(engine.claims.claim_many(questions)), run(engine.store.get(keys))
+    assert [reply.entry and reply.entry.value for reply in replies[::2]] == [key.encode() for key in keys[::2]]
+    assert all(isinstance(reply, Granted) for reply in replies[1::2])
+    assert [entry and entry.value for entry in kept[::2]] == [key.encode() for key in keys[::2]]
+
+
+def test_a_batch_with_a_key_that_has_moved(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """One key that is elsewhere would cost its neighbours their answers."""
+    engine = open_(cluster.url)
+    keys = ["k", *(f"k{number}" for number in range(20))]
+    for key in keys:
+        run(engine.store.set(key, some(key.encode())))
+    move.whole()
+    replies = run(engine.claims.claim_many([(key, new_id(), Ask(LONG)) for key in keys]))
+    assert [reply.entry.value for reply in replies] == [key.encode() for key in keys]
+
+
+# -- slots that move ----------------------------------------------------------------------------------------------
+
+
+def test_a_moved_key_is_found_where_it_is(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """After a slot has moved, its keys would be lost to every process that knew the old place."""
+    engine = open_(cluster.url)
+    token = new_id()
+    assert isinstance(claim(engine, token=token), Granted)
+    move.whole()
+    assert isinstance(claim(engine), Busy)  # the lease has moved too
+    assert run(engine.claims.fill("k", token, some()))
+    assert isinstance(claim(engine), Found)
+    assert run(engine.store.invalidate("k"))
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_verbs_follow_a_slot_on_its_way(cluster: RedisCluster, open_: Open, move: Move, colour: str) -> None:
+    """While a slot moves, a value that was computed would be refused, and its lease stand."""
+    engine, token = open_(cluster.url), new_id()
+    assert isinstance(claim(engine, token=token), Granted)
+    move.begin()
+
+    async def suspending() -> bool:
+        return await engine.aclaims.fill("k", token, some())
+
+    asked = Aside(
+        lambda: asyncio.run(suspending()) if colour == "async" else run(engine.claims.fill("k", token, some()))
+    )
+    before = int(stat(move.source, "total_error_replies"))
+    wait_until(lambda: int(stat(move.source, "total_error_replies")) > before)  # it has been sent on, or put off
+    move.end()
+    assert asked.join() is True
+    assert isinstance(claim(open_(cluster.url)), Found)
+
+
+def stat(server: RedisServer, name: str) -> str:
+    return next(line for line in server.cli("INFO", "stats").split() if line.startswith(name + ":")).split(":")[1]
+
+
+def test_one_key_is_asked_for_on_its_way(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """ASK would not be followed: what has been moved already would be unknown until all of its slot has."""
+    engine = open_(cluster.url)
+    run(engine.store.set("k", some()))
+    move.begin()
+    move.source.cli("MIGRATE", "127.0.0.1", str(move.target.port), wire.names("k").entry, "0", "5000")
+    (kept,) = run(engine.store.get(["k"]))
+    assert kept is not None
+    assert kept.value == b"value"
+    move.end()
+    (kept,) = run(engine.store.get(["k"]))
+    assert kept is not None
+
+
+def test_a_slot_that_is_stuck_is_no_answer(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """Who asks for a key on its way would hang for as long as the move does."""
+    engine = open_(cluster.url)
+    claim(engine)
+    move.begin()
+    start = time.monotonic()
+    with pytest.raises(EngineError):
+        claim(engine, force=True)
+    assert time.monotonic() - start < 3.0
+    move.end()
+    assert isinstance(claim(engine, force=True), Granted)
+
+
+def test_waiters_hear_of_a_move(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """Their channel would be silent for ever: the news come from the slot's new shard."""
+    engine, other, token = open_(cluster.url), open_(cluster.url), new_id()
+    assert isinstance(claim(engine, token=token), Granted)
+    busy = claim(other)
+    waiter = Aside(lambda: (run(other.claims.wait("k", busy, LONG)), time.monotonic()))
+    wait_until(lambda: subscribed(move.source))
+    start = time.monotonic()
+    move.whole()
+    assert waiter.join()[1] - start < 0.9
+    busy = claim(other)
+    waiter = Aside(lambda: (run(other.claims.wait("k", busy, LONG)), time.monotonic()))
+    wait_until(lambda: subscribed(move.target))
+    assert run(engine.claims.fill("k", token, some()))
+    assert waiter.join()[0].entry.value == b"value"  # the message has brought it along
+
+
+def test_a_computation_survives_a_move(cluster: RedisCluster) -> None:
+    """A herd would compute twice, or hang, because a slot moved under it."""
+    a, b = Cache(cluster.url, early=0), Cache(cluster.url, early=0)
+    moving, moved, computed = threading.Event(), threading.Event(), []
+
+    def origin() -> str:
+        computed.append(1)
+        moving.set()
+        assert moved.wait(PATIENCE)
+        return "value"
+
+    callers = [Aside(lambda cache=cache: cache.get_or_compute("key", origin)) for cache in (a, b) * 4]
+    assert moving.wait(PATIENCE)
+    lease = next(key for node in cluster.nodes for key in node.cli("KEYS", "*}l").split())
+    slot = key_slot(lease.encode())
+    home = cluster.owner(slot)
+    away = next(node for node in cluster.nodes if node is not home)
+    for source, target in ((home, away), (away, home)):
+        cluster.begin_move(slot, source, target)
+        cluster.end_move(slot, source, target)
+    moved.set()
+    assert {caller.join() for caller in callers} == {"value"}
+    assert len(computed) == 1
+    a.close(), b.close()
+
+
+# -- tickets ------------------------------------------------------------------------------------------------------
+
+
+def test_each_shard_tells_of_its_changes(cluster: RedisCluster, open_: Open) -> None:
+    """A local tier would keep what has been invalidated on a shard that nobody listens to."""
+    engine, other = open_(cluster.url), open_(cluster.url)
+    keys = [f"k{number}" for number in range(12)]
+    for key in keys:
+        run(engine.store.set(key, some()))
+    tickets = [ticket_of(engine, key) for key in keys]
+    assert len({id(ticket.stamps) for ticket in tickets}) == len(cluster.nodes)
+    for key, ticket in zip(keys, tickets, strict=True):
+        assert holds(ticket)
+        run(other.store.invalidate(key))
+        wait_until(lambda ticket=ticket: not holds(ticket))  # type: ignore[misc]
+
+
+def test_a_move_voids_tickets(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """The old shard would never tell of the changes at the new one."""
+    engine, other = open_(cluster.url), open_(cluster.url)
+    run(engine.store.set("k", some()))
+    ticket = ticket_of(engine)
+    move.whole()
+    wait_until(lambda: not holds(ticket))
+    ticket = ticket_of(engine)
+    run(other.store.set("k", some()))
+    wait_until(lambda: not holds(ticket))
+
+
+def test_generations_are_known_to_all(cluster: RedisCluster, open_: Open) -> None:
+    """`invalidate_all` would reach one process, or one shard."""
+    engine, other = open_(cluster.url), open_(cluster.url)
+    first = run(engine.store.generation("f"))
+    assert run(other.store.generation("f")) == first
+    run(other.store.bump("f"))
+    wait_until(lambda: run(engine.store.generation("f")) != first)
+    assert run(engine.store.generation("f")) == run(other.store.generation("f"))
+
+
+# -- masters that die ---------------------------------------------------------------------------------------------
+
+
+def test_a_dead_master_takes_only_its_keys_along(cluster: RedisCluster, open_: Open) -> None:
+    """A third of the keys is out of reach, and the rest would be too; or it would stay so after the restart."""
+    engine = open_(cluster.url)
+    dead = cluster.nodes[2]
+    keys = {node: key_of(cluster, node) for node in cluster.nodes}
+    for key in keys.values():
+        run(engine.store.set(key, some()))
+    ticket = ticket_of(engine, keys[dead])
+    dead.stop()
+    try:
+        with pytest.raises(EngineError):
+            claim(engine, keys[dead])
+        for node in cluster.nodes[:2]:
+            assert isinstance(claim(engine, keys[node]), Found)
+        wait_until(lambda: not holds(ticket))
+    finally:
+        dead.start()
+        wait_until(cluster.is_whole)
+    token = new_id()
+    assert isinstance(claim(engine, keys[dead], token), Granted)
+    assert run(engine.claims.fill(keys[dead], token, some()))
+    ticket_of(engine, keys[dead])
+
+
+def key_of(cluster: RedisCluster, node: RedisServer) -> str:
+    owners: list[Any] = [None] * SLOTS
+    for number, each in enumerate(cluster.nodes):
+        owners[SLOTS * number // 3 : SLOTS * (number + 1) // 3] = [each] * (SLOTS // 3 + 1)
+    return next(key for key in map(str, range(1000)) if owners[key_slot(wire.names(key).entry)] is node)
+
+
+def test_a_replica_takes_over(open_: Open) -> None:
+    """A failover inside the cluster would leave its keys out of reach, or tickets of the old master in force."""
+    mine = RedisCluster(replicas=1)
+    try:
+        engine = open_(mine.url)
+        run(engine.store.set("k", some()))
+        master = mine.owner(key_slot(wire.names("k").entry))
+        replica = mine.replica_of(master)
+        ticket = ticket_of(engine)
+        replica.cli("CLUSTER", "FAILOVER")
+        wait_until(lambda: "role:master" in replica.cli("INFO", "replication").split())
+        wait_until(lambda: "role:slave" in master.cli("INFO", "replication").split())
+        token = new_id()
+        assert isinstance(claim(engine, token=token, force=True), Granted)
+        assert run(engine.claims.fill("k", token, some(b"new")))
+        wait_until(lambda: not holds(ticket))
+        assert claim(engine).entry.value == b"new"
+        ticket_of(engine)
+    finally:
+        mine.close()
+
+
+# -- the rest of the house ----------------------------------------------------------------------------------------
+
+
+def test_locks_are_handed_over(cluster: RedisCluster) -> None:
+    """A lock's waiters would sleep until its lease ends: its messages are its shard's."""
+    lock, inside = Lock("name", on=cluster.url, lease=LONG), threading.Event()
+
+    def second() -> float:
+        inside.set()
+        with lock:
+            return time.monotonic()
+
+    with lock:
+        waiter = Aside(second)
+        assert inside.wait(PATIENCE)
+        slot_names = [name for node in cluster.nodes for name in node.cli("PUBSUB", "SHARDCHANNELS").split()]
+        wait_until(lambda: any(node.cli("PUBSUB", "SHARDCHANNELS") for node in cluster.nodes))
+        released = time.monotonic()
+    assert slot_names is not None
+    assert waiter.join() - released < 0.5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_has_shards_of_its_own(cluster: RedisCluster, open_: Open) -> None:
+    """Parent and child would read each other's replies."""
+    engine = open_(cluster.url)
+    keys = [f"k{number}" for number in range(9)]
+    for key in keys:
+        run(engine.store.set(key, some(key.encode())))
+    pid = os.fork()
+    if pid == 0:
+        right = all(claim(engine, key).entry.value == key.encode() for key in keys for _ in range(20))
+        os._exit(0 if right else 1)
+    assert all(claim(engine, key).entry.value == key.encode() for key in keys for _ in range(20))
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_function_in_both_colours(cluster: RedisCluster) -> None:
+    """Sync and async callers over a cluster would not share one value."""
+    cache, computed = Cache(cluster.url, local=True), []
+
+    def origin() -> str:
+        computed.append(1)
+        return "value"
+
+    async def suspending() -> list[str]:
+        return list(await asyncio.gather(*(cache.aget_or_compute("key", origin) for _ in range(50))))
+
+    assert asyncio.run(suspending()) == ["value"] * 50
+    assert cache.get_or_compute("key", origin) == "value"
+    cache.invalidate("key")
+    assert cache.get_or_compute("key", origin) == "value"
+    assert len(computed) == 2
+    cache.close()

@@ -1,0 +1,521 @@
+"""Promise 7 on Redis, through the public face: whatever becomes of the server, calls go on, and come back to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+import redis
+from herd import Herd, Origin, until
+from proxy import Proxy
+from servers import RedisServer, free_port, shared_redis
+
+from stampede import Cache, EngineError, WaitTimeout, events
+from stampede.breaker import Breaker
+from stampede.engines.redis.scripts import Scripts
+from stampede.entry import new_id
+
+BRIEF = 0.1
+"""Seconds that a reply may take here, and between two questions to a dead server: where that is not what is tested."""
+
+LONG = 60.0
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+class Face:
+    """One cache, asked in one colour: by threads, or by tasks of one event loop."""
+
+    def __init__(self, url: str, colour: str = "sync", *, pause: float = BRIEF, timeout: float = BRIEF, **options: Any):
+        self.told: list[events.Event] = []
+        query = f"?socket_timeout={timeout}&socket_connect_timeout={timeout}"
+        options = {"early": 0, "lease": LONG, **options}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("stampede.outage.Breaker", lambda: Breaker(pause))
+            self.cache = Cache(url + query, observers=[self.told.append], **options)
+        self._runner = asyncio.Runner() if colour == "async" else None
+
+    def __call__(self, key: str, origin: Callable[[], Any], **terms: Any) -> Any:
+        if self._runner is None:
+            return self.cache.get_or_compute(key, origin, **terms)
+        return self._runner.run(self.cache.aget_or_compute(key, origin, **terms))
+
+    def herd(self, count: int, key: str, origin: Callable[[], Any], **terms: Any) -> list[Any]:
+        """What so many callers at once are given."""
+        if self._runner is None:
+            return Herd(*[lambda: self.cache.get_or_compute(key, origin, **terms)] * count).join()
+
+        async def suspending() -> Any:
+            return await asyncio.to_thread(origin)
+
+        async def all_of_them() -> list[Any]:
+            calls = [self.cache.aget_or_compute(key, suspending, **terms) for _ in range(count)]
+            return list(await asyncio.gather(*calls, return_exceptions=True))
+
+        return self._runner.run(all_of_them())
+
+    def invalidate(self, key: str) -> None:
+        if self._runner is None:
+            self.cache.invalidate(key)
+        else:
+            self._runner.run(self.cache.ainvalidate(key))
+
+    def lock(self, name: str) -> bool:
+        lock = self.cache.lock(name)
+        return lock.acquire(0) if self._runner is None else self._runner.run(lock.aacquire(0))
+
+    def count(self, kind: type[events.Event]) -> int:
+        return sum(isinstance(event, kind) for event in self.told)
+
+    def close(self) -> None:
+        self.cache.close()
+        if self._runner is not None:
+            self._runner.close()
+
+
+class Number:
+    """An origin that takes a moment, and answers with the number of its call."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.calls = 0
+        self._seconds = seconds
+        self._lock = threading.Lock()
+
+    def __call__(self) -> int:
+        with self._lock:
+            self.calls += 1
+            number = self.calls
+        time.sleep(self._seconds)
+        return number
+
+
+def never() -> Any:
+    raise AssertionError("a second computation")
+
+
+@pytest.fixture
+def server() -> RedisServer:
+    """The session's server, emptied."""
+    shared = shared_redis()
+    shared.cli("FLUSHALL")
+    return shared
+
+
+@pytest.fixture
+def own() -> Iterator[RedisServer]:
+    """A server that the test may do anything to."""
+    mine = RedisServer()
+    yield mine
+    mine.close()
+
+
+@pytest.fixture
+def face(request: pytest.FixtureRequest) -> Callable[..., Face]:
+    """Faces that are closed at the end."""
+
+    def made(*args: Any, **options: Any) -> Face:
+        face = Face(*args, **options)
+        request.addfinalizer(face.close)
+        return face
+
+    return made
+
+
+@pytest.fixture
+def before(request: pytest.FixtureRequest) -> Callable[[RedisServer], Proxy]:
+    """A proxy before a server."""
+
+    def made(server: RedisServer) -> Proxy:
+        proxy = Proxy(server.port)
+        request.addfinalizer(proxy.close)
+        return proxy
+
+    return made
+
+
+Faces = Callable[..., Face]
+Before = Callable[[RedisServer], Proxy]
+
+
+# -- troubles: each begins, and ends --------------------------------------------------------------------------------
+
+
+def down(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """Killed, and started again: empty, and without its scripts."""
+    server.stop()
+    yield
+    server.start()
+
+
+def hung(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """The kernel accepts, and the server never answers."""
+    server.freeze()
+    yield
+    server.thaw()
+
+
+def blackholed(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """A network that swallows."""
+    proxy.hold()
+    yield
+    proxy.cut()
+    proxy.let_go()
+
+
+def full(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """maxmemory is reached, and nothing may be evicted."""
+    server.cli("CONFIG", "SET", "maxmemory", "1kb")
+    yield
+    server.cli("CONFIG", "SET", "maxmemory", "0")
+
+
+def replica(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """After a failover, what was the master refuses writes."""
+    server.cli("REPLICAOF", "127.0.0.1", str(free_port()))
+    yield
+    server.cli("REPLICAOF", "NO", "ONE")
+
+
+def password(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """Ours is wrong by now."""
+    server.cli("CONFIG", "SET", "requirepass", "secret")
+    proxy.cut()
+    yield
+    server.cli("-a", "secret", "--no-auth-warning", "CONFIG", "SET", "requirepass", "")
+
+
+def crowded(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """maxclients is reached."""
+    proxy.cut()
+    with redis.Redis(port=server.port) as admin:
+        admin.config_set("maxclients", 1)  # it stays connected, and is the one
+        yield
+        admin.config_set("maxclients", 1000)
+
+
+troubles = pytest.mark.parametrize("trouble", [down, hung, blackholed, full, replica, password, crowded])
+Trouble = Callable[[RedisServer, Proxy], Iterator[None]]
+
+
+@both
+@pytest.mark.parametrize("when", ["at start", "in use"])
+@troubles
+def test_an_engine_in_trouble_is_no_outage(
+    own: RedisServer, before: Before, face: Faces, trouble: Trouble, when: str, colour: str
+) -> None:
+    """Promise 7: calls would fail, hang or all compute; a change would seem to be done; recovery would need a hand."""
+    proxy, warm, origin = before(own), Number(), Number(0.02)
+    asked = face(proxy.url, colour, local=True) if when == "in use" else None
+    if asked is not None:
+        assert [asked("warm", warm) for _ in range(3)] == [1, 1, 1]
+    course = trouble(own, proxy)
+    next(course)
+    try:
+        start = time.monotonic()
+        if asked is None:
+            asked = face(proxy.url, colour, local=True)
+        assert asked.herd(8, "k", origin) == [1] * 8
+        assert [asked("k", origin) for _ in range(3)] == [1] * 3
+        assert time.monotonic() - start < 20 * BRIEF
+        assert origin.calls == 1
+        assert asked.count(events.EngineDown) == 1
+        if trouble is not full:  # where what frees memory is done
+            with pytest.raises(EngineError):
+                asked.invalidate("k")
+            assert asked("k", origin) == 2  # and yet it is gone here
+        with pytest.raises(EngineError):
+            asked.lock("l")
+    finally:
+        for _ in course:
+            pass
+    until(lambda: asked("other", Number()) and asked.count(events.EngineUp))
+    time.sleep(0.05)  # the server may have lost the generation too, of which this is how long one may be believed
+    asked.invalidate("k")
+    assert asked("k", lambda: "stored") == "stored"
+    assert asked.lock("l")
+    assert face(own.url)("k", never) == "stored"
+
+
+# -- how long, and how often ----------------------------------------------------------------------------------------
+
+
+@both
+def test_a_dead_engine_is_hardly_asked(own: RedisServer, before: Before, face: Faces, colour: str) -> None:
+    """Promise 7: each call would wait for the dead engine, and all of them press on it while it comes up again."""
+    proxy = before(own)
+    asked = face(proxy.url, colour, pause=0.3)
+    asked("warm", Number())
+    proxy.hold()
+    asked("k", Number())
+    knocks, slow, start = proxy.accepted, 0, time.monotonic()
+    while time.monotonic() < start + 1.0:
+        began = time.monotonic()
+        asked(new_id().hex(), Number())
+        slow += time.monotonic() - began > 0.05
+    assert proxy.accepted - knocks <= 4
+    assert slow <= 4
+
+
+def test_by_default_a_dead_engine_is_asked_once_a_second() -> None:
+    """What the test before shortens would be another number."""
+    outage = Cache(f"redis://127.0.0.1:{free_port()}")._core.outage
+    assert outage is not None
+    assert outage._breaker.pause == 1.0
+
+
+@both
+def test_nobody_waits_longer_than_wait(own: RedisServer, before: Before, face: Faces, colour: str) -> None:
+    """Promise 7: who waits for a computation, or for one who asks a hung engine, would wait for the lease, a minute."""
+    proxy, origin = before(own), Origin()
+    holder, waiter = face(own.url), face(proxy.url, colour)
+    herd = Herd(lambda: holder("k", origin))
+    origin.has_begun()
+    waiter("warm", Number())
+    threading.Timer(0.1, proxy.hold).start()  # while they wait
+    start = time.monotonic()
+    got = waiter.herd(4, "k", Number(), wait=0.3)
+    assert time.monotonic() - start < 0.3 + 5 * BRIEF
+    assert all(value == 1 or isinstance(value, WaitTimeout) for value in got)
+    proxy.cut()
+    proxy.heal()
+    patient = face(proxy.url, colour, timeout=2.0)
+    patient("warm", Number())
+    proxy.hold()
+    start = time.monotonic()
+    threading.Timer(0.6, proxy.heal).start()
+    got = patient.herd(4, "l", Number(), wait=0.2)
+    assert sum(isinstance(value, WaitTimeout) for value in got) == 3  # all but the one who asks
+    origin.let_on()
+    assert herd.join() == [1]
+
+
+@both
+def test_a_slow_engine_is_no_dead_one(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+    """It would be given up, and each process compute for itself."""
+    proxy, origin = before(server), Number(0.05)
+    proxy.delay = 0.02
+    faces = [face(proxy.url, colour, timeout=1.0) for _ in range(2)]
+    got = Herd(*[lambda each=each: each.herd(4, "k", origin) for each in faces]).join()
+    assert got == [[1] * 4] * 2
+    assert origin.calls == 1
+    assert not any(each.count(events.EngineDown) for each in faces)
+
+
+@both
+def test_a_herd_goes_on_when_its_engine_dies(own: RedisServer, face: Faces, colour: str) -> None:
+    """Promises 3 and 7: who waits for another process would wait for a lease that nobody can look at."""
+    origin, mine = Origin(), Number(0.05)
+    holder, waiter = face(own.url), face(own.url, colour)
+    holding = Herd(lambda: holder("k", origin))
+    origin.has_begun()
+    threading.Timer(0.1, own.stop).start()
+    start = time.monotonic()
+    assert waiter.herd(4, "k", mine) == [1] * 4
+    assert time.monotonic() - start < 3.0
+    assert mine.calls == 1
+    origin.let_on()
+    assert holding.join() == [1]
+    own.start()
+    until(lambda: waiter("other", Number()) and waiter.count(events.EngineUp))
+    assert waiter("k", lambda: "new") == "new"
+
+
+@both
+def test_without_channel_rights(own: RedisServer, face: Faces, colour: str) -> None:
+    """A user of ACLs who may not publish: nothing would be stored, or waiters would sleep until the lease's end."""
+    own.cli("ACL", "SETUSER", "app", "on", ">secret", "~*", "resetchannels", "+@all")
+    url, origin = f"redis://app:secret@127.0.0.1:{own.port}/0", Origin()
+    holder, waiter = face(url), face(url, colour, local=True)
+    holding = Herd(lambda: holder("k", origin))
+    origin.has_begun()
+    waiting = Herd(lambda: waiter.herd(4, "k", never))
+    threading.Timer(0.1, origin.let_on).start()
+    assert waiting.join() == [[1] * 4]
+    assert holding.join() == [1]
+    holder.invalidate("k")
+    until(lambda: waiter("k", lambda: 2) == 2, 1.0)
+    assert not waiter.count(events.EngineDown)
+    assert own.cli("KEYS", "{*}l") == ""
+
+
+# -- cut at every byte ----------------------------------------------------------------------------------------------
+
+SCRIPTS = Scripts()
+
+
+class Broken:
+    """A cache behind a proxy, and one that asks the server itself: between two calls of the first, another's."""
+
+    def __init__(self, server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+        self.proxy = before(server)
+        self.ours = face(self.proxy.url, colour, pause=1e-6)
+        self.theirs = face(server.url)
+        self.server = server
+        self.ours("warm", lambda: 1)
+        self.ours.invalidate("warm")
+        self.theirs("warm", lambda: 1)
+
+    def check(self, key: str) -> None:
+        """One call whose claim or fill is cut: nobody is locked out, and nothing old comes back."""
+        assert self.ours(key, lambda: "first") == "first"
+        self.proxy.heal()
+        assert self.ours(key, lambda: "second", wait=1.0) in ("first", "second")
+        assert self.theirs(key, lambda: "third", wait=1.0) in ("first", "second", "third")
+        self.theirs.invalidate(key)
+        assert self.theirs(key, lambda: "fourth", wait=1.0) == "fourth"
+        assert self.ours(key, never, wait=1.0) == "fourth"
+
+
+@both
+@pytest.mark.parametrize("verb", ["claim", "fill"])
+def test_a_cut_at_every_byte(server: RedisServer, before: Before, face: Faces, verb: str, colour: str) -> None:
+    """A call would be locked out by its own lease, for a minute; or an error; or what is old be stored late."""
+    broken, script = Broken(server, before, face, colour), getattr(SCRIPTS, verb).hash
+    reply = {"claim": b"*3\r\n:1\r\n:-2\r\n$-1\r\n", "fill": b":1\r\n"}[verb]
+    cuts = [("answered", byte) for byte in range(len(reply))] + [("sent", byte) for byte in range(0, 320, 8)]
+    for times in (1, 2):  # what is cut off once is asked again at once, on another connection
+        for where, byte in cuts:
+            broken.proxy.at(script, **{where: byte}, times=times)  # type: ignore[arg-type]
+            broken.check(f"{times} {where} {byte}")
+    assert broken.proxy.met == 3 * len(cuts)
+    assert server.cli("KEYS", "{*}l") == ""
+
+
+@both
+@pytest.mark.parametrize("verb", ["claim", "fill"])
+def test_half_a_reply_and_silence(server: RedisServer, before: Before, face: Faces, verb: str, colour: str) -> None:
+    """The same, where the connection stays."""
+    broken = Broken(server, before, face, colour)
+    for byte in (0, 2):
+        broken.proxy.at(getattr(SCRIPTS, verb).hash, answered=byte, silent=True)
+        broken.check(f"k {byte}")
+    assert server.cli("KEYS", "{*}l") == ""
+
+
+@both
+def test_an_invalidation_between_a_fill_and_its_twin(
+    server: RedisServer, before: Before, face: Faces, colour: str
+) -> None:
+    """Promise 4: a fill that comes late, or again, since its reply was lost, would bring back what was invalidated."""
+    broken = Broken(server, before, face, colour)
+    for key, faults in {
+        "late": {"before": lambda: broken.theirs.invalidate("late")},
+        "again": {"after": lambda: broken.theirs.invalidate("again"), "answered": 0},
+        "after half a reply": {"after": lambda: broken.theirs.invalidate("after half a reply"), "answered": 2},
+    }.items():
+        broken.proxy.at(SCRIPTS.fill.hash, **faults)  # type: ignore[arg-type]
+        assert broken.ours(key, lambda: "old") == "old"
+        assert broken.theirs(key, lambda: "new") == "new"
+        assert broken.ours(key, never) == "new"
+
+
+@both
+def test_byte_by_byte(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+    """Replies and news that come in pieces would be taken for others, or for broken."""
+    proxy, origin = before(server), Origin()
+    proxy.piece = 1
+    holder, waiter = face(server.url), face(proxy.url, colour, local=True, timeout=2.0)
+    holding = Herd(lambda: holder("k", origin))
+    origin.has_begun()
+    waiting = Herd(lambda: waiter.herd(4, "k", never))
+    threading.Timer(0.1, origin.let_on).start()
+    assert waiting.join() + holding.join() == [[1] * 4, 1]
+    assert not waiter.count(events.EngineDown)
+
+
+@both
+def test_connections_that_break_under_a_herd(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+    """Who waits would never be woken; or compute what somebody else does."""
+    proxy, origin = before(server), Origin()
+    holder, waiter = face(server.url), face(proxy.url, colour)
+    holding = Herd(lambda: holder("k", origin))
+    origin.has_begun()
+    waiter("warm", Number())
+    waiting = Herd(lambda: waiter.herd(4, "k", never))
+    for _ in range(5):
+        time.sleep(0.02)  # anywhere: while they subscribe, look, park, or claim again
+        proxy.cut()
+    origin.let_on()
+    assert waiting.join() + holding.join() == [[1] * 4, 1]
+
+
+def test_an_idle_reader_that_was_cut_keeps_nothing(server: RedisServer, face: Faces) -> None:
+    """A server tells nobody of what a closed connection had read: the local tier would keep it for ever."""
+    asked, other = face(server.url, timeout=1.0, local=True), face(server.url, timeout=1.0)
+
+    def kept() -> bool:
+        hits = asked.cache.stats().hits
+        return asked("k", lambda: "old") == "old" and asked.cache.stats().hits > hits
+
+    until(kept)
+    for line in server.cli("CLIENT", "LIST").splitlines():
+        fields = dict(field.partition("=")[::2] for field in line.split())
+        if "t" in fields["flags"]:  # it is being followed
+            server.cli("CLIENT", "KILL", "ID", fields["id"])
+    other.cache.set("k", "new")
+    until(lambda: asked("k", never) == "new", 3.0)
+
+
+# -- forgetting, at every step of a computation -----------------------------------------------------------------------
+
+
+def flush(server: RedisServer) -> None:
+    server.cli("FLUSHALL")
+
+
+def flush_scripts(server: RedisServer) -> None:
+    server.cli("SCRIPT", "FLUSH")
+
+
+def flush_all(server: RedisServer) -> None:
+    flush(server)
+    flush_scripts(server)
+
+
+def restart(server: RedisServer) -> None:
+    server.restart()
+
+
+@both
+@pytest.mark.parametrize("forget", [flush, flush_scripts, flush_all, restart])
+def test_a_server_that_forgets_at_every_step(
+    own: RedisServer, before: Before, face: Faces, forget: Callable[[RedisServer], None], colour: str
+) -> None:
+    """A call would be an error, or leave a lease; or what was computed before be stored over what came after."""
+    proxy, asked = before(own), None
+    for step in ["claim before", "claim after", "computing", "fill before", "fill after"]:
+        asked, other, done = (
+            asked or face(proxy.url, colour, pause=1e-6, local=True),
+            face(own.url, local=True),
+            threading.Event(),
+        )
+        asked("warm", lambda: 1)  # the scripts are known, and there is a connection
+
+        def act(done: threading.Event = done) -> None:
+            forget(own)
+            done.set()
+
+        def origin(step: str = step, act: Callable[[], None] = act) -> str:
+            if step == "computing":
+                act()
+            return "first"
+
+        verb, _, when = step.partition(" ")
+        if when:
+            proxy.at(getattr(SCRIPTS, verb).hash, **{when: act})  # type: ignore[arg-type]
+        assert asked(step, origin) == "first"
+        assert done.wait(10)
+        assert asked(step, lambda: "second", wait=1.0) in ("first", "second")
+        time.sleep(0.05)  # as long as a generation that was lost may be believed
+        other.invalidate(step)
+        assert other(step, lambda: "third", wait=1.0) == "third"
+        until(lambda step=step: asked(step, lambda: "old?", wait=1.0) == "third", 1.0)
+    assert own.cli("KEYS", "{*}l") == ""
+    assert forget is restart or asked.count(events.EngineDown) == 0
