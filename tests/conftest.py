@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
+
+# A shell that runs us in the background has Ctrl-C ignored, and so it would be in all processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Derandomized, so that a run that is green here is green elsewhere; HYPOTHESIS_PROFILE=explore looks for more.
 settings.register_profile("stampede", deadline=None, derandomize=True)
