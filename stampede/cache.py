@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import threading
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
@@ -93,8 +91,6 @@ class Cache:
             self.engine, self._front(settings), self._outage(settings), self.observers.emit, self._count_found
         )
         self._trust = tuple(_imported(name) for name in settings.trust)
-        self._lock = threading.Lock()
-        self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._root = self.scope(self.namespace, self.policy)
         self._root_prefix = f"{self.namespace}:" if self.namespace else ""
 

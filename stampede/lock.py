@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from math import inf
 from time import monotonic
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking, running_loop
 from stampede.entry import new_id
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
+from stampede.fill import quietly
 from stampede.keeper import Hold, keeper
 from stampede.policy import seconds
 from stampede.ports import Engine, Granted, Locks
@@ -147,7 +148,7 @@ class Lock:
                 await port.wait(self.name, reply, left)
         except BaseException:
             if me not in self._grips or self._grips[me].token != token:
-                await colour.whole(_quietly(port.release(self.name, token)))  # the reply may just have been lost
+                await colour.whole(quietly(port.release(self.name, token)))  # the reply may just have been lost
             raise
 
     async def _release(self, colour: Colour, port: Locks) -> None:
@@ -235,7 +236,7 @@ class _Grip:
         port, name = lock._locks, lock.name
 
         def drop() -> None:
-            run_blocking(_quietly(port.release(name, token)))
+            run_blocking(quietly(port.release(name, token)))
 
         self.hold = Hold(keeper, port, name, token, lock._lease, lock._max_hold, drop)
         keeper.add(self.hold)
@@ -248,10 +249,3 @@ def _caller() -> object:
         if task is not None:
             return task
     return threading.get_ident()
-
-
-async def _quietly(work: Coroutine[Any, Any, object]) -> None:
-    try:
-        await work
-    except EngineError:
-        pass

@@ -36,8 +36,8 @@ class Outage:
         self.strict = strict  # on_engine_error="raise"
         self.refugees: set[bytes] = set()  # tokens of leases that the refuge granted
         self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
-        self.unknown: deque[tuple[str, bytes]] = deque(maxlen=1000)  # claims that got no answer, and may stand
-        self.settles_at = 0.0
+        self.unknown: deque[tuple[str, bytes]] = deque(maxlen=1000)  # leases that may stand, to be given back
+        self.settles_at = 0.0  # not before, as a part that has some of them is down
         self.last: EngineError | None = None
         self.partly_since: float | None = None  # a part of the engine was down then
         self._tell = tell
