@@ -3,7 +3,7 @@
 Cold: all ask at one moment. How often it is computed, and how long after the computation's end the last caller has
 its value (storing it included); how many commands that took, as the server counted them. Beside it dogpile.cache,
 python-redis-lock and cashews; who takes longer than five seconds does it once. (aiocache's lock raises KeyError in
-three such herds.)
+one such herd of three.)
 
 Then ours alone: the key expires again and again under load, with the early refresh and without; the key is
 invalidated in the middle of the computation; the holder is killed with SIGKILL; and how soon a write or an
