@@ -66,7 +66,7 @@ async def _ask_all(
     try:
         for key in keys:
             call = await scope.call(colour, key, lambda: None, impatient, many=True)
-            flight, leading = call.flights.join(call.key, call.loop)
+            flight, leading = call.means.flights.join(call.key, call.loop)
             if leading:
                 led.append((key, call, flight))
             else:
@@ -75,8 +75,8 @@ async def _ask_all(
         answers = await scope.at_once(colour, [_claimed(call) for _, call, _ in led])
     except GeneratorExit:
         for _, call, flight in led:
-            call.drop(call)
-            call.flights.end(flight, None)
+            call.means.drop(call)
+            call.means.flights.end(flight, None)
         raise
     except BaseException:  # some may have been granted by now
         await colour.whole(_let_go(scope, colour, [_Grant(key, call, flight, None) for key, call, flight in led]))
@@ -85,7 +85,7 @@ async def _ask_all(
         if isinstance(answer, Granted):
             granted.append(_Grant(key, call, flight, answer.entry))
             continue
-        call.flights.end(flight, answer if isinstance(answer, Landing) else None)
+        call.means.flights.end(flight, answer if isinstance(answer, Landing) else None)
         if isinstance(answer, Landing):
             landings[key] = answer
         elif isinstance(answer, BaseException):
@@ -108,10 +108,11 @@ async def _claimed(call: Call) -> Landing | Granted | None:
 async def _compute(scope: Scope, colour: Colour, granted: list[_Grant], loader: Loader) -> dict[str, Landing]:
     """One call of the loader under all the leases; then each key lands by itself."""
     landings: dict[str, Landing] = {}
-    clock, began = granted[0].call.clock, granted[0].call.clock()
+    clock = granted[0].call.means.clock
+    began = clock()
     try:
         with ExitStack() as stack:
-            holds = [stack.enter_context(grant.call.hold(grant.call, _longest(grant))) for grant in granted]
+            holds = [stack.enter_context(grant.call.means.hold(grant.call, _longest(grant))) for grant in granted]
             for grant in granted:
                 stack.enter_context(grant.flight.inside())
             values, error = await _loaded(colour, [grant.key for grant in granted], loader)
@@ -133,11 +134,11 @@ async def _compute(scope: Scope, colour: Colour, granted: list[_Grant], loader: 
     except BaseException:
         for grant in granted:
             if grant.key not in landings:
-                grant.call.drop(grant.call)
+                grant.call.means.drop(grant.call)
         raise
     finally:
         for grant in granted:
-            grant.call.flights.end(grant.flight, landings.get(grant.key))
+            grant.call.means.flights.end(grant.flight, landings.get(grant.key))
     return landings
 
 
@@ -221,7 +222,7 @@ async def _let_go(scope: Scope, colour: Colour, grants: list[_Grant]) -> None:
     """Give leases back without a word: who waited for one tries by itself."""
     try:
         calls = [grant.call for grant in grants]
-        await scope.at_once(colour, [quietly(call.port.abandon(call.key, call.token)) for call in calls])
+        await scope.at_once(colour, [quietly(call.means.port.abandon, call.key, call.token) for call in calls])
     finally:
         for grant in grants:
-            grant.call.flights.end(grant.flight, None)
+            grant.call.means.flights.end(grant.flight, None)

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from stampede import early, events
 from stampede.coded import CodedClaims, CodedStore, Coder
-from stampede.colour import BLOCKING, Colour, kept_whole, run_blocking, running_loop, settled
+from stampede.colour import BLOCKING, SUSPENDING, Colour, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
-from stampede.fill import Call, fill, quietly
+from stampede.fill import Call, Means, fill, quietly
 from stampede.flight import Flights
 from stampede.front import Front
 from stampede.gather import Gathering, run_together
@@ -86,10 +86,12 @@ class Scope:
             core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None
         )
         many = Gathering() if core.engine.many is not None else core.engine.claims
-        self.many, _ = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
+        together, _ = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
         self.aclaims, self.astore = self._ports(
             core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None
         )
+        self._blocking, self._together = self._means(self.claims, BLOCKING), self._means(together, BLOCKING)
+        self._suspending = self._means(self.aclaims, SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
         self._known = -1, ""  # the generation, as this process knows it, and the epoch in which it was asked for
         run_blocking(self.learn(BLOCKING))
@@ -237,23 +239,32 @@ class Scope:
     ) -> Call:
         """One caller's question to the algorithm; with `many` it is one of those that go out `at_once`."""
         physical = await self.learn(colour) + key
+        means = self._suspending if colour.suspending else self._together if many else self._blocking
         return Call(
-            key=physical,
-            label=key,
+            physical,
+            key,
+            origin,
+            policy,
+            means,
+            running_loop() if colour.suspending else None,
+            _clock(),
+            None if force else self.core.front.take_due(physical),
+            force,
+        )
+
+    def _means(self, port: Claims, colour: Colour) -> Means:
+        core = self.core
+        return Means(
             scope=self.name,
-            origin=origin,
-            policy=policy,
-            port=self.aclaims if colour.suspending else self.many if many else self.claims,
-            flights=self.core.flights,
+            port=port,
+            flights=core.flights,
             colour=colour,
-            loop=running_loop() if colour.suspending else None,
             clock=_clock,
             hold=self._hold,
             drop=self._drop,
-            tell=self.core.tell,
-            seen=None if force else self.core.front.take_due(physical),
-            force=force,
-            draws=self.core.front.tier is None,
+            tell=core.tell,
+            found=core.count_found,
+            draws=core.front.tier is None,
         )
 
     def _hold(self, call: Call, max_hold: float) -> Hold:
@@ -271,7 +282,7 @@ class Scope:
 
     def _drop(self, call: Call) -> None:
         if call.pid == os.getpid():  # in a forked child it is the parent's
-            run_blocking(quietly(self.claims.abandon(call.key, call.token)))
+            run_blocking(quietly(self.claims.abandon, call.key, call.token))
 
     # -- the store's verbs ----------------------------------------------------------------------------------------
 

@@ -48,45 +48,58 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], Callable[[], object]], ob
 """Have the work done; if it is cancelled before its first step, the second is called."""
 
 
-@dataclass(slots=True)
-class Call:
-    """One caller's question, and the means to answer it."""
+@dataclass(frozen=True, slots=True)
+class Means:
+    """With what all calls of one function and colour are answered."""
 
-    key: str  # as the engine knows it
-    label: str  # as people know it
     scope: str
-    origin: Callable[[], Any]
-    policy: Policy
     port: Claims
     flights: Flights
     colour: Colour
-    loop: Loop | None
     clock: Callable[[], float]
     hold: Callable[[Call, float], AbstractContextManager[Hold]]  # keeps the lease for at most so many seconds
     drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
     tell: Callable[[events.Event], object]
-    spawn: Spawn | None = None  # a place beside the caller, if it has one
+    found: Callable[[str, str], object]  # the same as telling of a `Found`, for less
+    draws: bool = True  # no local tier has drawn the early moment: a call does
+
+
+@dataclass(slots=True)
+class Call:
+    """One caller's question."""
+
+    key: str  # as the engine knows it
+    label: str  # as people know it
+    origin: Callable[[], Any]
+    policy: Policy
+    means: Means
+    loop: Loop | None
+    began: float
     seen: Entry[Any] | None = None  # the local tier's entry, which is due
     force: bool = False  # compute, whatever is there
-    draws: bool = True  # no local tier has drawn the early moment: this call does
+    spawn: Spawn | None = None  # a place beside the caller, if it has one
     token: bytes = field(default_factory=new_id)
     pid: int = field(default_factory=os.getpid)
-    began: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.began = self.clock()
+    @property
+    def now(self) -> float:
+        return self.means.clock()
 
     @property
     def waited(self) -> float:
-        return self.clock() - self.began
+        return self.means.clock() - self.began
+
+    def tell(self, event: Callable[..., events.Event], *what: Any) -> None:
+        self.means.tell(event(self.means.scope, self.label, *what))
 
 
 async def fill(call: Call) -> Landing:
     """The value that is there, somebody else's, or the one computed here."""
-    if call.flights.computing(call.key):
+    flights = call.means.flights
+    if flights.computing(call.key):
         raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
     while True:
-        flight, leading = call.flights.join(call.key, call.loop, anew=call.force)
+        flight, leading = flights.join(call.key, call.loop, anew=call.force)
         if leading:
             return await lead(call, flight)
         landing = await follow(call, flight)
@@ -97,51 +110,51 @@ async def fill(call: Call) -> Landing:
 async def lead(call: Call, flight: Flight) -> Landing:
     """Claim for the whole flight; compute if the claim is granted."""
     answer: Landing | Granted | None = None
-    asked_at = call.clock()
+    means, asked_at = call.means, call.now
     try:
         answer = await claim(call)
     except EngineError as error:
         answer = Landing(error=error)  # for all of the flight: not each must run into it
     finally:
         if not isinstance(answer, Granted):
-            call.flights.end(flight, answer)
+            means.flights.end(flight, answer)
     if isinstance(answer, Landing):
         return answer
     kept = answer.entry
     if kept is not None and not call.force:
-        call.flights.offer(flight, Landing(kept, as_of=asked_at))
+        means.flights.offer(flight, Landing(kept, as_of=asked_at))
         if call.spawn is not None:
             flight.hand_over()
             call.spawn(compute(call, flight, kept), lambda: never_begun(call, flight))
             return served(call, kept, "computing", until=call.policy.lease)
     flight.unborn = lambda: never_begun(call, flight)
-    return await call.colour.aside(compute(call, flight, kept), flight)
+    return await means.colour.aside(compute(call, flight, kept), flight)
 
 
 def never_begun(call: Call, flight: Flight) -> None:
     """A loop that ends cancels tasks before their first step, too: no `finally` of theirs gives the lease back."""
     if not flight.ended:
-        call.drop(call)
-        call.flights.end(flight, None)
+        call.means.drop(call)
+        call.means.flights.end(flight, None)
 
 
 async def claim(call: Call) -> Landing | Granted:
     """The value, or the right to compute it; while somebody else computes, sleep until woken and claim again."""
-    ask = Ask(call.policy.lease, force=call.force, seen=call.seen.id if call.seen else None)
-    draw = early.draw(call.policy.early, random) if call.draws and call.policy.early and not call.force else None
-    ask.draw = draw
     due = call.seen
+    ask = Ask(call.policy.lease, seen=due.id if due else None, force=call.force)
+    if call.means.draws and call.policy.early and not call.force:
+        ask.draw = early.draw(call.policy.early, random)
     while True:
-        at = call.clock()
+        at = call.now
         reply = await asked(call, ask)
         match reply:
-            case Granted():
-                return reply
-            case Found(entry) if draw is not None and due is None and early.due(entry, draw):
+            case Found(entry) if ask.draw is not None and due is None and early.due(entry, ask.draw):
                 due, ask.seen = entry, entry.id  # one more question: is anybody refreshing it already?
             case Found(entry, ticket):
                 tell_found(call, ask)
                 return Landing(entry, ticket=ticket, at=at, as_of=at)
+            case Granted():
+                return reply
             case Failed(verdict, entry, rest):
                 if entry or due:
                     return served(call, entry or due, "resting", until=rest, shared=entry is not None)
@@ -154,46 +167,45 @@ async def claim(call: Call) -> Landing | Granted:
                 patience, verdict_of_waiting = limit(call)
                 if patience <= 0:
                     return await verdict_of_waiting(call)
-                news = await call.port.wait(call.key, reply, patience)
+                news = await call.means.port.wait(call.key, reply, patience)
                 ask.since, ask.awaited = call.waited, reply.token
-                ask.draw = draw = None  # what was computed while we waited is good, however short its life
+                ask.draw = None  # what was computed while we waited is good, however short its life
                 if news is not None:
                     tell_found(call, ask)
-                    return Landing(news.entry, ticket=news.ticket, at=call.clock())
+                    return Landing(news.entry, ticket=news.ticket, at=call.now)
 
 
 async def asked(call: Call, ask: Ask) -> Any:
     """One claim. If its outcome is unknown, it may have been granted: our own lease must not lock us out."""
     try:
-        return await call.port.claim(call.key, call.token, ask)
+        return await call.means.port.claim(call.key, call.token, ask)
     except GeneratorExit:
-        call.drop(call)
+        call.means.drop(call)
         raise
     except BaseException:
-        await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
+        await release(call)
         raise
 
 
 async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
     """Compute while the lease is renewed, and fill: the engine stores only if the lease still stands."""
-    began = call.clock()
+    means, began = call.means, call.now
     landing: Landing | None = None
     try:
-        with call.hold(call, call.policy.hold_of(kept.cost if kept else 0.0)) as hold, flight.inside():
+        with means.hold(call, call.policy.hold_of(kept.cost if kept else 0.0)) as hold, flight.inside():
             try:
-                value, error = await call.colour.call(call.origin), None
+                value, error = await means.colour.call(call.origin), None
             except GeneratorExit:
                 raise
             except BaseException as failure:
                 value, error = None, failure
-            landing = await land(call, kept, hold, value, error, call.clock() - began)
+            landing = await land(call, kept, hold, value, error, call.now - began)
     except BaseException:
-        call.drop(
-            call
-        )  # nothing can be awaited any more: the loop was closed under us, or there is no thread to be had
+        # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
+        means.drop(call)
         raise
     finally:
-        call.flights.end(flight, landing)
+        means.flights.end(flight, landing)
     return landing
 
 
@@ -231,27 +243,27 @@ async def store(
         return Landing(entry, error, shared=False)
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
         return await unkept(call, entry, error, "cache_if refused it")
-    at = call.clock()
+    at = call.now
     try:
-        stored = await call.colour.whole(call.port.fill(call.key, call.token, entry))
+        stored = await call.means.colour.whole(call.means.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
         if error is None and not isinstance(refusal, TooLarge):
             raise
         return await unkept(call, entry, error, str(refusal))
     except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
-        await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
+        await release(call)
         return Landing(error=trouble)
-    call.tell(events.Computed(call.scope, call.label, why, cost, stored))
+    call.tell(events.Computed, why, cost, stored)
     if not stored:
-        call.tell(events.LeaseLost(call.scope, call.label))
+        call.tell(events.LeaseLost)
     return Landing(entry, error, shared=stored, stored=stored, at=at, as_of=at)
 
 
 async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why: str) -> Landing:
     """The value goes to this flight; other processes are told not to wait for it."""
-    as_of = call.clock()
-    await call.colour.whole(quietly(call.port.abandon(call.key, call.token, Verdict("unkept", message=why))))
-    call.tell(events.Unkept(call.scope, call.label, why))
+    as_of = call.now
+    await release(call, Verdict("unkept", message=why))
+    call.tell(events.Unkept, why)
     return Landing(entry, error, as_of=as_of)
 
 
@@ -262,20 +274,20 @@ async def give_up(
     if hold.foreign:
         return Landing(error=error, shared=False)
     if not isinstance(error, Exception):  # cancelled, interrupted, exiting: that is this caller's own business
-        await call.colour.whole(quietly(call.port.abandon(call.key, call.token)))
+        await release(call)
         return Landing(error=error, shared=False)
     may_serve = kept is not None and not call.force and not isinstance(error, (CodecError, RecursiveComputation))
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
     verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
-    await call.colour.whole(quietly(call.port.abandon(call.key, call.token, verdict, rest)))
-    call.tell(events.Failed(call.scope, call.label, why, cost, error))
+    await release(call, verdict, rest)
+    call.tell(events.Failed, why, cost, error)
     return served(call, kept, "failed", until=rest) if kept and may_serve else Landing(error=error)
 
 
 async def follow(call: Call, flight: Flight) -> Landing | None:
     """What the flight's leader got, or what is there meanwhile. None: claim again."""
     try:
-        if call.loop is None and running_loop() in flight.loops:
+        if call.loop is None and flight.waits_in(running_loop()):
             return await alone(call)  # our own loop must run for the flight to land, and we are blocking it
         if call.seen is not None and call.seen.fresh > 0:
             return served(call, call.seen, "computing", until=call.policy.lease)  # it's early: no need to wait
@@ -283,14 +295,14 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             patience, verdict_of_waiting = limit(call)
             if patience <= 0:
                 return await verdict_of_waiting(call)
-            if not await call.colour.park(flight.bell, min(patience, SAFETY)) and flight.orphaned:
+            if not await call.means.colour.park(flight.bell, min(patience, SAFETY)) and flight.orphaned:
                 return None
     finally:
         flight.leave()
     landing, offered = flight.landing, flight.offered
     # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
     if landing is not None and call.began <= landing.as_of:
-        call.tell(events.Waited(call.scope, call.label, call.waited))
+        call.tell(events.Waited, call.waited)
         return landing.for_follower()
     if offered is not None and call.began <= offered.as_of:
         return served(call, offered.entry, "computing", until=call.policy.lease)
@@ -321,33 +333,40 @@ async def timed_out(call: Call) -> Landing:
 
 async def alone(call: Call) -> Landing:
     """Compute for this caller only, and store nothing: waiting might never end."""
-    began = call.clock()
-    flight = Flight(call.flights, call.key)
+    began = call.now
+    flight = Flight(call.means.flights, call.key)
     try:
         with flight.inside():
-            value = await call.colour.call(call.origin)
+            value = await call.means.colour.call(call.origin)
     finally:
         flight.ended = True  # for tasks and threads that outlive it in copies of its context
-    call.tell(events.Computed(call.scope, call.label, "alone", call.clock() - began, stored=False))
+    call.tell(events.Computed, "alone", call.now - began, False)
     return Landing(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0), shared=False)
 
 
 def tell_found(call: Call, ask: Ask) -> None:
-    waited = ask.awaited is not None
-    call.tell(events.Waited(call.scope, call.label, call.waited) if waited else events.Found(call.scope, call.label))
+    if ask.awaited is None:
+        call.means.found(call.means.scope, call.label)
+    else:
+        call.tell(events.Waited, call.waited)
 
 
 def served(
     call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, shared: bool = True
 ) -> Landing:
     """`shared=False`: only this caller has seen it. It may have been invalidated before its followers came."""
-    call.tell(events.Served(call.scope, call.label, why))
+    call.tell(events.Served, why)
     return Landing(entry, shared=shared, until=until)
 
 
-async def quietly(work: Awaitable[object]) -> None:
-    """Releasing is best effort: a lease that can't be given back ends by itself."""
+async def release(call: Call, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+    """Give the lease back, and to the end, also when the caller is cancelled meanwhile."""
+    await call.means.colour.whole(quietly(call.means.port.abandon, call.key, call.token, verdict, rest))
+
+
+async def quietly(verb: Callable[..., Awaitable[object]], *what: Any) -> None:
+    """Giving back is best effort: a lease that can't be given back ends by itself."""
     try:
-        await work
+        await verb(*what)
     except EngineError:
         pass

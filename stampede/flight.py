@@ -5,14 +5,23 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from stampede.colour import Bell, Loop
 from stampede.outcome import Landing
 
 __all__ = ["Flight", "Flights", "nested", "outside"]
+
+
+class _Unheard(Bell):
+    """The bell of flights that nobody follows."""
+
+    def ring(self) -> None:
+        return
+
+
+_unheard = _Unheard()
 
 
 class Flight:
@@ -37,11 +46,11 @@ class Flight:
     def __init__(self, owner: Flights, key: str) -> None:
         self.owner = owner
         self.key = key
-        self.bell = Bell()
+        self.bell: Bell = _unheard  # until the first follower comes, which most flights never see
         self.callers = 1
         self.thread: int | None = None  # of a blocking leader
         self.loop: Loop | None = None  # of a suspending leader
-        self.loops: set[Loop] = set()  # whose tasks lead, or wait
+        self.loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
         self.landing: Landing | None = None
         self.offered: Landing | None = None  # to be had without waiting, while the leader computes
         self.cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
@@ -62,17 +71,32 @@ class Flight:
         """The leader's loop was closed under it: it will never land."""
         return not self.ended and self.thread is None and self.loop is not None and self.loop.is_closed()
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
+    def waits_in(self, loop: Loop | None) -> bool:
+        """Is it led, or followed, by a task of this loop?"""
+        return loop is not None and (loop is self.loop or (self.loops is not None and loop in self.loops))
+
+    def inside(self) -> _Extent:
         """The computation's extent: a call in it knows which leases its caller holds."""
-        if self.thread is not None:
-            self.thread = threading.get_ident()
-        before = _inside.get()
-        _inside.set((*(flight for flight in before if not flight.ended), self))
-        try:
-            yield
-        finally:
-            _inside.set(before)
+        return _Extent(self)
+
+
+class _Extent:
+    """A flight's computation, as a context."""
+
+    __slots__ = ("_before", "_flight")
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+
+    def __enter__(self) -> None:
+        flight = self._flight
+        if flight.thread is not None:
+            flight.thread = threading.get_ident()
+        self._before = before = _inside.get()
+        _inside.set((*(each for each in before if not each.ended), flight) if before else (flight,))
+
+    def __exit__(self, *exc: object) -> None:
+        _inside.set(self._before)
 
 
 _inside: ContextVar[tuple[Flight, ...]] = ContextVar("stampede_inside", default=())
@@ -109,7 +133,10 @@ class Flights:
             flight = self._flights.get(key)
             if flight is not None and not anew and not flight.orphaned:
                 flight.callers += 1
-                if loop is not None:
+                if flight.bell is _unheard:
+                    flight.bell = Bell()
+                if loop is not None and loop is not flight.loop:
+                    flight.loops = flight.loops or set()
                     flight.loops.add(loop)
                 return flight, False
             orphan = flight
@@ -118,7 +145,6 @@ class Flights:
                 flight.thread = threading.get_ident()
             else:
                 flight.loop = loop
-                flight.loops.add(loop)
             self._flights[key] = flight  # whole: a signal's handler that joined it half made would wait for itself
         if orphan is not None:
             self._cut(orphan)
@@ -126,11 +152,11 @@ class Flights:
 
     def computing(self, key: str) -> bool:
         """Is the caller itself inside this key's computation?"""
-        if any(f.key == key and f.owner is self and not f.ended for f in _inside.get()):
+        inside = _inside.get()
+        if inside and any(f.key == key and f.owner is self and not f.ended for f in inside):
             return True
-        flight = self._flights.get(
-            key
-        )  # the very thread that leads it, in a context of its own (a signal, a finalizer)
+        # Perhaps it is the very thread that leads it, in a context of its own (a signal, a finalizer).
+        flight = self._flights.get(key)
         return flight is not None and flight.thread == threading.get_ident()
 
     def leave(self, flight: Flight) -> bool:

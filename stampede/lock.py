@@ -148,7 +148,7 @@ class Lock:
                 await port.wait(self.name, reply, left)
         except BaseException:
             if me not in self._grips or self._grips[me].token != token:
-                await colour.whole(quietly(port.release(self.name, token)))  # the reply may just have been lost
+                await colour.whole(quietly(port.release, self.name, token))  # the reply may just have been lost
             raise
 
     async def _release(self, colour: Colour, port: Locks) -> None:
@@ -236,7 +236,7 @@ class _Grip:
         port, name = lock._locks, lock.name
 
         def drop() -> None:
-            run_blocking(quietly(port.release(name, token)))
+            run_blocking(quietly(port.release, name, token))
 
         self.hold = Hold(keeper, port, name, token, lock._lease, lock._max_hold, drop)
         keeper.add(self.hold)

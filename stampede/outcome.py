@@ -14,7 +14,8 @@ from stampede.ports import Ticket
 __all__ = ["Landing", "landed", "own_copy"]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, for the same reason as an entry; nobody writes to one.
+@dataclass(slots=True)
 class Landing:
     """How a call ends: an entry or an error, and whether it may be shared."""
 

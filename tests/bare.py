@@ -12,8 +12,8 @@ from typing import Any
 
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking, running_loop
 from stampede.engines.memory import MemoryEngine
-from stampede.events import Event
-from stampede.fill import Call, fill, quietly
+from stampede.events import Event, Found
+from stampede.fill import Call, Means, fill, quietly
 from stampede.flight import Flights
 from stampede.keeper import Hold, keeper
 from stampede.outcome import Landing
@@ -33,16 +33,18 @@ class World:
         self.told: list[Event] = []
 
     def call(self, key: str, origin: Callable[[], Any], policy: Policy, *, suspending: bool, **terms: Any) -> Call:
-        return Call(
-            key=key, label=key, scope="", origin=origin, policy=policy,
-            port=self.engine.aclaims if suspending else self.engine.claims, flights=self.flights,
-            colour=SUSPENDING if suspending else BLOCKING, loop=running_loop() if suspending else None,
-            clock=time.monotonic, hold=self._hold, drop=self._drop, tell=self.told.append, **{"draws": False, **terms},
+        draws = terms.pop("draws", False)
+        means = Means(
+            scope="", port=self.engine.aclaims if suspending else self.engine.claims, flights=self.flights,
+            colour=SUSPENDING if suspending else BLOCKING, clock=time.monotonic, hold=self._hold, drop=self._drop,
+            tell=self.told.append, found=lambda scope, key: self.told.append(Found(scope, key)), draws=draws,
         )  # fmt: skip
+        loop = running_loop() if suspending else None
+        return Call(key, key, origin, policy, means, loop, time.monotonic(), **terms)
 
     def _drop(self, call: Call) -> None:
         if call.pid == os.getpid():
-            run_blocking(quietly(self.engine.claims.abandon(call.key, call.token)))
+            run_blocking(quietly(self.engine.claims.abandon, call.key, call.token))
 
     def _hold(self, call: Call, max_hold: float) -> Hold:
         loop = call.loop

@@ -198,7 +198,7 @@ def _asks_on(patch: pytest.MonkeyPatch) -> None:
     """A lost reply of a claim: the lease may be ours, and is kept."""
 
     async def asked(call: fill.Call, ask: Ask) -> Any:
-        return await call.port.claim(call.key, call.token, ask)
+        return await call.means.port.claim(call.key, call.token, ask)
 
     patch.setattr(fill, "asked", asked)
 

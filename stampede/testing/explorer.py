@@ -477,12 +477,15 @@ class Process:
         def hold(call: fill.Call, seconds: float) -> TrapHold:
             return TrapHold(trial.model, call.key, call.token, call.policy.lease, seconds)
 
-        return fill.Call(
-            key=caller.key, label=caller.key, scope="", origin=compute, policy=policy, port=trial.port,
-            flights=self.flights, colour=TRAPPING, loop=self.loop, clock=lambda: trial.now, hold=hold,
+        means = fill.Means(
+            scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=lambda: trial.now, hold=hold,
             drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), tell=tell,
-            spawn=self.spawn if policy.background else None, seen=caller.seen, force=caller.force, draws=False,
-            token=token,
+            found=lambda scope, label: None, draws=False,
+        )  # fmt: skip
+        return fill.Call(
+            key=caller.key, label=caller.key, origin=compute, policy=policy, means=means, loop=self.loop,
+            began=trial.now, seen=caller.seen, force=caller.force,
+            spawn=self.spawn if policy.background else None, token=token,
         )  # fmt: skip
 
     def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:

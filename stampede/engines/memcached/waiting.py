@@ -1,7 +1,8 @@
 """When to look again: nothing is pushed here, so whoever waits asks now and then. Pure: the caller brings chance.
 
-A look is aimed at the moment at which the computation is likely to end, where its cost is known. No pause is longer
-than a tenth of the time waited so far, or 50 ms if that is more: news are never later than that.
+Where the cost is known, looks become denser towards the moment at which the computation is likely to end, and rarer
+behind it. No pause is longer than a tenth of the time waited so far, or 50 ms if that is more: news are never later
+than that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ FIRST = 0.008
 """The first pause of one who knows nothing; each next one is longer by an eighth of the time waited."""
 NEAR = 0.003
 """The shortest pause: looks around the expected end."""
+BEFORE, BEHIND = 0.35, 0.1
+"""How much of its distance from the expected end a pause may be. Not more before it: who begins to wait later than the
+holder began to compute takes the end for further off than it is, by all that a herd needs to get going."""
 
 
 def pause(waited: float, cost: float, chance: float) -> float:
@@ -20,9 +24,9 @@ def pause(waited: float, cost: float, chance: float) -> float:
     cap = max(LONGEST, SHARE * waited)
     left = cost - waited
     if left > 0:
-        wanted = max(0.8 * left, NEAR) + NEAR * chance  # costs vary: a little early, and then often
+        wanted = max(BEFORE * left, NEAR) + NEAR * chance
     elif cost > 0:
-        wanted = NEAR - left / 5
+        wanted = NEAR * (1 + chance) - BEHIND * left
     else:
         wanted = FIRST + waited / 8
     return min(wanted, cap) * (1 - 0.2 * chance) if wanted > cap or cost <= 0 else wanted

@@ -151,6 +151,9 @@ class Keys(Versioned):
 
     async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
         """A claim for each (key, token, ask), all in one round trip. If it fails, any of them may have been granted."""
+        return [reply_of(*answer) for answer in await self._claimed(questions)]
+
+    async def _claimed(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[tuple[Any, Ticket | None]]:
         news = self._news
         news.follow()
         commands, slots = [], []
@@ -161,8 +164,7 @@ class Keys(Versioned):
         answers, told = await self._line.read_all(commands)
         sure = bool(told) and told == news.told
         return [
-            reply_of(answer, Ticket(news.stamps, *slot) if sure else None)
-            for answer, slot in zip(answers, slots, strict=True)
+            (answer, Ticket(news.stamps, *slot) if sure else None) for answer, slot in zip(answers, slots, strict=True)
         ]
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
@@ -191,13 +193,13 @@ class Keys(Versioned):
         others = [number for number, (verb, _) in enumerate(asked) if verb != "claim"]
         verbs: dict[str, Any] = {"fill": self._filling, "abandon": self._abandoning, "renew": self._renewing}
         try:
-            replies = run_blocking(self.claim_many([asked[number].args for number in claims])) if claims else []
+            replies = run_blocking(self._claimed([asked[number].args for number in claims])) if claims else []
             commands = [verbs[asked[number].verb](*asked[number].args) for number in others]
             done = run_blocking(self._line.ask_all(commands)) if commands else []
         except EngineError as error:
             return [error] * len(asked)
         for number, reply in zip(claims, replies, strict=True):
-            answers[number] = reply
+            answers[number] = _reply_or_refusal(*reply)
         for number, answer in zip(others, done, strict=True):
             answers[number] = bool(answer)
         return answers
@@ -288,6 +290,13 @@ class Keys(Versioned):
             await self._line.ask((b"SET", key, _new_generation()))
         finally:
             self._generations.forget()
+
+
+def _reply_or_refusal(answer: Any, ticket: Ticket | None) -> Reply | EngineError:
+    try:
+        return reply_of(answer, ticket)
+    except EngineError as refusal:
+        return refusal
 
 
 _ALL = b"{stampede}g"

@@ -37,7 +37,7 @@ _VERSION, _RAISED = 1, 1
 _LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
 _MESSAGE = 4000
 
-_FOUND, _GRANTED, _BUSY, _FAILED = range(4)
+_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED = range(5)
 
 
 class Names(NamedTuple):
@@ -117,7 +117,7 @@ def claim_args(token: bytes, ask: Ask, channel: bytes) -> tuple[Any, ...]:
 
 
 def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
-    """What `claim.lua` answers."""
+    """What `claim.lua` answers; a partial EngineError if it may not write."""
     what, left, string = answer[:3]
     entry = None if string is None else entry_of(string, left)
     if what == _FOUND and entry is not None:
@@ -128,7 +128,16 @@ def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
         return Busy(answer[3], answer[4] / 1000, entry)
     if what == _FAILED:
         return Failed(_verdict_of(answer[3]), entry, answer[4] / 1000)
+    if what == _REFUSED:
+        raise _refusal(answer[3])
     raise EngineError(f"Redis answered a claim with {what!r}")
+
+
+def _refusal(why: bytes) -> EngineError:
+    """The server reads, and doesn't write (it is full, or can't persist): what it has is as good as ever."""
+    refusal = EngineError(f"Redis grants nothing: {why.decode('utf-8', 'replace')}")
+    refusal.partial = True
+    return refusal
 
 
 def verdict_string(verdict: Verdict) -> bytes:

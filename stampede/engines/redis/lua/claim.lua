@@ -2,16 +2,27 @@
 --
 -- KEYS: entry, lease, past, rest
 -- ARGV: token, lease, since, seen, awaited, force, draw, channel
--- Answers {what, ms left of the entry's key, entry, and: busy: token, ms left / failed: verdict, ms of rest}
-local FOUND, GRANTED, BUSY, FAILED = 0, 1, 2, 3
+-- Answers {what, ms left of the entry's key, entry, and: busy: token, ms left / failed: verdict, ms of rest /
+-- refused: why}
+local FOUND, GRANTED, BUSY, FAILED, REFUSED = 0, 1, 2, 3, 4
 local token, force = ARGV[1], ARGV[6] == '1'
 
+-- Why the server did not write, if it did not.
+local function refusal_of(answer)
+  return type(answer) == 'table' and answer.err
+end
+
+-- A server that is not the master any more has nothing to say: of what is invalidated elsewhere it may never hear.
+local function demoted(answer)
+  local why = refusal_of(answer)
+  return why and string.find(why, 'READONLY', 1, true) and redis.error_reply('READONLY not the master any more')
+end
+
 local entry, left, fresh, keep, id, cost, margin, ttl = look(KEYS[1])
-if entry and not force and id ~= ARGV[4] and fresh > -ARGV[3] then
-  -- The early draw: an entry that is due is not good enough, but is kept.
-  if ARGV[7] == '' or fresh > 1000 * math.min(margin + ARGV[7] * cost, ttl / 2) then
-    return {FOUND, left, entry}
-  end
+local good = entry and not force and id ~= ARGV[4] and fresh > -ARGV[3]
+-- The early draw: an entry that is due is not good enough, but is kept.
+if good and (ARGV[7] == '' or fresh > 1000 * math.min(margin + ARGV[7] * cost, ttl / 2)) then
+  return demoted(redis.pcall('GETEX', KEYS[2])) or {FOUND, left, entry}
 end
 if not entry or keep <= 0 then
   entry, left = false, -2
@@ -25,12 +36,27 @@ if not force then
   end
 end
 
-local standing = glance(KEYS[2])
-if standing and standing ~= token and not force then
+-- Nothing is written before it, or a server that is full would not refuse it.
+local answer = redis.pcall('SET', KEYS[2], token, 'PX', ARGV[2], force and 'GET' or 'NX')
+local refusal, nothing = refusal_of(answer), demoted(answer)
+if nothing then
+  return nothing
+elseif force and not refusal then
+  if answer and answer ~= token then
+    wake(ARGV[8], '')
+  end
+  return {GRANTED, left, entry}
+elseif answer and not refusal then
+  return {GRANTED, left, entry}
+end
+
+local standing = not force and redis.call(refusal and 'GET' or 'GETEX', KEYS[2])  -- (GETEX is a write, as this counts)
+if standing == token then
+  redis.call('PEXPIRE', KEYS[2], ARGV[2])
+  return {GRANTED, left, entry}
+elseif standing then
   return {BUSY, left, entry, standing, redis.call('PTTL', KEYS[2])}
+elseif good and fresh > 0 then
+  return {FOUND, left, entry}  -- it was due, and can't be refreshed
 end
-redis.call('SET', KEYS[2], token, 'PX', ARGV[2])
-if standing and standing ~= token then
-  wake(ARGV[8], '')
-end
-return {GRANTED, left, entry}
+return {REFUSED, left, entry, refusal}
