@@ -212,6 +212,7 @@ def _member(way: str, address: str, key: str, known: bool, barrier: Any, pipe: A
     gate.wait()
     for thread in threads:
         thread.join()
+    barrier.wait()  # or the ends of the first ones' interpreters would be in the last one's time
     pipe.send((begun, ended, returned))
 
 
@@ -237,6 +238,7 @@ def herd(way: str, server: Server, known: bool) -> tuple[int, float, float]:
     for _, pipe in members:
         pipe.recv()
     before = server.commands()
+    barrier.wait()
     barrier.wait()
     begun: list[float] = []
     ended: list[float] = []
