@@ -14,7 +14,7 @@ FIRST = 0.008
 """The first pause of one who knows nothing; each next one is longer by an eighth of the time waited."""
 NEAR = 0.003
 """The shortest pause: looks around the expected end."""
-BEFORE, BEHIND = 0.5, 0.1
+BEFORE, BEHIND = 0.5, 0.2
 """What part of its distance from the expected end a pause is. Not more before it, since costs vary, and who begins to
 wait after the holder has begun to compute takes the end for further off than it is."""
 
