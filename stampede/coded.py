@@ -53,11 +53,10 @@ class CodedClaims(_Coded):
             reply = await self._port.claim(key, token, ask)
             entry = self.open(key, reply.entry)
             match reply:
-                case Found(sealed) if entry is None:
+                case Found() if entry is not None:
+                    return Found(entry, reply.ticket)
+                case Found(sealed):
                     ask = replace(ask, seen=sealed.id)  # a miss: the right to replace just these bytes
-                case Found(_, ticket):
-                    assert entry is not None
-                    return Found(entry, ticket)
                 case Granted(fence=fence):
                     return Granted(entry, fence)
                 case Busy(token=holder, lease=lease):
@@ -101,8 +100,8 @@ class CodedStore(_Coded):
     async def invalidate(self, key: str) -> bool:
         return await self._port.invalidate(key)
 
-    async def generation(self, scope: str) -> str:
-        return await self._port.generation(scope)
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
+        return await self._port.generation(scope, sure=sure)
 
     async def bump(self, scope: str) -> None:
         await self._port.bump(scope)

@@ -93,7 +93,11 @@ class Scope:
         self._blocking, self._together = self._means(self.claims, BLOCKING), self._means(together, BLOCKING)
         self._suspending = self._means(self.aclaims, SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
-        self._known = -1, ""  # the generation, as this process knows it, and the epoch in which it was asked for
+        self._near = core.front.tier is not None or core.engine.looks is not None
+        self._nested = bool(namespace) and namespace != name  # `clear` of the namespace ends its generations, too
+        # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
+        # be asked for, one of this scope's own: no other's values are to be found in it.
+        self._known = -1, f"{new_id().hex()}|"
         run_blocking(self.learn(BLOCKING))
 
     def _ports(self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None) -> tuple[Claims, Store]:
@@ -115,30 +119,36 @@ class Scope:
     def label(self, physical: str) -> str:
         return physical.removeprefix(self.prefix)
 
-    async def learn(self, colour: Colour) -> str:
-        """The prefix of every key in today's generation."""
-        store = self.astore if colour.suspending else self.store
+    async def learn(self, colour: Colour, *, sure: bool = False) -> str:
+        """The prefix of every key in today's generation; as far as the engine can be asked, unless it must be sure."""
         outage, epoch = self.core.outage, self.core.epoch
-        if outage is not None and outage.down:
+        if outage is not None and outage.down and not sure:
             return self.prefix
+        store = self._store(colour)
         try:
-            generation = await store.generation(self.name)
-            if self.namespace and self.namespace != self.name:
-                generation = f"{await store.generation(self.namespace)},{generation}"
+            own = await store.generation(self.name, sure=sure)
+            whole = await store.generation(self.namespace, sure=sure) if self._nested else ""
         except EngineError as error:
+            if sure:
+                raise
             if outage is not None:
                 outage.failed(error)
             return self.prefix
-        prefix = f"{generation}|"
-        self._known = epoch, prefix
-        return prefix
+        return self._keep_prefix(epoch, own, whole)
 
-    def _prefix(self, looks: Looks) -> str:
-        """The same, without the price of a coroutine where the engine knows it at once."""
-        epoch, own = self.core.epoch, looks.generation_at_hand(self.name)
-        whole = looks.generation_at_hand(self.namespace) if self.namespace and self.namespace != self.name else ""
-        if own is None or whole is None:
-            return run_blocking(self.learn(BLOCKING))
+    def _recall(self) -> str | None:
+        """The same, where the engine knows it at once: without the price of coroutines."""
+        recalls = self.core.engine.recalls
+        if recalls is None:
+            return None
+        epoch, own = self.core.epoch, recalls.generation_at_hand(self.name)
+        whole = recalls.generation_at_hand(self.namespace) if self._nested else ""
+        return None if own is None or whole is None else self._keep_prefix(epoch, own, whole)
+
+    def _known_prefix(self) -> str:
+        return self._recall() or run_blocking(self.learn(BLOCKING))
+
+    def _keep_prefix(self, epoch: int, own: str, whole: str) -> str:
         prefix = f"{whole},{own}|" if whole else f"{own}|"
         self._known = epoch, prefix
         return prefix
@@ -152,7 +162,7 @@ class Scope:
 
     def at_hand(self, key: str) -> Resident | Entry[Any] | None:
         """What can be had without a claim, a flight, or a moment's waiting: something with a `value`."""
-        return self.hit(key) or self.look(key)
+        return self.hit(key) or self.look(key) if self._near else None
 
     def look(self, key: str) -> Entry[Any] | None:
         """A shared engine's answer, where it can be had in microseconds: no claim, no flight, no doubt."""
@@ -160,7 +170,7 @@ class Scope:
         looks = core.engine.looks
         if looks is None or (core.outage is not None and core.outage.down):
             return None
-        physical, at, front = self._prefix(looks) + key, _clock(), core.front
+        physical, at, front = self._known_prefix() + key, _clock(), core.front
         if front.is_due(physical):
             return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
         found = looks.look(physical)
@@ -168,7 +178,7 @@ class Scope:
         if found is None or entry is None or entry.raised:
             return None
         if front.tier is not None:
-            if self._prefix(looks) + key != physical:
+            if self._known_prefix() + key != physical:
                 return None  # bumped before the ticket was taken: it would hold for ever
             front.keep(physical, self.name, Landing(entry, ticket=found.ticket, at=at), None, self.policy)
         elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
@@ -189,7 +199,7 @@ class Scope:
         """What the local tier could not answer. `home` is told of the resident, if there is one now."""
         policy, core, epoch = policy or self.policy, self.core, self.core.epoch
         call = await self.call(colour, key, origin, policy, force=force)
-        sample = core.front.sample(call.key)
+        sample = core.front.sample(call.key) if core.front.tier is not None else None
         place = Place(colour) if policy.background and not force else None
         if place is not None and place.reserved:
             call.spawn = lambda work, unborn: place.spawn(self._kept(call, work, sample), lambda: _close(work, unborn))
@@ -200,16 +210,18 @@ class Scope:
         finally:
             if place is not None:
                 place.free()
-        if landing.ticket is not None and await self.learn(colour) + key != call.key:
+        if core.front.tier is None:
+            return landing
+        if landing.ticket is not None and (self._recall() or await self.learn(colour)) + key != call.key:
             return landing  # bumped before the ticket was taken: kept, it would hold for ever
         resident = core.front.keep(call.key, self.name, landing, sample, policy)
-        if resident is not None and home is not None and core.front.tier is not None:
+        if resident is not None and home is not None:
             home(resident)
             if epoch != core.epoch:
                 core.front.tier.drop(call.key)  # of an older generation by now: its home doesn't know generations
         return landing
 
-    async def _kept(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket) -> None:
+    async def _kept(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket | None) -> None:
         """What is computed beside its caller."""
         self.core.front.keep(call.key, self.name, await work, sample, call.policy)
 
@@ -238,7 +250,7 @@ class Scope:
         many: bool = False,
     ) -> Call:
         """One caller's question to the algorithm; with `many` it is one of those that go out `at_once`."""
-        physical = await self.learn(colour) + key
+        physical = (self._recall() or await self.learn(colour)) + key
         means = self._suspending if colour.suspending else self._together if many else self._blocking
         return Call(
             physical,
@@ -313,13 +325,17 @@ class Scope:
     async def _change(
         self, colour: Colour, key: str, verb: str, act: Callable[[Store, str], Coroutine[Any, Any, Any]]
     ) -> Any:
-        physical = await self.learn(colour) + key
         core, hard = self.core, verb != "expire"
-        core.forget(physical, hard=hard)  # before, so that it is gone here even if the engine can't be asked
+        known = {self.prefix + key}
+        core.forget(*known, hard=hard)  # before, so that it is gone here even if the engine can't be asked
         try:
+            # Another process may have begun a new generation a moment ago, and its keys are the ones to change.
+            physical = await self.learn(colour, sure=True) + key
+            known.add(physical)
             return await act(self._store(colour), physical)
         finally:
-            core.forget(physical, hard=hard)  # after, for those who read the old one while it was being changed
+            for each in known:  # after, for those who read the old one while it was being changed
+                core.forget(each, hard=hard)
             core.tell(events.Invalidated(self.name, key, verb))
 
     async def bump(self, colour: Colour) -> None:

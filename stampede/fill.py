@@ -28,7 +28,7 @@ from stampede.errors import (
 from stampede.flight import Flight, Flights, nested
 from stampede.outcome import Landing
 from stampede.policy import Policy
-from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted
+from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted, Reply
 
 __all__ = ["Call", "Hold", "fill"]
 
@@ -148,11 +148,12 @@ async def claim(call: Call) -> Landing | Granted:
         at = call.now
         reply = await asked(call, ask)
         match reply:
-            case Found(entry) if ask.draw is not None and due is None and early.due(entry, ask.draw):
-                due, ask.seen = entry, entry.id  # one more question: is anybody refreshing it already?
-            case Found(entry, ticket):
+            case Found() if ask.draw is not None and due is None and early.due(reply.entry, ask.draw):
+                due = reply.entry
+                ask.seen = due.id  # one more question: is anybody refreshing it already?
+            case Found():
                 tell_found(call, ask)
-                return Landing(entry, ticket=ticket, at=at, as_of=at)
+                return Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
             case Granted():
                 return reply
             case Failed(verdict, entry, rest):
@@ -175,7 +176,7 @@ async def claim(call: Call) -> Landing | Granted:
                     return Landing(news.entry, ticket=news.ticket, at=call.now)
 
 
-async def asked(call: Call, ask: Ask) -> Any:
+async def asked(call: Call, ask: Ask) -> Reply:
     """One claim. If its outcome is unknown, it may have been granted: our own lease must not lock us out."""
     try:
         return await call.means.port.claim(call.key, call.token, ask)

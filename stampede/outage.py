@@ -125,7 +125,8 @@ class GuardedClaims:
         outage = self._outage
         if outage.may_ask():
             try:
-                await self._settle()
+                if outage.unknown:
+                    await self._settle()
                 reply = await self._port.claim(key, token, ask)
             except EngineError as error:
                 outage.unknown.append((key, token))
@@ -153,9 +154,7 @@ class GuardedClaims:
                 if not error.partial:
                     raise
                 unknown.rotate(-1)
-                self._outage.settles_at = (
-                    time.monotonic() + 1
-                )  # its part is still down, which is no matter of this call's
+                self._outage.settles_at = time.monotonic() + 1  # its part is still down: no matter of this call's
                 return
             if unknown and unknown[0] == (key, token):
                 unknown.popleft()

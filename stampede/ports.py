@@ -24,6 +24,7 @@ __all__ = [
     "Locks",
     "Looks",
     "Many",
+    "Recalls",
     "Reply",
     "Store",
     "Ticket",
@@ -156,8 +157,9 @@ class Store(Protocol):
         """Remove value, verdict and rest; a lease under way dies, the herd wakes. True: there was a value."""
         ...
 
-    async def generation(self, scope: str) -> str:
-        """The part of a physical key that `bump` changes. Usually known to the process already."""
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
+        """The part of a physical key that `bump` changes. Usually known to the process already, and perhaps of a moment
+        ago; with `sure`, no bump that has returned anywhere is missed."""
         ...
 
     async def bump(self, scope: str) -> None:
@@ -177,6 +179,14 @@ class Versioned(Store):
         ...
 
 
+class Recalls(Protocol):
+    """Of an engine that remembers generations in this process."""
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        """What the store's `generation` would say, if that is known at once."""
+        ...
+
+
 class Looks(Protocol):
     """Of an engine that can be read in a few microseconds: a hit that needs neither a claim nor a flight."""
 
@@ -185,10 +195,6 @@ class Looks(Protocol):
 
         Of the entry it may leave out what is in the header of its bytes too: cost, margin, ttl, raised.
         """
-        ...
-
-    def generation_at_hand(self, scope: str) -> str | None:
-        """What the store's `generation` would say, if that is known at once."""
         ...
 
 
@@ -248,6 +254,7 @@ class Engine(ABC):
     astore: Store | None = None
     locks: Locks | None = None
     alocks: Locks | None = None
+    recalls: Recalls | None = None
     looks: Looks | None = None
     many: Many | None = None
     tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process

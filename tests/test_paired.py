@@ -64,7 +64,7 @@ class WatchedStore(Versioned):
         self.steps.take("invalidate")
         return bool(await self.port.invalidate(key))
 
-    async def generation(self, scope: str) -> str:
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
         return str(await self.port.generation(scope))
 
     async def bump(self, scope: str) -> None:

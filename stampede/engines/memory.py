@@ -306,7 +306,7 @@ class _Verbs(Versioned):
         ring([lease])
         return kept is not None
 
-    async def generation(self, scope: str) -> str:
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
         return f"{self._keys.great_bumps}.{self._keys.bumps.get(scope, 0)}"
 
     async def bump(self, scope: str) -> None:

@@ -66,7 +66,7 @@ class _Nothing:
     async def invalidate(self, key: str) -> bool:
         return False
 
-    async def generation(self, scope: str) -> str:
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
         return ""
 
     async def bump(self, scope: str) -> None: ...

@@ -204,8 +204,8 @@ class _Verbs:
         await self._overrule(key, _tombstone(self._holds.max_hold), past)
         return _kept(there) is not None
 
-    async def generation(self, scope: str) -> str:
-        return await self._store.generation(scope)
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
+        return await self._store.generation(scope, sure=sure)
 
     async def bump(self, scope: str) -> None:
         await self._store.bump(scope)
@@ -354,8 +354,8 @@ class _Through(Versioned):
     async def invalidate(self, key: str) -> bool:
         return await self._done(self._store.invalidate(key))
 
-    async def generation(self, scope: str) -> str:
-        return await self._done(self._store.generation(scope))
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
+        return await self._done(self._store.generation(scope, sure=sure))
 
     async def bump(self, scope: str) -> None:
         await self._done(self._store.bump(scope))

@@ -57,7 +57,7 @@ class DiskEngine(Engine):
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
         self.claims = self.store = _Keys(rows, BLOCKING, _here)
         self.aclaims = self.astore = _Keys(rows, SUSPENDING, in_thread)
-        self.looks = rows
+        self.looks = self.recalls = rows
         self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
         self._closing = finalize(self, _close, rows, os.getpid())
         _engines.add(self)
@@ -160,7 +160,7 @@ class _Keys(_Port, Versioned):
     async def invalidate(self, key: str) -> bool:
         return await self._run(self._rows.invalidate, key)
 
-    async def generation(self, scope: str) -> str:
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
         return await self._read(self._rows.generation, scope)
 
     async def bump(self, scope: str) -> None:

@@ -313,8 +313,8 @@ class RoutedKeys(Versioned):
     async def invalidate(self, key: str) -> bool:
         return await self._at(key, lambda keys: keys.invalidate(key))
 
-    async def generation(self, scope: str) -> str:
-        return await self._cluster.at(_GENERATIONS, self._colour, lambda ports: ports.keys.generation(scope))
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
+        return await self._cluster.at(_GENERATIONS, self._colour, lambda ports: ports.keys.generation(scope, sure=sure))
 
     async def bump(self, scope: str) -> None:
         await self._cluster.at(_GENERATIONS, self._colour, lambda ports: ports.keys.bump(scope))

@@ -81,7 +81,7 @@ class Generations:
     def start_again(self) -> None:
         self._lock = threading.Lock()
         self._bumps = 0
-        self._known: dict[str, tuple[str, Ticket | None, float]] = {}
+        self._known: dict[str, tuple[str, Ticket | None, float, float]] = {}
         self._asked: dict[tuple[str, Loop | None], _Question] = {}
 
     def ask(self, scope: str, loop: Loop | None) -> tuple[_Question, bool]:
@@ -104,7 +104,7 @@ class Generations:
         known = self._known.get(scope)
         if known is None:
             return None
-        name, ticket, until = known
+        name, ticket, until, _ = known
         if ticket is None:
             # Where entries have tickets it needs one too: of the next bump nobody would be told.
             return name if now < until and not self._news.told else None
@@ -118,8 +118,9 @@ class Generations:
         bumps, stamp = sample
         ticket = Ticket(self._news.stamps, GENERATIONS, stamp) if told and told == self._news.told else None
         with self._lock:
-            if bumps == self._bumps:
-                self._known[scope] = name, ticket, now + (BRIEFLY if self._news.tracks else KNOWN)
+            known = self._known.get(scope)
+            if bumps == self._bumps and (known is None or known[3] <= now):  # or it was asked before that one
+                self._known[scope] = name, ticket, now + (BRIEFLY if self._news.tracks else KNOWN), now
 
     def forget(self) -> None:
         """Somebody here has begun a new one."""
@@ -255,8 +256,13 @@ class Keys(Versioned):
 
     # -- generations --------------------------------------------------------------------------------------------
 
-    async def generation(self, scope: str) -> str:
-        known = self._generations.get(scope, time.monotonic())
+    def generation_at_hand(self, scope: str) -> str | None:
+        return self._generations.get(scope, time.monotonic())
+
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
+        if sure:
+            return await self._generation(scope)
+        known = self.generation_at_hand(scope)
         if known is not None:
             return known
         loop = running_loop() if self._colour.suspending else None
