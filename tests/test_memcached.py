@@ -96,6 +96,33 @@ def test_a_hit_is_one_command_and_a_miss_two(server: MemcachedServer, engine: Me
     assert server.commands() - before == 7
 
 
+def test_a_miss_of_an_event_loop_is_two_commands(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """Each would be three: one more to have signed what a blocked loop could not sign later."""
+
+    async def scenario() -> None:
+        assert await missed(engine, "warm")
+        await witnessed(engine)
+        before = server.commands()
+        assert await missed(engine, "k")
+        assert server.commands() - before == 2
+
+    asyncio.run(scenario())
+
+
+async def missed(engine: MemcachedEngine, key: str) -> bool:
+    token = new_id()
+    assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
+    return await engine.aclaims.fill(key, token, some())
+
+
+async def witnessed(engine: MemcachedEngine) -> None:
+    """A claim calls for the witness: be here when it has come."""
+    end = time.monotonic() + 10
+    while len(engine._witnesses._there) < len(engine._servers.all):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
+
+
 def test_many_claims_are_few_round_trips(engine: MemcachedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch would ask for one key after another."""
     put(engine, some(b"there"), "there")
@@ -212,6 +239,82 @@ def test_three_leases_long_is_never_robbed(server: MemcachedServer) -> None:
     assert mine.get("long") == 7
     mine.close()
     other.close()
+
+
+def test_a_blocked_loop_keeps_its_leases(server: MemcachedServer) -> None:
+    """A stub stands for seconds only: a loop that its own computation blocks for longer would be robbed."""
+    engine, other = MemcachedEngine(server.address, sign=0.05), MemcachedEngine(server.address)
+
+    async def scenario() -> None:
+        tokens = {key: new_id() for key in ("first", "next")}
+        for key, token in tokens.items():
+            assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
+            hold = engine._holds.get(items.name_of(key), token)
+            assert hold is not None and hold.signed == (key == "first")  # at once, where no witness has come yet
+            await witnessed(engine)
+        time.sleep(meta.VIVID + 0.2)
+        for key, token in tokens.items():
+            busy = claim(other, key=key)
+            assert isinstance(busy, Busy) and busy.token == token
+            assert await engine.aclaims.fill(key, token, some())
+
+    asyncio.run(scenario())
+    engine.close()
+    other.close()
+
+
+def test_a_loops_lease_can_be_given_back_by_others(engine: MemcachedEngine) -> None:
+    """What a loop computed when it was closed, or the interpreter ended, would be waited for."""
+
+    async def scenario() -> bytes:
+        assert await missed(engine, "warm")
+        await witnessed(engine)
+        token = new_id()
+        for _ in range(2):  # its first reply may have been lost
+            assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+        await engine.aclaims.abandon("k", token)
+        assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+        return token
+
+    token = asyncio.run(scenario())
+    line, server = engine._line, engine._servers.all[0]
+    older = [line.connection(server) for _ in range(3)]  # so the next one is younger than the lease
+    run_blocking(engine.claims.abandon("k", token))
+    granted(engine)
+    for each in older:
+        line.give(each)
+
+
+def test_a_witness_of_another_server_signs_nothing() -> None:
+    """CAS numbers begin anew with the server: a loop's lease would be found in somebody else's stub."""
+    server = MemcachedServer()
+    try:
+        engine, other = MemcachedEngine(server.address, sign=LONG), MemcachedEngine(server.address, sign=0)
+
+        async def scenario() -> None:
+            assert await missed(engine, "warm")
+            await witnessed(engine)
+            token = new_id()
+            assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+            hold = engine._holds.get(b"s:k", token)
+            assert hold is not None and hold.witness is not None and not hold.signed
+            server.restart()
+            while b"c%b " % hold.cas not in server.say(meta.claim(b"s:k")):
+                server.say(b"md s:k\r\n")
+            assert not engine.claims.sign(hold)
+            assert not renew(engine, token)
+            assert not await engine.aclaims.fill("k", token, some(b"late"))
+            assert await engine.aclaims.get(["k"]) == [None]
+            # The old witness is known to be gone: who comes now is signed for at once.
+            token = new_id()
+            assert isinstance(await engine.aclaims.claim("l", token, Ask(LONG)), Granted)
+            assert claim(other, key="l").token == token
+
+        asyncio.run(scenario())
+        engine.close()
+        other.close()
+    finally:
+        server.close()
 
 
 def test_a_late_fill_after_a_restart_is_refused() -> None:

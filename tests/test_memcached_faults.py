@@ -231,6 +231,26 @@ def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> No
     engine.close()
 
 
+def test_a_blocked_loop_is_no_server_that_hangs(server: MemcachedServer) -> None:
+    """A loop that was blocked for longer than a server may take would give up its connection, and the value with it."""
+    engine = MemcachedEngine(server.address, timeout=0.1)
+
+    async def scenario() -> None:
+        await engine.astore.set("k", some())
+        for _ in range(3):
+            time.sleep(0.15)
+            (entry,) = await engine.astore.get(["k"])
+            assert entry is not None
+            asked = asyncio.ensure_future(engine.astore.get(["k"]))
+            await asyncio.sleep(0)
+            time.sleep(0.15)  # and now its answer has come
+            (entry,) = await asked
+            assert entry is not None
+
+    asyncio.run(scenario())
+    engine.close()
+
+
 def test_a_cancelled_task_leaves_the_others_replies_alone(server: MemcachedServer) -> None:
     """Replies come in the order of the questions: the next caller would get the cancelled one's."""
     engine = MemcachedEngine(server.address)

@@ -17,6 +17,7 @@ from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.servers import Servers
 from stampede.engines.memcached.suspending import SuspendingLine
 from stampede.engines.memcached.verbs import Costs, Generations, Keys
+from stampede.engines.memcached.witnesses import Witnesses
 from stampede.engines.url import anything, flag, number, options_of
 from stampede.ports import Engine
 
@@ -57,13 +58,12 @@ class MemcachedEngine(Engine):
         self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
         self._holds, generations, costs = Holds(), Generations(), Costs()
         common = self._holds, generations, costs
-        keys = Keys(self._line, *common, BLOCKING)
-        self._signer = Signer(sign, keys.sign)
-        if sign > 0:
-            keys = Keys(self._line, *common, BLOCKING, self._signer.add)
-        self.claims = self.store = keys
+        self._signer = Signer(sign, Keys(self._line, *common, BLOCKING).sign)
+        self._witnesses = Witnesses(self._line, self._signer)
+        keys = Keys(self._line, *common, BLOCKING, self._signer.keep if sign > 0 else None)
+        self.claims = self.store = self.recalls = keys
         self.many = Together(self._line, *common)
-        self.aclaims = self.astore = Keys(self._aline, *common, SUSPENDING)
+        self.aclaims = self.astore = Keys(self._aline, *common, SUSPENDING, self._witnesses.add if sign > 0 else None)
         self.locks = MemcachedLocks(self._line, BLOCKING)
         self.alocks = MemcachedLocks(self._aline, SUSPENDING)
         _engines.add(self)
@@ -82,12 +82,14 @@ class MemcachedEngine(Engine):
         return time.perf_counter() - start
 
     def close(self) -> None:
+        self._witnesses.close()
         self._line.close()
         self._aline.close()
 
     def _start_again(self) -> None:
         self._holds.clear()
         self._signer.start_again()
+        self._witnesses.start_again()
         self._line.start_again()
         self._aline.start_again()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -92,6 +93,14 @@ class Connection:
             del buffer[:at]
             at = 0
             buffer += more
+
+    def quiet(self) -> bool:
+        """Whether nothing has come that nobody asked for, as the connection's end is."""
+        if self.broken:
+            return False
+        watch = select.poll()
+        watch.register(self._sock, select.POLLIN)
+        return not watch.poll(0)
 
     def close(self) -> None:
         self._client.close()

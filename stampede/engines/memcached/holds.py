@@ -3,6 +3,9 @@
 A lease that `mg`'s vivify has won is a stub without a name on it: only the CAS number tells it from others, and that
 begins anew with the server. So until the lease is signed, its connection is kept for it, and what becomes of the
 connection becomes of the lease. Short computations never need the signature; all others are signed after a moment.
+
+An event loop's connection is everybody's, and can't be used while a computation blocks the loop: for those a witness
+(`witnesses.py`) signs.
 """
 
 from __future__ import annotations
@@ -39,15 +42,21 @@ class Hold:
     """One lease of ours.
 
     Its signature and its fill never overlap: who signs holds the lock meanwhile, and who fills takes `link` under it.
+    With a witness they may, as nothing waits for a thread in an event loop: CAS and token decide which comes first.
     """
 
-    __slots__ = ("aliases", "bare", "cas", "lease", "link", "lock", "lost", "name", "sent", "signed", "token", "until")
+    __slots__ = (
+        "aliases", "bare", "cas", "ended", "lease", "link", "lock", "lost", "name", "sent", "signed", "token", "until",
+        "witness",
+    )  # fmt: skip
 
     def __init__(self, name: bytes, token: bytes, lease: float) -> None:
         self.name, self.token, self.lease = name, token, lease
         self.lock = threading.Lock()
         self.link: Link | None = None  # kept for it until it is signed
+        self.witness: Link | None = None  # or what may sign it from any thread
         self.signed = False
+        self.ended = False
         self.bare = True  # nothing but a lease is in the item
         self.lost = False  # the server has thrown the item away, with our lease in it
         self.cas = b""
@@ -65,7 +74,7 @@ class Hold:
 
     def take_link(self) -> Link | None:
         """The connection that was kept for it, which is the caller's from now on. It is waited for while in use."""
-        if self.signed:
+        if self.signed or self.witness is not None:
             return None
         with self.lock:
             link, self.link = self.link, None
@@ -99,7 +108,10 @@ class Holds:
         return self._holds.get((name, token))
 
     def pop(self, name: bytes, token: bytes) -> Hold | None:
-        return self._holds.pop((name, token), None)
+        hold = self._holds.pop((name, token), None)
+        if hold is not None:
+            hold.ended = True
+        return hold
 
     def clear(self) -> None:
         self._holds.clear()
@@ -134,16 +146,21 @@ class Signer:
                 self._changed.notify()
         return True
 
+    def keep(self, hold: Hold, link: Link) -> bool:
+        """The same; until then the connection is the lease's."""
+        hold.link = link
+        return self.add(hold)
+
     def _run(self) -> None:
         while True:
             with self._changed:
                 while not self._due:
                     self._changed.wait()
                 due, hold = self._due.popleft()
-            if hold.link is None:
-                continue  # it has ended meanwhile
-            time.sleep(max(due - time.monotonic(), 0.0))
-            self._sign(hold)
+            if not hold.ended:
+                time.sleep(max(due - time.monotonic(), 0.0))
+            if not hold.ended:
+                self._sign(hold)
             del hold
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,10 @@ from stampede.engines.memcached.servers import Server, Servers, checked, refusal
 from stampede.errors import EngineError
 
 __all__ = ["SuspendingLine"]
+
+
+NEXT = 0.01
+"""Seconds until a loop has looked at its sockets."""
 
 
 class _Question:
@@ -72,14 +77,16 @@ class Stream(asyncio.Protocol):
 
     def _ask(self, commands: bytes, count: int) -> asyncio.Future[list[Reply]]:
         if self.broken:
-            raise EngineError(f"{self._server.name}: the connection is broken")
+            broken = ConnectionResetError("the connection is broken")
+            raise trouble(self._server, broken) from broken
         answer: asyncio.Future[list[Reply]] = self._loop.create_future()
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(commands)
+        if not self._questions:
+            self._heard = time.monotonic()  # it has had nothing to say
         self._questions.append(_Question(count, answer))
         if self._watch is None:
-            self._heard = time.monotonic()
             self._arm()
         return answer
 
@@ -123,14 +130,16 @@ class Stream(asyncio.Protocol):
         if patience is not None:
             self._watch = self._loop.call_later(patience, self._look, patience)
 
-    def _look(self, patience: float) -> None:
+    def _look(self, patience: float, *, sure: bool = False) -> None:
         self._watch = None
         if not self._questions:
             return
-        if time.monotonic() - self._heard >= patience:
-            self.lose(TimeoutError(f"no answer in {patience:g} s"))
-        else:
+        if time.monotonic() - self._heard < patience:
             self._arm()
+        elif sure:
+            self.lose(TimeoutError(f"no answer in {patience:g} s"))
+        else:  # it may be our own loop that was blocked, and the answer be there to be read
+            self._watch = self._loop.call_later(NEXT, partial(self._look, patience, sure=True))
 
     def lose(self, error: BaseException) -> None:
         """The connection is of no use any more: whoever waits for a reply won't get it."""
@@ -142,6 +151,8 @@ class Stream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         failure = trouble(self._server, error)
+        if failure is not error:
+            failure.__cause__ = error
         while self._questions:
             answer = self._questions.popleft().answer
             if not answer.done():

@@ -68,7 +68,11 @@ class Costs(dict[bytes, float]):
 
 
 class Keys(Versioned):
-    """Claims and Store of one colour. `later` takes leases to be signed in a moment; else that is done at once."""
+    """Claims and Store of one colour.
+
+    `later` takes leases to be signed in a moment, with the connections that won them; where it won't, or there is none,
+    that is done at once.
+    """
 
     def __init__(
         self,
@@ -77,7 +81,7 @@ class Keys(Versioned):
         generations: Generations,
         costs: Costs,
         colour: Colour,
-        later: Callable[[Hold], bool] | None = None,
+        later: Callable[[Hold, Link], bool] | None = None,
     ) -> None:
         self._line = line
         self._holds = holds
@@ -103,7 +107,7 @@ class Keys(Versioned):
                         return Found(entry)
                 if reply.won and self._later is not None:
                     given = True
-                    if self._later(self._won(link, name, token, ask, reply, sent, keep=True)):
+                    if self._later(self._won(link, name, token, ask, reply, sent), link):
                         return Granted()
                     given = False
                 if reply.won or reply.flags == b"0":
@@ -119,13 +123,10 @@ class Keys(Versioned):
             if not given:
                 self._line.give(link)
 
-    def _won(
-        self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float, *, keep: bool
-    ) -> Hold:
-        """A lease that has just been granted, as a stub without a signature. It may `keep` its connection."""
+    def _won(self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float) -> Hold:
+        """A lease that has just been granted, as a stub without a signature."""
         hold = Hold(name, token, ask.lease)
         hold.vivid(reply.cas, max(sent, link.born + 1e-6))  # the question may have been sent again, over a new one
-        hold.link = link if keep else None
         self._holds.add(hold)
         return hold
 
@@ -135,11 +136,11 @@ class Keys(Versioned):
         """There is a stub without a signature: just won, or somebody's, which may be this very caller."""
         hold = self._holds.get(name, token)
         if reply.won:
-            self._won(link, name, token, ask, reply, sent, keep=False)
+            self._won(link, name, token, ask, reply, sent)
         elif hold is not None and hold.link is not None:
             hold.lease = ask.lease
             return Granted(fence=int(hold.cas)) if self.sign(hold) else None
-        elif not ask.force:
+        elif not ask.force and not (hold is not None and hold.cas == reply.cas and hold.known_to(link)):
             return Busy(alias(reply.cas), items.left_of(reply.left))
         return await self._lease(link, Item(), name, token, ask, reply.cas)
 
@@ -178,10 +179,17 @@ class Keys(Versioned):
 
     # -- the end of a lease -------------------------------------------------------------------------------------
 
+    async def _way(self, hold: Hold | None, name: bytes) -> Link:
+        """The connection that knows the lease, where it has none of its own any more: any."""
+        if hold is not None and hold.witness is not None and not self._colour.suspending:
+            self.sign(hold)  # it was an event loop's, which has ended
+        link = hold.take_link() if hold is not None else None
+        return link or await self._line.take(name)
+
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         name, body = items.name_of(key), items.plain(entry)
         hold = self._holds.get(name, token)
-        link = (hold.take_link() if hold is not None else None) or await self._line.take(name)
+        link = await self._way(hold, name)
         try:
             _fits(link, name, body)
             self._costs.learn(name, entry)
@@ -226,7 +234,7 @@ class Keys(Versioned):
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
         name = items.name_of(key)
         hold = self._holds.pop(name, token)
-        link = (hold.take_link() if hold is not None else None) or await self._line.take(name)
+        link = await self._way(hold, name)
         try:
             for _ in range(TRIES):
                 seen = (await link.ask(meta.look(name)))[0]
@@ -257,7 +265,7 @@ class Keys(Versioned):
         name = items.name_of(key)
         hold = self._holds.get(name, token) or Hold(name, token, lease)
         hold.lease = lease
-        if hold.link is not None and self.sign(hold):
+        if not hold.signed and (hold.link or hold.witness) is not None and self.sign(hold):
             return True
         link = await self._line.take(name)
         try:
@@ -281,14 +289,16 @@ class Keys(Versioned):
         """Put the holder's token into the stub, and let go of the connection. Of the blocking colour."""
         with hold.lock:
             link, hold.link = hold.link, None
-            if link is None:
+            signer = link or hold.witness
+            if signer is None or hold.signed:
                 return hold.signed
             try:
-                return run_blocking(self._sign(link, hold, Item(), hold.cas))
+                return run_blocking(self._sign(signer, hold, Item(), hold.cas))
             except (EngineError, TooLarge):
                 return False  # its fill will see
             finally:
-                self._line.give(link)
+                if link is not None:
+                    self._line.give(link)
 
     # -- wait ---------------------------------------------------------------------------------------------------
 
@@ -400,19 +410,25 @@ class Keys(Versioned):
 
     # -- generations --------------------------------------------------------------------------------------------
 
-    async def generation(self, scope: str) -> str:
-        known, now = self._generations.known.get(scope), time.monotonic()
-        if known is not None and now < known[1]:
-            return known[0]
+    def generation_at_hand(self, scope: str) -> str | None:
+        known = self._generations.known.get(scope)
+        return known[0] if known is not None and time.monotonic() < known[1] else None
+
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
+        known, now = self.generation_at_hand(scope), time.monotonic()
+        if known is not None and not sure:
+            return known
         try:
             generation = await self._generation_of(scope)
             self._generations.own.pop(scope, None)
         except EngineError as error:
-            if not error.partial:
+            if sure or not error.partial:
                 raise
             # The other servers go on, under names that are this process's own: it can't know which are out of date.
             generation = self._generations.own.setdefault(scope, _new_generation().decode())
-        self._generations.known[scope] = generation, now + KNOWN
+        known_until = self._generations.known.get(scope, ("", 0.0))[1]
+        if now + KNOWN >= known_until:  # or it was asked before that one
+            self._generations.known[scope] = generation, now + KNOWN
         return generation
 
     async def _generation_of(self, scope: str) -> str:
