@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class Blocking:
         self._news = news
         self.start_again()
         self._broken = (exceptions.ConnectionError, OSError)
+        self._hung = exceptions.TimeoutError
         self._refused = exceptions.ResponseError
         self._unknown = exceptions.NoScriptError
         self._readonly = exceptions.ReadOnlyError
@@ -94,20 +96,37 @@ class Blocking:
         return replies, told
 
     def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        """The replies as they are. A connection may have broken while it was idle: once more, on a new one."""
-        connection = self._pool.take()
+        """The replies as they are. Where the server takes no new connection (it has too many, or another password by
+        now), over one that it has taken before."""
+        taken = self._pool.take()
+        connection: Connection | None = taken
         try:
-            if not self._server.current(connection):
-                self._disconnect(connection)
-            used = connection._sock is not None
-            try:
-                return self._exchange(connection, commands)
-            except self._broken:
-                if not used:
-                    raise
-                return self._exchange(connection, commands)
+            return self._tried(taken, commands)
+        except self._broken:
+            connection = None
+            self._pool.give_back(taken)
+            connection = self._pool.take_connected()
+            if connection is None:
+                raise
+            return self._exchange(connection, commands)
+        except self._hung:
+            self._pool.hung_at = time.monotonic()
+            raise
         finally:
-            self._pool.give_back(connection)
+            if connection is not None:
+                self._pool.give_back(connection)
+
+    def _tried(self, connection: Connection, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        """The same over this one. It may have broken while it was idle: once more, then."""
+        if not self._server.current(connection):
+            self._disconnect(connection)
+        used = connection._sock is not None
+        try:
+            return self._exchange(connection, commands)
+        except self._broken:
+            if not used:
+                raise
+            return self._exchange(connection, commands)
 
     def _exchange(self, connection: Connection, commands: Sequence[Command]) -> tuple[list[Any], int]:
         told, known = self._news.told, self._following.get(connection)
@@ -147,6 +166,8 @@ class Blocking:
         except self._readonly as demoted:  # another server is the master now: a new connection may find it
             raise ConnectionError(str(demoted)) from demoted
         except self._refused as refusal:
+            if str(refusal).startswith("Protocol error"):  # so it calls a question of one who has not logged in
+                raise ConnectionError(str(refusal)) from refusal
             return refusal
 
 
@@ -162,11 +183,14 @@ class _Pool:
         self._idle: list[Connection] = []
         self._all: list[Connection] = []
         self._free = threading.Semaphore(server.max_connections)
+        self._returned = threading.Condition()
+        self._waiting = 0  # for the return of one that is connected
+        self.hung_at = 0.0  # when a reply was given up the last time
 
     def take(self) -> Connection:
         """One for this thread alone, perhaps not connected; who finds none free waits for one."""
-        if not self._free.acquire(timeout=self._server.timeout):
-            raise EngineError(f"{self._server.name}: no connection has been free for {self._server.timeout:g} s")
+        if not self._free.acquire(blocking=False):
+            self._wait()
         try:
             return self._idle.pop()
         except IndexError:
@@ -179,9 +203,57 @@ class _Pool:
         self._all.append(connection)
         return connection
 
-    def give_back(self, connection: Connection) -> None:
-        self._idle.append(connection)
+    def _wait(self) -> None:
+        since = time.monotonic()
+        if not self._free.acquire(timeout=self._server.timeout):
+            raise EngineError(f"{self._server.name}: no connection has been free for {self._server.timeout:g} s")
+        if self.hung_at > since:  # or one after the other would find that out for itself
+            self._free.release()
+            raise EngineError(f"{self._server.name}: no reply, and no connection was free")
+
+    def take_connected(self) -> Connection | None:
+        """One that is connected, as soon as it is free. None if there are none, or it takes longer than a reply may."""
+        end = time.monotonic() + (self._server.patience or self._server.timeout)
+        with self._returned:
+            self._waiting += 1
+            try:
+                while any(self._leads(each) for each in self._all):
+                    connection = self._idle_connected()
+                    if connection is not None:
+                        return connection
+                    if not self._returned.wait(end - time.monotonic()):
+                        break
+            finally:
+                self._waiting -= 1
+        return None
+
+    def _idle_connected(self) -> Connection | None:
+        if not self._free.acquire(blocking=False):
+            return None
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            self._free.release()
+            return None
+        if self._leads(connection):
+            return connection
+        self._idle.insert(0, connection)
         self._free.release()
+        return None
+
+    def _leads(self, connection: Any) -> bool:
+        return connection._sock is not None and self._server.current(connection)
+
+    def give_back(self, connection: Connection) -> None:
+        sock: Any = connection._sock
+        if sock is None:
+            self._idle.insert(0, connection)  # the last to be taken: the server may take no new ones
+        else:
+            self._idle.append(connection)
+        self._free.release()
+        if self._waiting:
+            with self._returned:
+                self._returned.notify_all()
 
     def idle(self) -> list[Connection]:
         return list(self._idle)
