@@ -15,7 +15,7 @@ end
 -- A server that is not the master any more has nothing to say: of what is invalidated elsewhere it may never hear.
 local function demoted(answer)
   local why = refusal_of(answer)
-  return why and string.find(why, 'READONLY', 1, true) and redis.error_reply('READONLY not the master any more')
+  return why and string.find(why, 'READONLY', 1, true) and redis.error_reply('READONLY this is a replica by now')
 end
 
 local entry, left, fresh, keep, id, cost, margin, ttl = look(KEYS[1])

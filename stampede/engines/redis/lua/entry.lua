@@ -17,8 +17,8 @@ local function look(key)
 end
 
 -- GET, unseen by CLIENT TRACKING, which follows commands that only read: nobody keeps leases, and each change of one
--- would be told to everybody who looked. (Not before an entry is stored: a script that has begun to write, as this
--- counts, is not refused any more when memory is full.)
+-- would be told to everybody who looked. (Not before an entry is stored, unless that is meant: a script that has begun
+-- to write, as this counts, is not refused any more when memory is full.)
 local function glance(key)
   return redis.call('GETEX', key)
 end
