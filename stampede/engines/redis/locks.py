@@ -102,7 +102,7 @@ class LockPort:
         queued = mine in self._waited  # until then it is no one's turn, and hears of everybody's
         self._remember(mine)
         with self._news.listen(its.channel, mine if queued else b"") as ear:
-            ready = await self._colour.park(ear.ready, min(timeout, SAFETY))
+            ready = await self._colour.park(ear.ready, min(timeout, LOOK))
             # What was released before we listened was told to nobody here.
             if await self._line.ask(self._scripts.standing((its.lock, its.turn), busy.token)):
                 longest = (SAFETY if ready and ear.hears else LOOK) * uniform(0.9, 1.1)

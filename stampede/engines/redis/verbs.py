@@ -42,7 +42,7 @@ SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke: no push is durable."""
 
 LOOK = 0.1
-"""The same where there are no news."""
+"""The same where there are no news, or not yet."""
 
 KNOWN = 1.0
 """Seconds for which a generation is believed where nobody is to tell of the next."""
@@ -214,7 +214,7 @@ class Keys(Versioned):
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         its, end = names(key), time.monotonic() + min(timeout, busy.lease)
         with self._news.listen(its.channel) as ear:
-            ready = await self._colour.park(ear.ready, min(timeout, SAFETY))
+            ready = await self._colour.park(ear.ready, min(timeout, LOOK))
             # What fell before we listened was told to nobody here.
             if await self._line.ask((b"GETEX", its.lease)) == busy.token:
                 longest = (SAFETY if ready and ear.hears else LOOK) * uniform(0.9, 1.1)
