@@ -31,7 +31,7 @@ from stampede.engines.redis.news import slot_of
 from stampede.engines.redis.resp import MORE, _Parser
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Ask, Busy, Found, Granted, Ticket
+from stampede.ports import Ask, Asked, Busy, Found, Granted, Ticket
 
 LONG = 60.0
 
@@ -254,20 +254,68 @@ def test_verbs_may_be_sent_twice(server: RedisServer, open_: Open) -> None:
     assert len(asked) > 5
 
 
-def test_a_full_server_refuses_and_wakes(open_: Open) -> None:
-    """Out of memory, a computation that can't be stored would leave its lease, and everybody waiting."""
-    full = RedisServer()
-    try:
-        engine = open_(full.url)
-        token = granted(engine)
-        full.cli("CONFIG", "SET", "maxmemory", "1mb")
-        with pytest.raises(EngineError):
-            run(engine.claims.fill("k", token, some(b"x" * 1000)))
-        run(engine.claims.abandon("k", token, Verdict("failed"), rest=LONG))
-        assert full.cli("EXISTS", wire.names("k").lease) == "0"
-        assert claim(engine).rest > LONG - 10  # what is deleted leaves room for that
-    finally:
-        full.close()
+REFUSALS = {"full": ("maxmemory", "1kb"), "without replicas": ("min-replicas-to-write", "1")}
+
+
+@pytest.mark.parametrize("refusal", list(REFUSALS))
+def test_a_server_that_reads_and_does_not_write(own: RedisServer, open_: Open, refusal: str) -> None:
+    """What it has would count as lost too; or a lease be granted under which nothing can be stored."""
+    engine = open_(own.url)
+    run(engine.store.set("there", some()))
+    run(engine.store.set("due", Entry(b"", new_id(), cost=1.0, margin=1.0, ttl=100.0, fresh=20.0, keep=LONG)))
+    token, entry = granted(engine, "taken"), some()
+    own.cli("CONFIG", "SET", *REFUSALS[refusal])
+    assert isinstance(claim(engine, "there"), Found)
+    assert isinstance(claim(engine, "due", draw=30.0), Found)
+    assert claim(engine, "taken").token == token
+    for terms in ({}, {"force": True}):
+        with pytest.raises(EngineError) as caught:
+            claim(engine, "missing", **terms)
+        assert caught.value.partial
+    asked = [Asked("claim", (key, new_id(), Ask(LONG))) for key in ("there", "missing", "taken")]
+    found, refused, busy = engine.many.ask_many(asked)
+    assert (type(found), type(refused), type(busy)) == (Found, EngineError, Busy)
+    with pytest.raises(EngineError):
+        run(engine.store.set("other", entry))
+    with pytest.raises(EngineError):
+        run(engine.locks.acquire("l", new_id(), LONG))
+    own.cli("CONFIG", "SET", REFUSALS[refusal][0], "0")
+    granted(engine, "missing")
+
+
+def test_a_full_server_ends_what_it_began(own: RedisServer, open_: Open) -> None:
+    """Out of memory, a computation under way would leave its lease, and everybody waiting; or be done once more."""
+    engine = open_(own.url)
+    run(engine.store.set("there", some()))
+    filled, abandoned = granted(engine, "filled"), granted(engine, "abandoned")
+    own.cli("CONFIG", "SET", "maxmemory", "1kb")
+    assert run(engine.claims.renew("filled", filled, LONG))
+    assert isinstance(claim(engine, "filled", filled), Granted)  # asked again, since its reply was lost
+    assert run(engine.claims.fill("filled", filled, some(b"x" * 1000)))
+    assert isinstance(claim(engine, "filled"), Found)
+    run(engine.claims.abandon("abandoned", abandoned, Verdict("failed"), rest=LONG))
+    assert claim(engine, "abandoned").rest > LONG - 10  # what is deleted leaves room for that
+    assert run(engine.store.generation("new"))
+    assert run(engine.store.expire("there"))
+    assert run(engine.store.invalidate("there"))
+    assert own.cli("KEYS", "{*}l") == ""
+
+
+def test_a_replica_is_not_believed(own: RedisServer, open_: Open) -> None:
+    """What was the master before a failover would serve what is invalidated at its successor."""
+    engine = open_(own.url)
+    run(engine.store.set("k", some()))
+    ticket = ticket_of(engine)
+    own.cli("REPLICAOF", "127.0.0.1", str(free_port()))
+    for _ in range(2):
+        with pytest.raises(EngineError) as caught:
+            claim(engine)
+        assert not caught.value.partial
+    with pytest.raises(EngineError):
+        asyncio.run(engine.aclaims.claim("k", new_id(), Ask(LONG)))
+    assert not holds(ticket)
+    own.cli("REPLICAOF", "NO", "ONE")
+    assert isinstance(claim(engine), Found)
 
 
 def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
@@ -291,6 +339,33 @@ def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
         assert run(engine.store.get(["k"])) == [None]
 
     asyncio.run(tasks())
+
+
+def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
+    """Who waits for a connection would find out after those before it, one after the other, for many seconds."""
+    engine = open_(own.url, socket_timeout=0.3, max_connections=2)
+    run(engine.store.get(["k"]))
+    errors: list[str] = []
+
+    def live() -> None:
+        try:
+            run(engine.store.get(["k"]))
+        except EngineError as error:
+            errors.append(str(error))
+
+    own.freeze()
+    try:
+        threads = [threading.Thread(target=live) for _ in range(12)]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert time.monotonic() - start < 0.9
+    finally:
+        own.thaw()
+    assert len(errors) == 12
+    assert run(engine.store.get(["k"])) == [None]
 
 
 # -- connections --------------------------------------------------------------------------------------------------
@@ -507,6 +582,45 @@ def test_a_client_may_be_handed_over(server: RedisServer, open_: Open, decode: b
         open_(client=object())
 
 
+def test_a_cache_of_a_client(server: RedisServer) -> None:
+    """The same, as a user has it; and the client stays as it was."""
+    with redis.Redis(port=server.port, client_name="theirs") as client:
+        client.ping()
+        with Cache(engine=RedisEngine(client=client), local=True) as cache:
+            assert cache.get_or_compute("k", lambda: 1) == 1
+            assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
+            assert cache.lock("l").acquire(0)
+        assert client.ping()
+
+
+@pytest.mark.parametrize("rights", ["-client", "-subscribe", "-publish", "-client -subscribe -publish resetchannels"])
+def test_without_rights(own: RedisServer, rights: str) -> None:
+    """A user of ACLs who may not be told, or tell: an error, or a local tier that keeps what others have changed."""
+    own.cli("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", *rights.split())
+    url = own.url.replace("redis://", "redis://app:secret@")
+    with Cache(url, local=True, early=0) as near, Cache(url, local=True, early=0) as far:
+        for number in range(3):
+            near.set("k", number)
+            until(lambda number=number: far.get_or_compute("k", lambda: None) == number, within=0.5)
+            assert asyncio.run(far.aget_or_compute("k", lambda: None)) == number
+        assert far.stats().computations == 0
+        begun, done = threading.Event(), threading.Event()
+
+        def compute() -> int:
+            begun.set()
+            assert done.wait(PATIENCE)
+            return 1
+
+        holder = threading.Thread(target=lambda: near.get_or_compute("l", compute))
+        holder.start()
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.05, done.set).start()
+        start = time.monotonic()
+        assert far.get_or_compute("l", lambda: 2) == 1
+        assert time.monotonic() - start < 1.5  # what nobody may tell is seen by the safety poll
+        holder.join(PATIENCE)
+
+
 _WITHOUT = """
 import sys
 sys.modules["hiredis"] = None
@@ -572,6 +686,156 @@ def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> Non
         assert all(isinstance(reply, Granted) for reply in rest)
         assert ask(port.claim_many([])) == []
     assert isinstance(claim(other, "699"), Busy)
+
+
+def sent(server: RedisServer, act: Callable[[], object]) -> list[str]:
+    """The commands that clients send meanwhile."""
+    with redis.Redis(port=server.port) as client, client.monitor() as monitor:
+        act()
+        server.cli("ECHO", "the end")
+        commands = []
+        while "the end" not in (heard := monitor.next_command())["command"]:
+            if heard["client_type"] != "lua":
+                commands.append(heard["command"].split()[0].upper())
+    return [command for command in commands if command != "COMMAND"]  # redis-cli's own
+
+
+@pytest.mark.parametrize("suspending", [False, True])
+def test_a_hit_is_one_command_and_a_miss_two(server: RedisServer, suspending: bool) -> None:
+    """Round trips are what a cache on a server costs."""
+    with Cache(server.url, early=0) as cache, asyncio.Runner() as runner:
+
+        def ask(key: str) -> None:
+            if suspending:
+                runner.run(cache.aget_or_compute(key, lambda: 1))
+            else:
+                cache.get_or_compute(key, lambda: 1)
+
+        ask("warm")
+        assert sent(server, lambda: ask("k")) == ["EVALSHA"] * 2
+        assert sent(server, lambda: ask("k")) == ["EVALSHA"]
+
+
+@pytest.mark.parametrize("suspending", [False, True])
+def test_a_batch_is_a_round_trip(server: RedisServer, suspending: bool) -> None:
+    """A batch would cost what its keys cost; or one lease, or one call, would be shared by what isn't one."""
+    near, far = Cache(server.url, early=0), Cache(server.url, early=0)
+    loads: list[list[str]] = []
+    begun, done = threading.Event(), threading.Event()
+
+    def load(keys: list[str]) -> dict[str, int]:
+        loads.append(sorted(keys))
+        return dict.fromkeys(keys, 1)
+
+    def slow(keys: list[str]) -> dict[str, int]:
+        begun.set()
+        assert done.wait(PATIENCE)
+        return dict.fromkeys(keys, 2)
+
+    def fails(keys: list[str]) -> dict[str, int]:
+        raise ZeroDivisionError
+
+    with near, far, asyncio.Runner() as runner:
+
+        def ask(cache: Cache, keys: list[str], function: Any) -> dict[str, Any]:
+            if suspending:
+                return runner.run(cache.aget_or_compute_many(keys, function))
+            return cache.get_or_compute_many(keys, function)
+
+        ask(near, ["warm"], load)
+        ask(far, ["warm"], load)
+        keys = [f"k{number}" for number in range(100)]
+        before = packets(server)
+        assert ask(near, keys, load) == dict.fromkeys(keys, 1)
+        assert ask(far, keys, load) == dict.fromkeys(keys, 1)
+        assert packets(server) - before <= 3 + 6  # a claim, a fill, a claim; and our own, and pieces of large ones
+        assert loads[1:] == [sorted(keys)]
+        with pytest.raises(ZeroDivisionError):
+            ask(near, ["x", "y"], fails)
+        assert server.cli("KEYS", "{*}l") == ""  # no lease is left
+        assert ask(far, ["y", "x"], lambda keys: {"x": 3}) == {"x": 3}
+        assert ask(near, ["x", "y"], load) == {"x": 3, "y": 1}
+        # Two that want each other's keys, in opposite order.
+        other = threading.Thread(target=lambda: far.get_or_compute_many(["a", "b"], slow))
+        other.start()
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.1, done.set).start()
+        assert ask(near, ["c", "b", "a"], load) == {"a": 2, "b": 2, "c": 1}
+        other.join(PATIENCE)
+        assert loads[-1] == ["c"]
+
+
+def packets(server: RedisServer) -> int:
+    return int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
+
+
+def test_batches_in_opposite_order(server: RedisServer) -> None:
+    """Each would hold what the other one waits for, until a lease ends."""
+    caches = [Cache(server.url, early=0) for _ in range(4)]
+    loads: list[str] = []
+
+    def load(keys: list[str]) -> dict[str, int]:
+        loads.extend(keys)
+        time.sleep(0.005)
+        return dict.fromkeys(keys, 1)
+
+    def live(number: int) -> None:
+        for turn in range(10):
+            keys = [f"{turn} {key}" for key in range(8)]
+            order = keys[number:] + keys[:number] if number % 2 else keys[::-1]
+            if number < 2:
+                assert caches[number].get_or_compute_many(order, load) == dict.fromkeys(keys, 1)
+            else:
+                assert asyncio.run(caches[number].aget_or_compute_many(order, load)) == dict.fromkeys(keys, 1)
+
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            live(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(4)]
+    start = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    for cache in caches:
+        cache.close()
+    assert errors == []
+    assert sorted(loads) == sorted(set(loads))
+    assert time.monotonic() - start < 5.0
+
+
+_CLOCKS = """
+import sys, time
+off = float(sys.argv[2])
+real, monotonic, counter = time.time, time.monotonic, time.perf_counter
+time.time, time.monotonic = lambda: real() + off, lambda: monotonic() + abs(off)
+time.time_ns = lambda: int(time.time() * 1e9)
+from stampede import Cache
+cache = Cache(sys.argv[1], early=0, lease=30)
+if off > 0:
+    cache.set("k", 1, ttl=30)
+    assert cache.get_or_compute("l", lambda: 2, ttl=30) == 2
+else:
+    kept = cache.peek("k")
+    assert 20 < kept.fresh <= 30, kept
+    assert cache.get_or_compute("k", lambda: 0) == 1
+    assert cache.get_or_compute("l", lambda: 0) == 2
+cache.close()
+"""
+
+
+def test_clocks_are_never_compared(server: RedisServer) -> None:
+    """Promise 14: a machine whose clock is years off would find everything expired, or nothing ever."""
+    for off in ("1e8", "-1e8"):
+        done = subprocess.run(
+            [sys.executable, "-c", _CLOCKS, server.url, off], capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 # -- waking -------------------------------------------------------------------------------------------------------
@@ -653,6 +917,49 @@ def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
     thread.join(PATIENCE)
     assert time.monotonic() - start < 0.9
     assert ticket_of(other)  # which needs no channel
+
+
+def test_a_process_listens_once(server: RedisServer, open_: Open) -> None:
+    """Each waiter, or each colour, would cost the server a connection and a message of its own."""
+    engine, other = open_(server.url), open_(server.url)
+    token = granted(other)
+    busy = claim(engine)
+    threads = [waiting(engine, busy)[0] for _ in range(4)]
+
+    async def tasks() -> None:
+        await asyncio.gather(*[engine.aclaims.wait("k", busy, LONG) for _ in range(20)])
+
+    loop = threading.Thread(target=lambda: asyncio.run(tasks()), daemon=True)
+    loop.start()
+    channel = engine._servers.news._channels
+    until(lambda: any(len(each.ears) == 24 for each in list(channel.values())))
+    until(lambda: server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+    assert server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1"
+    assert run(other.claims.fill("k", token, some()))
+    for thread in (*threads, loop):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_a_message_that_never_came(server: RedisServer, open_: Open) -> None:
+    """No push is durable: who sleeps over a lost one would sleep until the lease's end, a minute."""
+    engine, other = open_(server.url), open_(server.url)
+    granted(other)
+    busy = claim(engine)
+    thread, _ = waiting(engine, busy)
+    loop = threading.Thread(target=lambda: asyncio.run(asleep(engine, busy)), daemon=True)
+    loop.start()
+    until(lambda: any(len(each.ears) == 2 and each.stands for each in list(engine._servers.news._channels.values())))
+    server.cli("DEL", wire.names("k").lease)  # of which nobody is told
+    start = time.monotonic()
+    for each in (thread, loop):
+        each.join(PATIENCE)
+    assert time.monotonic() - start < 1.5
+    assert isinstance(claim(engine), Granted)
+
+
+async def asleep(engine: RedisEngine, busy: Busy) -> None:
+    await engine.aclaims.wait("k", busy, LONG)
 
 
 def test_waiters_are_woken_when_the_news_break(own: RedisServer, open_: Open) -> None:
