@@ -65,7 +65,7 @@ async def _ask_all(
     impatient = policy.with_options(wait=0)
     try:
         for key in keys:
-            call = await scope.call(colour, key, lambda: None, impatient, many=True)
+            call = await scope.of_many(colour, key, impatient)
             flight, leading = call.means.flights.join(call.key, call.loop)
             if leading:
                 led.append((key, call, flight))

@@ -204,13 +204,8 @@ class Cached:
     def _fetch(
         self, scope: Scope, key: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, force: bool = False
     ) -> Any:
-        return scope.fetch(
-            self.colour,
-            key,
-            functools.partial(self.function, *args, **kwargs),
-            force=force,
-            home=lambda resident: self._take_home(scope, resident, args, kwargs),
-        )
+        caller = _Caller(self, scope, args, kwargs)
+        return scope.fetch(self.colour, key, caller, None, force=force, home=caller)
 
     def _take_home(self, scope: Scope, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
@@ -294,6 +289,24 @@ class Cached:
             setattr(wrapper, verb, getattr(self, verb))
         wrapper.cache = _LateCache(self)
         return wrapper
+
+
+class _Caller:
+    """One call's arguments: how its value is computed, and where its resident may live."""
+
+    __slots__ = ("_args", "_cached", "_kwargs", "_scope")
+
+    def __init__(self, cached: Cached, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._cached = cached
+        self._scope = scope
+        self._args = args
+        self._kwargs = kwargs
+
+    def __call__(self) -> Any:
+        return self._cached.function(*self._args, **self._kwargs)
+
+    def take_home(self, resident: Resident) -> None:
+        self._cached._take_home(self._scope, resident, self._args, self._kwargs)
 
 
 VERBS = ("key", "peek", "refresh", "set", "expire", "invalidate", "invalidate_all", "many", "stats")

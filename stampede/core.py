@@ -6,14 +6,14 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from stampede import early, events
 from stampede.coded import CodedClaims, CodedStore, Coder
 from stampede.colour import BLOCKING, SUSPENDING, Colour, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
-from stampede.fill import Call, Means, fill, quietly
+from stampede.fill import Call, Means, fill, opened, quietly
 from stampede.flight import Flights
 from stampede.front import Front
 from stampede.gather import Gathering, run_together
@@ -22,7 +22,7 @@ from stampede.local import Resident
 from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
 from stampede.policy import Policy
-from stampede.ports import Asked, Claims, Engine, Looks, Store, Ticket
+from stampede.ports import Asked, Claims, Engine, Store, Ticket
 from stampede.workers import Place
 
 __all__ = ["Core", "Scope"]
@@ -30,6 +30,12 @@ __all__ = ["Core", "Scope"]
 T = TypeVar("T")
 
 _clock = time.monotonic
+
+
+class TakesHome(Protocol):
+    """Where a resident may live besides its tier."""
+
+    def take_home(self, resident: Resident) -> object: ...
 
 
 class Core:
@@ -97,7 +103,7 @@ class Scope:
         self._nested = bool(namespace) and namespace != name  # `clear` of the namespace ends its generations, too
         # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
         # be asked for, one of this scope's own: no other's values are to be found in it.
-        self._known = -1, f"{new_id().hex()}|"
+        self._known = -1, f"{new_id().hex()}|", "", ""
         run_blocking(self.learn(BLOCKING))
 
     def _ports(self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None) -> tuple[Claims, Store]:
@@ -149,15 +155,18 @@ class Scope:
         return self._recall() or run_blocking(self.learn(BLOCKING))
 
     def _keep_prefix(self, epoch: int, own: str, whole: str) -> str:
+        known = self._known
+        if known[0] == epoch and known[2] == own and known[3] == whole:
+            return known[1]
         prefix = f"{whole},{own}|" if whole else f"{own}|"
-        self._known = epoch, prefix
+        self._known = epoch, prefix, own, whole
         return prefix
 
     # -- the way of a call ----------------------------------------------------------------------------------------
 
     def hit(self, key: str) -> Resident | None:
         """The local tier's answer, if it needs no thought."""
-        epoch, prefix = self._known
+        epoch, prefix, _, _ = self._known
         return self.core.front.hit(prefix + key) if epoch == self.core.epoch else None
 
     def at_hand(self, key: str) -> Resident | Entry[Any] | None:
@@ -194,75 +203,61 @@ class Scope:
         policy: Policy | None = None,
         *,
         force: bool = False,
-        home: Callable[[Resident], object] | None = None,
+        home: TakesHome | None = None,
     ) -> Landing:
         """What the local tier could not answer. `home` is told of the resident, if there is one now."""
         policy, core, epoch = policy or self.policy, self.core, self.core.epoch
-        call = await self.call(colour, key, origin, policy, force=force)
-        sample = core.front.sample(call.key) if core.front.tier is not None else None
-        place = Place(colour) if policy.background and not force else None
-        if place is not None and place.reserved:
-            call.spawn = lambda work, unborn: place.spawn(self._kept(call, work, sample), lambda: _close(work, unborn))
-        elif place is not None and call.seen is not None:
-            return self._postponed(call)
-        try:
-            landing = await fill(call)
-        finally:
-            if place is not None:
-                place.free()
-        if core.front.tier is None:
+        physical, front = (self._recall() or await self.learn(colour)) + key, core.front
+        means, loop = (self._suspending, running_loop()) if colour.suspending else (self._blocking, None)
+        seen = None if force else front.take_due(physical)
+        sample = front.sample(physical) if front.tier is not None else None
+        token, opening = new_id(), None
+        if seen is None and not force and not policy.background:
+            opening = await opened(means, physical, key, policy, loop, token)
+        if isinstance(opening, Landing):
+            landing = opening
+        else:
+            call = Call(physical, key, origin, policy, means, loop, _clock(), seen, force, opening, token=token)
+            landing = await (self._aside(call, sample) if policy.background and not force else fill(call))
+        if front.tier is None:
             return landing
-        if landing.ticket is not None and (self._recall() or await self.learn(colour)) + key != call.key:
+        if landing.ticket is not None and (self._recall() or await self.learn(colour)) + key != physical:
             return landing  # bumped before the ticket was taken: kept, it would hold for ever
-        resident = core.front.keep(call.key, self.name, landing, sample, policy)
+        resident = front.keep(physical, self.name, landing, sample, policy)
         if resident is not None and home is not None:
-            home(resident)
+            home.take_home(resident)
             if epoch != core.epoch:
-                core.front.tier.drop(call.key)  # of an older generation by now: its home doesn't know generations
+                front.tier.drop(physical)  # of an older generation by now: its home doesn't know generations
         return landing
+
+    async def _aside(self, call: Call, sample: Ticket | None) -> Landing:
+        """The same for a function whose refreshes nobody is to wait for: from a place beside the caller."""
+        place = Place(call.means.colour)
+        if place.reserved:
+            call.spawn = lambda work, unborn: place.spawn(self._kept(call, work, sample), lambda: _close(work, unborn))
+        elif call.seen is not None:
+            return Landing(call.seen, until=call.seen.fresh / 4)  # there is no place: look again a little later
+        try:
+            return await fill(call)
+        finally:
+            place.free()
 
     async def _kept(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket | None) -> None:
         """What is computed beside its caller."""
         self.core.front.keep(call.key, self.name, await work, sample, call.policy)
 
     async def at_once(self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-        """What each piece of work, over calls made with `many`, returned or raised; in as few round trips as can be."""
+        """What each piece of work, over calls `of_many`, returned or raised; in as few round trips as can be."""
         if colour.suspending:
             return await settled(work)
         many = self.core.engine.many
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
-    def _postponed(self, call: Call) -> Landing:
-        """No place beside the caller, and nobody is to wait: look again a little later."""
-        assert call.seen is not None
-        landing = Landing(call.seen, until=call.seen.fresh / 4)
-        self.core.front.keep(call.key, self.name, landing, None, call.policy)
-        return landing
-
-    async def call(
-        self,
-        colour: Colour,
-        key: str,
-        origin: Callable[[], Any],
-        policy: Policy,
-        *,
-        force: bool = False,
-        many: bool = False,
-    ) -> Call:
-        """One caller's question to the algorithm; with `many` it is one of those that go out `at_once`."""
+    async def of_many(self, colour: Colour, key: str, policy: Policy) -> Call:
+        """One caller's question for many keys, of which one is to be asked for `at_once` with the others."""
         physical = (self._recall() or await self.learn(colour)) + key
-        means = self._suspending if colour.suspending else self._together if many else self._blocking
-        return Call(
-            physical,
-            key,
-            origin,
-            policy,
-            means,
-            running_loop() if colour.suspending else None,
-            _clock(),
-            None if force else self.core.front.take_due(physical),
-            force,
-        )
+        means, loop = (self._suspending, running_loop()) if colour.suspending else (self._together, None)
+        return Call(physical, key, _nothing, policy, means, loop, _clock(), self.core.front.take_due(physical))
 
     def _means(self, port: Claims, colour: Colour) -> Means:
         core = self.core
@@ -366,6 +361,10 @@ def _close(work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None
     """The task around it was cancelled, perhaps before either took a step."""
     work.close()
     unborn()
+
+
+def _nothing() -> None:
+    """Who asks for many computes them with one call, of another function."""
 
 
 def _nothing_to_ask(asked: Sequence[Asked]) -> list[Any]:

@@ -65,6 +65,17 @@ class Means:
 
 
 @dataclass(slots=True)
+class Opening:
+    """A call's first move, made by `opened`: it leads its flight, and this is what came of its claim."""
+
+    flight: Flight
+    token: bytes
+    ask: Ask
+    at: float
+    reply: Reply | BaseException
+
+
+@dataclass(slots=True)
 class Call:
     """One caller's question."""
 
@@ -77,6 +88,7 @@ class Call:
     began: float
     seen: Entry[Any] | None = None  # the local tier's entry, which is due
     force: bool = False  # compute, whatever is there
+    opening: Opening | None = None  # if its first move has been made
     spawn: Spawn | None = None  # a place beside the caller, if it has one
     token: bytes = field(default_factory=new_id)
     pid: int = field(default_factory=os.getpid)
@@ -93,8 +105,33 @@ class Call:
         self.means.tell(event(self.means.scope, self.label, *what))
 
 
+async def opened(
+    means: Means, key: str, label: str, policy: Policy, loop: Loop | None, token: bytes
+) -> Landing | Opening | None:
+    """The shortest way to a value that is there: lead the flight, claim, and nothing else.
+
+    What is not so simple is left to `fill`: an Opening is what it goes on with; None: there is a flight to join.
+    """
+    flight = means.flights.lead(key, loop)
+    if flight is None:
+        return None
+    ask, at = terms(means, policy), means.clock()
+    try:
+        reply = await means.port.claim(key, token, ask)
+    except BaseException as error:  # to be raised where the algorithm claims
+        return Opening(flight, token, ask, at, error)
+    if type(reply) is not Found or (ask.draw is not None and early.due(reply.entry, ask.draw)):
+        return Opening(flight, token, ask, at, reply)
+    means.found(means.scope, label)
+    landing = Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
+    means.flights.end(flight, landing)
+    return landing
+
+
 async def fill(call: Call) -> Landing:
     """The value that is there, somebody else's, or the one computed here."""
+    if call.opening is not None:
+        return await lead(call, call.opening.flight)
     flights = call.means.flights
     if flights.computing(call.key):
         raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
@@ -110,7 +147,7 @@ async def fill(call: Call) -> Landing:
 async def lead(call: Call, flight: Flight) -> Landing:
     """Claim for the whole flight; compute if the claim is granted."""
     answer: Landing | Granted | None = None
-    means, asked_at = call.means, call.now
+    means, asked_at = call.means, call.opening.at if call.opening else call.now
     try:
         answer = await claim(call)
     except EngineError as error:
@@ -141,11 +178,9 @@ def never_begun(call: Call, flight: Flight) -> None:
 async def claim(call: Call) -> Landing | Granted:
     """The value, or the right to compute it; while somebody else computes, sleep until woken and claim again."""
     due = call.seen
-    ask = Ask(call.policy.lease, seen=due.id if due else None, force=call.force)
-    if call.means.draws and call.policy.early and not call.force:
-        ask.draw = early.draw(call.policy.early, random)
+    ask = call.opening.ask if call.opening else terms(call.means, call.policy, due, force=call.force)
     while True:
-        at = call.now
+        at = call.opening.at if call.opening else call.now
         reply = await asked(call, ask)
         match reply:
             case Found() if ask.draw is not None and due is None and early.due(reply.entry, ask.draw):
@@ -176,10 +211,21 @@ async def claim(call: Call) -> Landing | Granted:
                     return Landing(news.entry, ticket=news.ticket, at=call.now)
 
 
+def terms(means: Means, policy: Policy, seen: Entry[Any] | None = None, *, force: bool = False) -> Ask:
+    """What a call's first claim asks for."""
+    draw = early.draw(policy.early, random) if means.draws and policy.early and not force else None
+    return Ask(policy.lease, seen=seen.id if seen else None, force=force, draw=draw)
+
+
 async def asked(call: Call, ask: Ask) -> Reply:
     """One claim. If its outcome is unknown, it may have been granted: our own lease must not lock us out."""
+    opening, call.opening = call.opening, None
     try:
-        return await call.means.port.claim(call.key, call.token, ask)
+        if opening is None:
+            return await call.means.port.claim(call.key, call.token, ask)
+        if isinstance(opening.reply, BaseException):
+            raise opening.reply
+        return opening.reply
     except GeneratorExit:
         call.means.drop(call)
         raise
@@ -335,7 +381,7 @@ async def timed_out(call: Call) -> Landing:
 async def alone(call: Call) -> Landing:
     """Compute for this caller only, and store nothing: waiting might never end."""
     began = call.now
-    flight = Flight(call.means.flights, call.key)
+    flight = Flight(call.means.flights, call.key, call.loop)
     try:
         with flight.inside():
             value = await call.means.colour.call(call.origin)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
+from threading import get_ident
 
 from stampede.colour import Bell, Loop
 from stampede.outcome import Landing
@@ -43,13 +44,13 @@ class Flight:
         "unborn",
     )
 
-    def __init__(self, owner: Flights, key: str) -> None:
+    def __init__(self, owner: Flights, key: str, loop: Loop | None) -> None:
         self.owner = owner
         self.key = key
         self.bell: Bell = _unheard  # until the first follower comes, which most flights never see
         self.callers = 1
-        self.thread: int | None = None  # of a blocking leader
-        self.loop: Loop | None = None  # of a suspending leader
+        self.thread = get_ident() if loop is None else None  # of a blocking leader
+        self.loop = loop  # of a suspending leader
         self.loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
         self.landing: Landing | None = None
         self.offered: Landing | None = None  # to be had without waiting, while the leader computes
@@ -91,7 +92,7 @@ class _Extent:
     def __enter__(self) -> None:
         flight = self._flight
         if flight.thread is not None:
-            flight.thread = threading.get_ident()
+            flight.thread = get_ident()
         self._before = before = _inside.get()
         _inside.set((*(each for each in before if not each.ended), flight) if before else (flight,))
 
@@ -140,15 +141,20 @@ class Flights:
                     flight.loops.add(loop)
                 return flight, False
             orphan = flight
-            flight = Flight(self, key)
-            if loop is None:
-                flight.thread = threading.get_ident()
-            else:
-                flight.loop = loop
-            self._flights[key] = flight  # whole: a signal's handler that joined it half made would wait for itself
+            flight = self._flights[key] = Flight(self, key, loop)
         if orphan is not None:
             self._cut(orphan)
         return flight, True
+
+    def lead(self, key: str, loop: Loop | None) -> Flight | None:
+        """A new flight for the caller to lead; None if there is one, or if the caller computes: perhaps this key."""
+        if _inside.get():
+            return None
+        with self._lock:
+            if key in self._flights:
+                return None
+            flight = self._flights[key] = Flight(self, key, loop)
+            return flight
 
     def computing(self, key: str) -> bool:
         """Is the caller itself inside this key's computation?"""
@@ -157,7 +163,7 @@ class Flights:
             return True
         # Perhaps it is the very thread that leads it, in a context of its own (a signal, a finalizer).
         flight = self._flights.get(key)
-        return flight is not None and flight.thread == threading.get_ident()
+        return flight is not None and flight.thread == get_ident()
 
     def leave(self, flight: Flight) -> bool:
         """One caller less. True: it was the last one, and the computation was cancelled."""

@@ -508,7 +508,7 @@ def test_flights_of_other_caches_are_other_flights() -> None:
     """The same key in two caches would be taken for recursion."""
     one, two = World(), World()
     assert one.ask(lambda: two.ask(lambda: "inner")) == "inner"
-    assert isinstance(Flight(one.flights, "k"), Flight)
+    assert isinstance(Flight(one.flights, "k", None), Flight)
 
 
 def test_a_finalizer_may_end_a_computation_in_the_middle_of_a_decision() -> None:

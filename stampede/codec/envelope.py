@@ -37,6 +37,7 @@ RAISED, COMPRESSED, SIGNED = 1, 2, 4
 INFLATED = 1 << 28  # bytes that a compressed body may grow to where no max_bytes says less
 
 _CRC = Struct(">I")
+_SIZE = HEADER.size
 
 
 class Header(NamedTuple):
@@ -61,7 +62,7 @@ def header_of(blob: bytes) -> Header:
 
 
 def _unpack(blob: bytes) -> tuple[Any, ...]:
-    if len(blob) < HEADER.size:
+    if len(blob) < _SIZE:
         raise CodecError(f"{len(blob)} bytes are too few for an entry")
     header = HEADER.unpack_from(blob)
     if header[0] != MAGIC or header[1] != VERSION:
@@ -91,7 +92,7 @@ class Codec:
         self._compress = compress
         self._max_bytes = max_bytes
         self._signed = SIGNED if keys else 0
-        self._seal_size = 32 if keys else _CRC.size
+        self._start = HEADER.size + (32 if keys else _CRC.size)  # of the body
         self._expected = body.number, self._signed, body.fingerprint
 
     def encode(self, key: str, entry: Entry[Any]) -> bytes:
@@ -134,15 +135,15 @@ class Codec:
         _, _, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint = _unpack(blob)
         if (codec, flags & SIGNED, fingerprint) != self._expected or isnan(cost + margin + ttl + fresh + keep):
             self._complain(codec, flags, fingerprint)
-        start = HEADER.size + self._seal_size
+        start = self._start
         body = memoryview(blob)[start:]
         if self._max_bytes is not None and len(body) > self._max_bytes:
             raise CodecError(f"{len(body)} bytes are more than max_bytes, {self._max_bytes}")
-        if not self._seals(key, blob[: HEADER.size], body, blob[HEADER.size : start]):
+        if not self._seals(key, blob[:_SIZE], body, blob[_SIZE:start]):
             raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
         if flags & COMPRESSED:
             body = self._inflate(body)
-        raised = bool(flags & RAISED)
+        raised = flags & RAISED != 0
         return Entry(self._body.load(body, raised), id, cost, margin, ttl, fresh, keep, raised)
 
     def _complain(self, codec: int, flags: int, fingerprint: int) -> None:

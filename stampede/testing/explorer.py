@@ -378,8 +378,18 @@ class _Flights(Flights):
         self._trial = trial
         self.ever: list[tuple[str, Flight]] = []
 
+    def lead(self, key: str, loop: Any) -> Flight | None:
+        flight = super().lead(key, loop)
+        if flight is not None:
+            self._note(key, flight, leading=True)
+        return flight
+
     def join(self, key: str, loop: Any, *, anew: bool = False) -> tuple[Flight, bool]:
         flight, leading = super().join(key, loop, anew=anew)
+        self._note(key, flight, leading=leading)
+        return flight, leading
+
+    def _note(self, key: str, flight: Flight, *, leading: bool) -> None:
         fibre = self._trial.running
         assert fibre is not None
         if leading:
@@ -387,7 +397,6 @@ class _Flights(Flights):
         fibre.note(next(name for name, each in self.ever if each is flight), leading)
         if fibre.caller is not None and fibre.caller.key == key:
             fibre.caller.followed = not leading
-        return flight, leading
 
     def summary(self) -> tuple[object, ...]:
         """The flights that anybody may still be in."""
@@ -434,7 +443,7 @@ class Process:
                 caller.seen = self.tier.get(key)
                 fibre.note(caller.seen is None)
                 await Trap("inside", f"has looked at its local tier: {caller.seen and caller.seen.value}")
-            landing = await trial.algorithm(self.call(caller, origin, options))
+            landing = await self._answer(self.call(caller, origin, options))
             if landing.error is not None:
                 raise landing.error
             assert landing.entry is not None
@@ -451,6 +460,15 @@ class Process:
                 trial.say(f"{label} ends with {caller.value or repr(caller.error)}")
                 ledger.judge(caller)
         return caller.value
+
+    async def _answer(self, call: fill.Call) -> Landing:
+        """As a cache does it: the shortest way first, where it is open."""
+        if call.seen is None and not call.force and not call.policy.background:
+            opening = await fill.opened(call.means, call.key, call.label, call.policy, call.loop, call.token)
+            if isinstance(opening, Landing):
+                return opening
+            call.opening = opening
+        return await self.trial.algorithm(call)
 
     def call(self, caller: Caller, origin: Origin, options: dict[str, Any]) -> fill.Call:
         trial, token = self.trial, caller.label.encode()
