@@ -121,6 +121,14 @@ def test_what_is_no_entry_is_a_miss(server: RedisServer, open_: Open) -> None:
         assert claim(engine, token=token, force=True).entry is None
         assert run(engine.claims.fill("k", token, some()))
         assert isinstance(claim(engine), Found)
+    for foreign in ("RPUSH", "SADD"):
+        server.cli("DEL", wire.names("k").entry)
+        server.cli(foreign, wire.names("k").entry, "x")
+        assert run(engine.store.get(["k"])) == [None]
+        assert not run(engine.store.expire("k"))
+        token = granted(engine)
+        assert run(engine.claims.fill("k", token, some()))
+        assert isinstance(claim(engine), Found)
 
 
 def test_for_ever_is_a_key_without_end(server: RedisServer, open_: Open) -> None:
@@ -919,6 +927,87 @@ def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
     assert ticket_of(other)  # which needs no channel
 
 
+WAKING: dict[str, Callable[[RedisEngine, bytes], Any]] = {
+    "fill": lambda engine, token: engine.claims.fill("k", token, some()),
+    "large fill": lambda engine, token: engine.claims.fill("k", token, some(bytes(10_000))),
+    "abandon": lambda engine, token: engine.claims.abandon("k", token),
+    "invalidate": lambda engine, _: engine.store.invalidate("k"),
+    "expire": lambda engine, _: engine.store.expire("k"),
+    "set": lambda engine, _: engine.store.set("k", some()),
+    "replace": lambda engine, _: engine.store.replace("k", None, some()),
+    "force": lambda engine, _: engine.claims.claim("k", new_id(), Ask(LONG, force=True)),
+}
+
+
+@pytest.mark.parametrize("change", list(WAKING))
+def test_each_change_wakes_at_once(server: RedisServer, open_: Open, change: str) -> None:
+    """Promise 2: waiters would see it by the safety poll only, a second later."""
+    engine, other = open_(server.url), open_(server.url)
+    token = granted(other)
+    busy = claim(engine)
+    thread, _ = waiting(engine, busy)
+    loop = threading.Thread(target=lambda: asyncio.run(asleep(engine, busy)), daemon=True)
+    loop.start()
+    until(lambda: ears(engine) == 2)
+    start = time.monotonic()
+    run(WAKING[change](other, token))
+    for each in (thread, loop):
+        each.join(PATIENCE)
+    assert time.monotonic() - start < 0.5
+
+
+async def asleep(engine: RedisEngine, busy: Busy) -> None:
+    await engine.aclaims.wait("k", busy, LONG)
+
+
+def ears(engine: RedisEngine) -> int:
+    """How many waiters hear what is sent."""
+    return sum(len(channel.ears) for channel in list(engine._servers.news._channels.values()) if channel.stands)
+
+
+def test_a_released_lock_wakes_at_once(server: RedisServer, open_: Open) -> None:
+    """The same of locks."""
+    engine, other = open_(server.url), open_(server.url)
+    holder, token = new_id(), new_id()
+    run(other.locks.acquire("l", holder, LONG))
+    busy = run(engine.locks.acquire("l", token, LONG))
+    assert isinstance(busy, Busy)
+    thread = threading.Thread(target=lambda: run(engine.locks.wait("l", busy, LONG)), daemon=True)
+    thread.start()
+    until(lambda: ears(engine) == 1)
+    start = time.monotonic()
+    assert run(other.locks.release("l", holder))
+    thread.join(PATIENCE)
+    assert time.monotonic() - start < 0.5
+
+
+def test_cancelled_waiters_leave_nothing(server: RedisServer, open_: Open) -> None:
+    """Promise 12: each would stay among those that are told; and the connection, or others, would suffer by it."""
+    engine, other = open_(server.url), open_(server.url)
+    token = granted(other)
+    busy = claim(engine)
+
+    async def tasks() -> None:
+        for doze in (0.0, 0.001, 0.02):
+            waiters = [asyncio.ensure_future(asleep(engine, busy)) for _ in range(50)]
+            await asyncio.sleep(doze)  # while they subscribe, look, or park
+            for waiter in waiters[:-1]:
+                waiter.cancel()
+            await asyncio.gather(*waiters[:-1], return_exceptions=True)
+            assert sum(len(channel.ears) for channel in list(engine._servers.news._channels.values())) <= 1
+            waiters[-1].cancel()
+        last = asyncio.ensure_future(asleep(engine, busy))
+        while not ears(engine):
+            await asyncio.sleep(0.001)
+        start = time.monotonic()
+        await other.aclaims.abandon("k", token)
+        await last
+        assert time.monotonic() - start < 0.5
+
+    asyncio.run(tasks())
+    assert ears(engine) == 0
+
+
 def test_a_process_listens_once(server: RedisServer, open_: Open) -> None:
     """Each waiter, or each colour, would cost the server a connection and a message of its own."""
     engine, other = open_(server.url), open_(server.url)
@@ -931,9 +1020,7 @@ def test_a_process_listens_once(server: RedisServer, open_: Open) -> None:
 
     loop = threading.Thread(target=lambda: asyncio.run(tasks()), daemon=True)
     loop.start()
-    channel = engine._servers.news._channels
-    until(lambda: any(len(each.ears) == 24 for each in list(channel.values())))
-    until(lambda: server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+    until(lambda: ears(engine) == 24)
     assert server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1"
     assert run(other.claims.fill("k", token, some()))
     for thread in (*threads, loop):
@@ -949,17 +1036,13 @@ def test_a_message_that_never_came(server: RedisServer, open_: Open) -> None:
     thread, _ = waiting(engine, busy)
     loop = threading.Thread(target=lambda: asyncio.run(asleep(engine, busy)), daemon=True)
     loop.start()
-    until(lambda: any(len(each.ears) == 2 and each.stands for each in list(engine._servers.news._channels.values())))
+    until(lambda: ears(engine) == 2)
     server.cli("DEL", wire.names("k").lease)  # of which nobody is told
     start = time.monotonic()
     for each in (thread, loop):
         each.join(PATIENCE)
     assert time.monotonic() - start < 1.5
     assert isinstance(claim(engine), Granted)
-
-
-async def asleep(engine: RedisEngine, busy: Busy) -> None:
-    await engine.aclaims.wait("k", busy, LONG)
 
 
 def test_waiters_are_woken_when_the_news_break(own: RedisServer, open_: Open) -> None:

@@ -6,8 +6,8 @@ local HEAD, LAYOUT = 50, '>BBc8ddddd'
 
 -- The entry's string, ms left of its key, ms left of fresh and of keep, id, cost, margin, ttl; or nothing.
 local function look(key)
-  local string = redis.call('GET', key)
-  if not string or #string < HEAD or string.byte(string) ~= 1 then
+  local string = redis.pcall('GET', key)  -- somebody's list is no entry
+  if type(string) ~= 'string' or #string < HEAD or string.byte(string) ~= 1 then
     return
   end
   local left = redis.call('PTTL', key)
