@@ -83,6 +83,8 @@ class Bell:
 
 def kept_whole(value: T) -> T:
     """The value, if it can be had more than once; a CodecError says what to return instead."""
+    if type(value) in _WHOLE:  # the others are asked for their abstract classes, which takes a microsecond
+        return value
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()  # it will never be awaited, and needn't warn of that
@@ -95,6 +97,9 @@ def kept_whole(value: T) -> T:
             f"the value is an iterator ({type(value).__name__}), which can be had only once: return a list or a tuple"
         )
     return value
+
+
+_WHOLE = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set, frozenset})
 
 
 class Crowd(Protocol):

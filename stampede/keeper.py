@@ -1,6 +1,8 @@
-"""Keeps leases standing while their holders live: one daemon thread for the whole process.
+"""Keeps leases standing while their holders live: daemon threads of the process, one or two as a rule.
 
-A thread and not a task, since an event loop that is blocked by its own computation renews nothing.
+Threads and not tasks, since an event loop that is blocked by its own computation renews nothing. One of them watches
+for the next lease that is due; when it leaves to renew it, the next one watches, so that an engine that hangs doesn't
+keep the leases of others waiting.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from stampede.errors import EngineError
 __all__ = ["Hold", "Keeper", "Renewable", "keeper"]
 
 _log = logging.getLogger("stampede")
+
+THREADS = 8
+"""At most; there are more than two only if engines hang."""
 
 
 class Renewable(Protocol):
@@ -122,10 +127,14 @@ class Keeper:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _reset(self) -> None:
-        self._changed = threading.Condition()  # reentrant: a finalizer may end a hold in the middle of this
+        lock = threading.RLock()  # a finalizer may end a hold in the middle of this
+        self._changed = threading.Condition(lock)  # what is due next, for the thread that watches
+        self._turn = threading.Condition(lock)  # to watch
         self._holds: set[Hold] = set()
         self._due: list[tuple[float, int, Hold]] = []
-        self._thread: threading.Thread | None = None
+        self._threads = 0
+        self._idle = 0  # of them
+        self._watched = False  # one of the idle ones waits for the next lease that is due
 
     def _after_fork(self) -> None:
         for hold in self._holds:
@@ -136,13 +145,16 @@ class Keeper:
         with self._changed:
             self._holds.add(hold)
             self._schedule(hold)
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="stampede-keeper", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    return  # no thread to be had: this lease won't be renewed
-                self._thread = thread
+            if not self._threads:
+                self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="stampede-keeper", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return  # no thread to be had: leases won't be renewed, or later
+        self._threads += 1
 
     def remove(self, hold: Hold) -> None:
         with self._changed:
@@ -167,15 +179,30 @@ class Keeper:
             self._changed.notify()
 
     def _next(self) -> Hold:
+        """The lease whose time has come. Who gets it leaves the watch to another thread."""
         with self._changed:
-            while True:
-                pause = self._due[0][0] - self._clock() if self._due else inf
-                if pause <= 0:
-                    hold = heapq.heappop(self._due)[2]
-                    if hold in self._holds:
-                        return hold
-                else:
-                    self._changed.wait(None if pause == inf else pause)
+            self._idle += 1
+            while self._watched:
+                self._turn.wait()
+            self._watched = True
+            hold = self._watch()
+            self._watched = False
+            self._idle -= 1
+            if self._idle:
+                self._turn.notify()
+            elif self._threads < THREADS:
+                self._start()
+            return hold
+
+    def _watch(self) -> Hold:
+        while True:
+            pause = self._due[0][0] - self._clock() if self._due else inf
+            if pause <= 0:
+                hold = heapq.heappop(self._due)[2]
+                if hold in self._holds:
+                    return hold
+            else:
+                self._changed.wait(None if pause == inf else pause)
 
     def _run(self) -> None:
         while True:

@@ -48,6 +48,21 @@ def hold_of(keeper: Keeper, port: Port, *, lease: float = SHORT, max_hold: float
     return Hold(keeper, port, "k", b"token", lease, max_hold, drop, **terms)
 
 
+def test_an_engine_that_hangs_keeps_no_other_lease_waiting() -> None:
+    """One hung server would end the leases of all engines of this process."""
+    keeper, opened = Keeper(), threading.Event()
+    hung = [Port(lambda: opened.wait(LONG)) for _ in range(3)]
+    other = Port()
+    with hold_of(keeper, hung[0]), hold_of(keeper, hung[1]), hold_of(keeper, hung[2]):
+        for port in hung:
+            port.wait()
+        with hold_of(keeper, other):
+            other.wait(3)
+        assert [port.renewed for port in hung] == [1, 1, 1]
+        opened.set()
+    assert keeper._threads <= 6
+
+
 def test_a_hold_is_renewed_until_it_ends() -> None:
     """Leases would end under their holders, or stand after them."""
     keeper, port, other = Keeper(), Port(), Port()
