@@ -31,9 +31,6 @@ __all__ = ["Done", "Plan", "Verdicts", "check", "live", "played"]
 
 KEYS = 4
 
-BLIND = 0.06
-"""Seconds for which a new generation may be unknown to other processes."""
-
 VERBS = {
     "compute": 300,
     "read": 125,
@@ -243,16 +240,10 @@ def check(done: list[Done], kept: list[dict[str, Any]], lag: float) -> Verdicts:
     """Whether each value that was given was allowed."""
     verdicts = Verdicts()
     changes, own = defaultdict(list), defaultdict(list)
-    clears = [each for each in done if each.verb == "clear"]
     born: dict[tuple[Any, ...], float] = {}
     for each in done:
         keys = [str(key) for key in range(KEYS)] if each.verb == "clear" else [each.key]
-        # A process that has not learnt yet of somebody's new generation changes what is of the old one.
-        blind = each.verb != "clear" and any(
-            clear.process != each.process and clear.began < each.ended and each.began < clear.ended + BLIND
-            for clear in clears
-        )
-        for key in keys if each.verb in _ENDS and not blind else ():
+        for key in keys if each.verb in _ENDS else ():
             changes[key].append(each)
             own[each.process, key].append(each)
         if each.verb == "set":

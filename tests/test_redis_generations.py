@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from servers import RedisServer
 
+from stampede import Cache
 from stampede.errors import EngineError
 
 pytest.importorskip("redis")
@@ -48,3 +49,36 @@ def test_a_herd_that_asked_in_vain_hears_why(server: RedisServer) -> None:
     answers = asyncio.run(asked(engine))
     engine.close()
     assert all(isinstance(answer, EngineError) for answer in answers)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_changes_go_to_a_generation_that_somebody_else_has_just_begun(server: RedisServer, local: bool) -> None:
+    """For a second after another process's clear, invalidate and set would change keys that nobody asks for."""
+    here, there = (Cache(server.url, local=local) for _ in range(2))
+    for verb in ("invalidate", "set", "expire"):
+        assert here.get_or_compute(verb, lambda: "old") == there.get_or_compute(verb, lambda: "not asked") == "old"
+    there.clear()
+    for verb in ("invalidate", "set", "expire"):
+        there.set(verb, "new", stale=60)
+    here.invalidate("invalidate")
+    here.set("set", "newest")
+    assert here.expire("expire") is True
+    engine = RedisEngine(server.url, tracking=False)
+    assert [entry and entry.fresh > 0 for entry in map(Cache(engine=engine).peek, ("invalidate", "set", "expire"))] == [
+        None, True, False,
+    ]  # fmt: skip
+    assert here.get("set") == "newest"
+    for each in (here, there):
+        each.close()
+    engine.close()
+
+
+def test_a_change_that_cant_learn_the_generation_raises(server: RedisServer) -> None:
+    """The old value would come back after the outage."""
+    cache = Cache(server.url)
+    cache.set("k", "old")
+    server.stop()
+    for change in (cache.invalidate, cache.expire, lambda key: cache.set(key, "new")):
+        with pytest.raises(EngineError):
+            change("k")
+    cache.close()

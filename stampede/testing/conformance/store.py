@@ -165,6 +165,7 @@ class StoreSuite(KeyedSuite):
         """`invalidate_all` would hold in one process only."""
         before = await self.far_store.generation("f")
         await self.store.bump("f")
+        assert await self.far_store.generation("f", sure=True) != before
         await self.until(lambda: self.far_store.generation("f"), lambda now: now != before, within=2.0)
         assert await self.far_store.generation("f") == await self.store.generation("f")
 
