@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("redis")
 
 import redis
-from herd import Herd, Origin, until
+from herd import Herd, Origin, until, until_async
 from proxy import Proxy
 from servers import RedisServer, free_port, shared_redis
 
-from stampede import Cache, EngineError, WaitTimeout, events
+from stampede import Cache, EngineError, LockLost, WaitTimeout, events
 from stampede.breaker import Breaker
 from stampede.engines.redis.scripts import Scripts
 from stampede.entry import new_id
@@ -721,3 +721,32 @@ def test_a_server_that_forgets_at_every_step(
         until(lambda step=step: asked(step, lambda: "old?", wait=1.0) == "third", 1.0)
     assert own.cli("KEYS", "{*}l") == ""
     assert forget is restart or asked.count(events.EngineDown) == 0
+
+
+@both
+@pytest.mark.parametrize("forget", [flush, restart])
+def test_a_lock_that_was_forgotten_is_lost(
+    own: RedisServer, face: Faces, forget: Callable[[RedisServer], None], colour: str
+) -> None:
+    """Two would be inside, and the first of them never hear of it."""
+    asked, other = face(own.url, colour, timeout=1.0), face(own.url, timeout=1.0)
+    lock = asked.cache.lock("l", lease=0.3)
+
+    def forgotten() -> None:
+        assert not other.lock("l")
+        forget(own)
+        assert other.lock("l")
+
+    def inside() -> None:
+        with lock:
+            forgotten()
+            until(lambda: lock.lost, 1.0)
+
+    async def suspending() -> None:
+        async with lock:
+            await asyncio.to_thread(forgotten)
+            await until_async(lambda: lock.lost, 1.0)
+
+    with pytest.raises(LockLost):
+        inside() if asked._runner is None else asked._runner.run(suspending())
+    assert not lock.held
