@@ -180,6 +180,10 @@ class RedisCluster:
     def owner(self, slot: int) -> RedisServer:
         return next(node for node in self.nodes if self._has(node, slot))
 
+    def node_of(self, slot: int) -> RedisServer:
+        """The same without a question: as it was at first, and is while nobody moves it."""
+        return next(node for number, node in enumerate(self.nodes) if slot < SLOTS * (number + 1) // len(self.nodes))
+
     def _has(self, node: RedisServer, slot: int) -> bool:
         for line in node.cli("CLUSTER", "NODES").splitlines():
             if "myself" in line:

@@ -6,7 +6,10 @@ import asyncio
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -22,10 +25,10 @@ from stampede import Cache, Lock
 from stampede.colour import run_blocking as run
 from stampede.engines import open_engine
 from stampede.engines.redis import RedisEngine, wire
-from stampede.engines.redis.cluster import SLOTS
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Ticket
+from stampede.events import EngineDown, EngineUp, Event
+from stampede.ports import Ask, Asked, Busy, Engine, Found, Granted, Ticket
 from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
 
 LONG = 60.0
@@ -190,6 +193,9 @@ def test_nobody_there_is_an_engine_error(open_: Open) -> None:
         claim(engine)
     with pytest.raises(EngineError, match="which slot"):
         engine.ping()
+    assert engine.many is not None
+    (answer,) = engine.many.ask_many([Asked("claim", ("k", new_id(), Ask(LONG)))])
+    assert isinstance(answer, EngineError)
 
 
 def test_a_server_without_cluster_says_so(open_: Open) -> None:
@@ -427,11 +433,242 @@ def test_a_dead_master_takes_only_its_keys_along(cluster: RedisCluster, open_: O
     ticket_of(engine, keys[dead])
 
 
-def key_of(cluster: RedisCluster, node: RedisServer) -> str:
-    owners: list[Any] = [None] * SLOTS
-    for number, each in enumerate(cluster.nodes):
-        owners[SLOTS * number // 3 : SLOTS * (number + 1) // 3] = [each] * (SLOTS // 3 + 1)
-    return next(key for key in map(str, range(1000)) if owners[key_slot(wire.names(key).entry)] is node)
+def key_of(cluster: RedisCluster, node: RedisServer, number: int = 0) -> str:
+    its = (key for key in map(str, range(10_000)) if cluster.node_of(key_slot(wire.names(key).entry)) is node)
+    return next(islice(its, number, None))
+
+
+@contextmanager
+def dead(cluster: RedisCluster, node: RedisServer) -> Iterator[None]:
+    """A master without a replica is killed, and is back, empty, afterwards."""
+    node.stop()
+    try:
+        yield
+    finally:
+        node.start()
+        wait_until(cluster.is_whole)
+
+
+def home_of(cluster: RedisCluster) -> RedisServer:
+    """Who has the generations."""
+    return cluster.owner(key_slot(b"{stampede}g"))
+
+
+def others_of(cluster: RedisCluster) -> list[RedisServer]:
+    return [node for node in cluster.nodes if node is not home_of(cluster)]
+
+
+class Calls:
+    """Caches of two processes, as it were, what they compute, and what is told of the engine's health."""
+
+    def __init__(self, cluster: RedisCluster, colour: str) -> None:
+        self._cluster, self._suspending = cluster, colour == "async"
+        self._runner = asyncio.Runner()
+        self.computed: Counter[str] = Counter()
+        self.told: list[type[Event]] = []
+        self.mine = Cache(cluster.url, early=0, observers=[self._see])
+        self.theirs = Cache(cluster.url, early=0)
+
+    def _see(self, event: Event) -> None:
+        if isinstance(event, (EngineDown, EngineUp)):
+            self.told.append(type(event))
+
+    def keys(self, node: RedisServer, count: int) -> list[str]:
+        """Of this shard, as long as there is no new generation."""
+        prefix, found = self.mine._root.prefix, []
+        for key in map(str, range(10_000)):
+            physical = prefix + self.mine._key(key)
+            if len(found) < count and self._cluster.node_of(key_slot(wire.names(physical).entry)) is node:
+                found.append(key)
+        return found
+
+    def __call__(self, key: str, cache: Cache | None = None) -> str:
+        def origin() -> str:
+            self.computed[key] += 1
+            return key
+
+        cache = cache or self.mine
+        return self._run(cache.aget_or_compute(key, origin)) if self._suspending else cache.get_or_compute(key, origin)
+
+    def many(self, keys: list[str]) -> dict[str, str]:
+        def origin(missing: list[str]) -> dict[str, str]:
+            self.computed.update(missing)
+            return {key: key for key in missing}
+
+        if self._suspending:
+            return self._run(self.mine.aget_or_compute_many(keys, origin))
+        return self.mine.get_or_compute_many(keys, origin)
+
+    def get_many(self, keys: list[str]) -> dict[str, str]:
+        return self._run(self.mine.aget_many(keys)) if self._suspending else self.mine.get_many(keys)
+
+    def invalidate(self, key: str) -> bool:
+        return self._run(self.mine.ainvalidate(key)) if self._suspending else self.mine.invalidate(key)
+
+    def _run(self, call: Any) -> Any:
+        async def awaited() -> Any:
+            return await call
+
+        return self._runner.run(awaited())
+
+    def close(self) -> None:
+        self.mine.close(), self.theirs.close()
+        self._runner.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def calls(cluster: RedisCluster, request: pytest.FixtureRequest) -> Iterator[Calls]:
+    made = Calls(cluster, request.param)
+    yield made
+    made.close()
+
+
+def test_the_rest_of_a_cluster_goes_on(cluster: RedisCluster, calls: Calls) -> None:
+    """One dead shard of three would send all keys into the refuge; or its own would be computed for each call."""
+    gone, node = others_of(cluster)
+    lost, kept = calls.keys(gone, 5), calls.keys(node, 5) + calls.keys(home_of(cluster), 5)
+    assert [calls(key) for key in lost + kept[::2]] == lost + kept[::2]
+    calls.computed.clear()
+    with dead(cluster, gone):
+        for _ in range(3):
+            assert [calls(key) for key in lost + kept] == lost + kept
+        assert calls.computed == Counter(lost + kept[1::2])
+        assert [calls(key, calls.theirs) for key in kept] == kept
+        assert calls.computed == Counter(lost + kept[1::2])  # the others have found them in the engine
+        assert calls.told == [EngineDown]
+        with pytest.raises(EngineError):
+            calls.invalidate(lost[0])
+        assert calls.invalidate(kept[0]) is True
+        assert calls(kept[0], calls.theirs) == kept[0]
+        assert calls.computed[kept[0]] == 1
+    calls.computed.clear()
+
+    def stored() -> bool:
+        """Whether what one process computes is found by the other."""
+        calls.computed.clear()
+        calls(lost[1]), calls(lost[1], calls.theirs)
+        return not calls.computed
+
+    wait_until(stored)
+    assert calls.invalidate(lost[1]) is True
+
+
+def test_batches_keep_what_the_rest_of_a_cluster_has(cluster: RedisCluster, calls: Calls) -> None:
+    """One dead shard would cost a batch all of its values, or a round trip for each of its keys."""
+    gone, node = others_of(cluster)
+    lost, kept = calls.keys(gone, 50), calls.keys(node, 5) + calls.keys(home_of(cluster), 5)
+    calls.many(lost + kept)
+    calls.computed.clear()
+    with dead(cluster, gone):
+        assert calls.many(lost + kept) == {key: key for key in lost + kept}
+        assert calls.computed == Counter(lost)
+        assert calls.many(lost + kept) == {key: key for key in lost + kept}
+        assert calls.computed == Counter(lost)
+        assert calls.get_many(lost + kept) == {key: key for key in kept}
+        with pytest.raises(EngineError):
+            calls.get_many(lost)
+
+
+def test_all_are_down_with_the_generations(cluster: RedisCluster, calls: Calls) -> None:
+    """A key of another shard would be served, or be invalidated, in a generation that is perhaps not today's."""
+    home, node = home_of(cluster), others_of(cluster)[0]
+    keys = calls.keys(node, 2) + calls.keys(home, 2)
+    assert [calls(key) for key in keys] == keys
+    with dead(cluster, home):
+        wait_until(lambda: calls(keys[0]) == keys[0] and bool(calls.told))  # its generation is known for a second
+        calls.computed.clear()
+        end = time.monotonic() + 2.5  # through two questions whether it is back
+        while time.monotonic() < end:
+            assert [calls(key) for key in keys] == keys
+            time.sleep(0.01)
+        assert set(calls.computed.values()) <= {1}
+        for key in keys:
+            with pytest.raises(EngineError):
+                calls.invalidate(key)
+        assert calls.told == [EngineDown]
+    wait_until(lambda: calls(keys[0]) == keys[0] and calls.told == [EngineDown, EngineUp])
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_hung_shard_is_asked_once_a_second(cluster: RedisCluster, open_: Open, colour: str) -> None:
+    """Each call for one of its keys would take as long as an answer may."""
+    engine, hung = open_(cluster.url, socket_timeout=0.3, tracking=False), others_of(cluster)[0]
+    keys, other = [key_of(cluster, hung, number) for number in range(100)], key_of(cluster, home_of(cluster))
+    run(engine.store.set(other, some()))
+
+    async def ask(key: str) -> Any:
+        if colour == "async":
+            return await engine.aclaims.claim(key, new_id(), Ask(LONG))
+        return claim(engine, key)
+
+    async def all_of_them() -> float:
+        start = time.monotonic()
+        for key in keys:
+            with pytest.raises(EngineError) as failure:
+                await ask(key)
+            assert failure.value.partial
+        took = time.monotonic() - start
+        assert isinstance(await ask(other), Found)
+        return took
+
+    hung.freeze()
+    try:
+        assert asyncio.run(all_of_them()) < 1.0
+    finally:
+        hung.thaw()
+        wait_until(cluster.is_whole)
+
+
+def test_what_was_computed_is_stored_after_a_moments_silence(cluster: RedisCluster, open_: Open) -> None:
+    """Values of a whole second would be thrown away because one question wasn't answered in time."""
+    engine, hung = open_(cluster.url, socket_timeout=0.2, tracking=False), others_of(cluster)[0]
+    one, two = (key_of(cluster, hung, number) for number in range(2))
+    token = new_id()
+    assert isinstance(claim(engine, one, token), Granted)
+    hung.freeze()
+    try:
+        with pytest.raises(EngineError):
+            claim(engine, two)
+    finally:
+        hung.thaw()
+    assert run(engine.claims.fill(one, token, some())) is True
+    assert isinstance(claim(engine, one), Found)
+
+
+def test_what_was_computed_is_stored_without_the_generations(cluster: RedisCluster, open_: Open) -> None:
+    """Whoever waits for it on a shard that is well would wait until the lease's end, for nothing."""
+    engine, home, token = open_(cluster.url, tracking=False), home_of(cluster), new_id()
+    key = key_of(cluster, others_of(cluster)[0])
+    assert isinstance(claim(engine, key, token), Granted)
+    with dead(cluster, home):
+        for each in (key_of(cluster, home), key):
+            with pytest.raises(EngineError) as failure:
+                claim(engine, each)
+            assert not failure.value.partial
+        assert run(engine.claims.fill(key, token, some())) is True
+
+
+@pytest.mark.parametrize("refusal", [("maxmemory", "1"), ("min-replicas-to-write", "1")], ids=["full", "alone"])
+def test_a_shard_that_does_not_write_is_a_part(cluster: RedisCluster, open_: Open, refusal: tuple[str, str]) -> None:
+    """Two shards that do would be taken for such ones; or keys be asked for in a generation that nobody has named."""
+    engine, home, other = open_(cluster.url, tracking=False), home_of(cluster), others_of(cluster)[0]
+    here, there = key_of(cluster, home), key_of(cluster, other)
+    run(engine.store.set(key_of(cluster, home, 1), some()))
+    home.cli("CONFIG", "SET", *refusal)
+    try:
+        asked = [Asked("claim", (key, new_id(), Ask(LONG))) for key in (here, there, key_of(cluster, home, 1))]
+        assert engine.many is not None
+        refused, granted, found = engine.many.ask_many(asked)
+        assert isinstance(refused, EngineError) and refused.partial
+        assert isinstance(granted, Granted) and isinstance(found, Found)
+        with pytest.raises(EngineError):
+            run(engine.store.set(here, some()))
+        if refusal[0] != "maxmemory":  # which leaves room for that
+            with pytest.raises(EngineError) as failure:
+                run(engine.store.generation("f"))
+            assert not failure.value.partial
+    finally:
+        home.cli("CONFIG", "SET", refusal[0], "0")
 
 
 def test_a_replica_takes_over(open_: Open) -> None:

@@ -3,6 +3,10 @@
 A ticket is about the stamps of the shard that gave it: when a key moves, the shard that has lost it tells so.
 Who has which slot is asked when it must be, and mended by what the servers answer meanwhile: MOVED and ASK, TRYAGAIN
 while a slot's keys are here and there, and silence.
+
+A shard that is down takes only its own keys along. The one that has the generations takes all: no key is asked for
+while nobody can say in which generation it is, or `clear` by somebody who still reaches that shard, or did just before
+it died, would be overlooked for as long as it is down.
 """
 
 from __future__ import annotations
@@ -11,11 +15,13 @@ import threading
 import time
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from random import shuffle
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from stampede.breaker import Breaker
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, settled
 from stampede.engines.redis.clients import Address, Server, made_with, several
 from stampede.engines.redis.locks import LockPort
@@ -46,11 +52,60 @@ REFRESH = 0.25
 
 
 class _Ports(NamedTuple):
+    line: Line
     keys: Keys
     locks: LockPort
 
 
 Verb = Callable[[_Ports], Awaitable[T]]
+
+
+class Master(Shard):
+    """A shard, and whether it is worth asking."""
+
+    def __init__(self, address: Address, server: Server, scripts: Scripts, *, tracking: bool) -> None:
+        super().__init__(server, scripts, tracking=tracking, sharded=True)
+        self.address = address
+        self.breaker = Breaker()
+
+    def at_hand(self, colour: Colour) -> _Ports:
+        if colour.suspending:
+            return _Ports(self.aline, self.aclaims, self.alocks)
+        return _Ports(self.line, self.claims, self.locks)
+
+    def admit(self) -> None:
+        """EngineError if it was down a moment ago. One caller a second finds out, for all."""
+        if not self.breaker.allow(time.monotonic()):
+            raise EngineError(f"{self.name}: it was down a moment ago")
+
+    async def ask(self, verb: Verb[T], ports: _Ports, *, always: bool = False) -> T:
+        """What the verb says. It may not be asked now, unless this is to be done `always`."""
+        if not always:
+            self.admit()
+        try:
+            answer = await verb(ports)
+        except EngineError as error:
+            self._heard(_reason(error))
+            raise
+        if self.breaker.open:
+            self.breaker.succeeded(time.monotonic())
+        return answer
+
+    def _heard(self, reason: BaseException | None) -> None:
+        """It is down if it is silent, or out of service by its own words. Any other refusal is an answer."""
+        from redis import exceptions
+
+        silence = exceptions.ConnectionError, exceptions.TimeoutError, OSError
+        if isinstance(reason, (*silence, exceptions.ClusterDownError)):
+            self.breaker.failed(time.monotonic())
+        elif isinstance(reason, exceptions.ResponseError):
+            self.breaker.succeeded(time.monotonic())
+
+
+def _reason(error: EngineError) -> BaseException | None:
+    """What the library raised; None if the trouble is this process's own."""
+    cause = error.__cause__
+    return _reason(cause) if isinstance(cause, EngineError) else cause
 
 
 class Cluster:
@@ -63,8 +118,9 @@ class Cluster:
         self._seeds = list(seeds)
         self._scripts = Scripts(sharded=True)
         self._kind, self._options, self._tracking = kind, options, tracking
-        self._shards: dict[Address, Shard] = {}
+        self._shards: dict[Address, Master] = {}
         self._owners: list[Address | None] = []
+        self._several = False  # masters
         self._begin()
         self._shard(self._seeds[0])  # wrong options are an error now
         self.claims, self.locks = RoutedKeys(self, BLOCKING), RoutedLocks(self, BLOCKING)
@@ -99,34 +155,64 @@ class Cluster:
 
     # -- ways ---------------------------------------------------------------------------------------------------
 
-    async def at(self, slot: int, colour: Colour, verb: Verb[T]) -> T:
-        """What a verb says at the shard that has the slot, wherever that goes meanwhile: each may be sent twice."""
+    async def of_key(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T:
+        """The same as `at`, if it can be known in which generation the key is."""
+        if not always and self._owners and not self._generations_up():
+            await self._ask_generations(colour)
+        return await self.at(slot, colour, verb, always=always)
+
+    async def at(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T:
+        """What a verb says at the shard that has the slot, wherever that goes meanwhile: each may be sent twice.
+
+        `always` is for the end of what has begun there: a value that was computed isn't lost by a moment's silence.
+        """
         from redis import exceptions
 
         end, pause = time.monotonic() + PATIENCE, PAUSE[0]
-        owner, ports = await self._way(slot, colour)
+        shard, ports = await self._way(slot, colour)
         while True:
             try:
-                return await verb(ports)
+                return await shard.ask(verb, ports, always=always)
             except EngineError as error:
+                if error.partial:
+                    raise  # the shard's answer, about this key alone
                 cause = error.__cause__
                 if time.monotonic() >= end or (isinstance(cause, exceptions.AskError) and cause.slot_id != slot):
+                    await self._judge(error, shard, colour)
                     raise  # (it was one of many keys, and of another slot)
                 if isinstance(cause, exceptions.MovedError):
-                    await self._moved(slot, _address(cause, owner), colour)
+                    await self._moved(slot, _address(cause, shard.address), colour)
                 elif isinstance(cause, exceptions.AskError):
-                    owner, ports = self._asking(_address(cause, owner), colour)
+                    shard, ports = self._asking(_address(cause, shard.address), colour)
                     continue
                 elif isinstance(cause, exceptions.TryAgainError):
                     await colour.park(Bell(), pause)
                     pause = min(2 * pause, PAUSE[1])
                 else:
-                    await self._refresh(colour, avoid=owner)
-                    if self._owners[slot] in (owner, None):
+                    await self._refresh(colour, avoid=shard.address)
+                    if self._owners[slot] in (shard.address, None):
+                        await self._judge(error, shard, colour)
                         raise
-            owner, ports = await self._way(slot, colour)
+            shard, ports = await self._way(slot, colour)
 
-    async def _way(self, slot: int, colour: Colour) -> tuple[Address, _Ports]:
+    async def _judge(self, error: EngineError, shard: Master, colour: Colour) -> None:
+        """One shard's trouble is its own while the generations' shard is up, and the whole engine's if that isn't."""
+        from redis import exceptions
+
+        if isinstance(error.__cause__, exceptions.ClusterDownError) and shard.address != self._owners[_GENERATIONS]:
+            with suppress(EngineError):  # a shard that has just come back says so too, for a while
+                await self._ask_generations(colour)
+        error.partial = self._several and self._generations_up()
+
+    def _generations_up(self) -> bool:
+        owner = self._owners[_GENERATIONS]
+        shard = self._shards.get(owner) if owner is not None else None
+        return owner is not None and (shard is None or not shard.breaker.open)
+
+    async def _ask_generations(self, colour: Colour) -> None:
+        await self.at(_GENERATIONS, colour, lambda ports: ports.line.ask((b"GET", b"{stampede}g")))
+
+    async def _way(self, slot: int, colour: Colour) -> tuple[Master, _Ports]:
         if not self._owners:
             await self._refresh(colour)
         owner = self._owners[slot]
@@ -134,16 +220,17 @@ class Cluster:
             await self._refresh(colour)
             owner = self._owners[slot]
         if owner is None:
-            raise EngineError(f"{self._name}: no server has slot {slot}")
+            nobody = EngineError(f"{self._name}: no server has slot {slot}")
+            nobody.partial = self._several and self._generations_up()
+            raise nobody
         shard = self._shard(owner)
-        if colour.suspending:
-            return owner, _Ports(shard.aclaims, shard.alocks)
-        return owner, _Ports(shard.claims, shard.locks)
+        return shard, shard.at_hand(colour)
 
-    def _asking(self, address: Address, colour: Colour) -> tuple[Address, _Ports]:
+    def _asking(self, address: Address, colour: Colour) -> tuple[Master, _Ports]:
         """The ports of a shard that is being given the slot."""
         shard = self._shard(address)
-        return address, _Ports(*shard.ports(_Asking(_line(shard, colour), self._scripts), colour))
+        line = _Asking(shard.at_hand(colour).line, self._scripts)
+        return shard, _Ports(line, *shard.ports(line, colour))
 
     async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]:
         """Where the slots are, as far as it is known."""
@@ -155,17 +242,19 @@ class Cluster:
     # -- who has which slot -------------------------------------------------------------------------------------
 
     async def _refresh(self, colour: Colour, avoid: Address | None = None) -> None:
-        """Ask any server that answers; the one that just did not, last."""
+        """Ask any server that answers; those that just did not, last."""
         now = time.monotonic()
         if self._owners and now < self._due:
             return
         self._due = now + REFRESH
         known = list(self._shards)
         shuffle(known)
-        places = sorted(dict.fromkeys([*known, *self._seeds]), key=lambda place: place == avoid)
+        places = list(dict.fromkeys([*known, *self._seeds]))
+        places.sort(key=lambda place: (place in self._shards and self._shards[place].breaker.open, place == avoid))
         for place in places:
             try:
-                answer = await _line(self._shard(place), colour).ask((b"CLUSTER", b"SLOTS"))
+                shard = self._shard(place)
+                answer = await shard.ask(_slots, shard.at_hand(colour), always=not self._owners)
             except EngineError as error:
                 silence = error
             else:
@@ -183,6 +272,7 @@ class Cluster:
         with self._lock:
             self._owners = owners
             masters = set(owners)
+            self._several = len(masters - {None}) > 1
             gone = [self._shards.pop(place) for place in list(self._shards) if place not in masters]
         for shard in gone:
             # It may wait for a moment, for a thread that is about to connect.
@@ -193,7 +283,7 @@ class Cluster:
         await self._refresh(colour)
         self._owners[slot] = address
 
-    def _shard(self, address: Address) -> Shard:
+    def _shard(self, address: Address) -> Master:
         shard = self._shards.get(address)
         if shard is None:
             with self._lock:
@@ -202,12 +292,12 @@ class Cluster:
                     shard = self._shards[address] = self._made(address)
         return shard
 
-    def _made(self, address: Address) -> Shard:
+    def _made(self, address: Address) -> Master:
         if self._closed:
             raise EngineError(f"{self._name}: the engine is closed")
         its = {**self._options, "host": address.host, "port": address.port}
         server = Server(f"{self._name} ({address.host}:{address.port})", self._kind, its)
-        shard = Shard(server, self._scripts, tracking=self._tracking, sharded=True)
+        shard = Master(address, server, self._scripts, tracking=self._tracking)
         shard.news.on_void = self._void_all
         return shard
 
@@ -217,8 +307,8 @@ class Cluster:
             shard.news.void_all()
 
 
-def _line(shard: Shard, colour: Colour) -> Line:
-    return shard.aline if colour.suspending else shard.line
+async def _slots(ports: _Ports) -> Any:
+    return await ports.line.ask((b"CLUSTER", b"SLOTS"))
 
 
 def _address(redirect: Any, told_by: Address) -> Address:
@@ -267,8 +357,9 @@ class RoutedKeys(Versioned):
         self._cluster = cluster
         self._colour = colour
 
-    async def _at(self, key: str, verb: Callable[[Keys], Awaitable[T]]) -> T:
-        return await self._cluster.at(_slot_of_key(key), self._colour, lambda ports: verb(ports.keys))
+    async def _at(self, key: str, verb: Callable[[Keys], Awaitable[T]], *, always: bool = False) -> T:
+        slot = _slot_of_key(key)
+        return await self._cluster.of_key(slot, self._colour, lambda ports: verb(ports.keys), always=always)
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         return await self._at(key, lambda keys: keys.claim(key, token, ask))
@@ -281,12 +372,17 @@ class RoutedKeys(Versioned):
         """Claims in one round trip for each shard; fills and abandons in another."""
 
         async def ask(keys: Keys, some: Sequence[Asked]) -> list[Any]:
-            return _whole(keys.ask_many(some))
+            answers = keys.ask_many(some)
+            for answer in answers:
+                if isinstance(answer, EngineError) and not answer.partial:  # or it is the answer about one key
+                    raise answer
+            return answers
 
-        return run_blocking(self._many(asked, lambda question: question.args[0], ask))
+        always = any(question.verb == "fill" for question in asked)
+        return run_blocking(self._many(asked, lambda question: question.args[0], ask, always=always))
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        return await self._at(key, lambda keys: keys.fill(key, token, entry))
+        return await self._at(key, lambda keys: keys.fill(key, token, entry), always=True)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
         await self._at(key, lambda keys: keys.abandon(key, token, verdict, rest))
@@ -296,10 +392,15 @@ class RoutedKeys(Versioned):
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         end = time.monotonic() + timeout
-        return await self._at(key, lambda keys: keys.wait(key, busy, max(end - time.monotonic(), 0.0)))
+        return await self._at(key, lambda keys: keys.wait(key, busy, max(end - time.monotonic(), 0.0)), always=True)
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        return _whole(await self._many(keys, lambda key: key, lambda port, some: port.get(some)))
+        """What is kept of each key. Those of a shard that is down are missing, as long as another one answers."""
+        answers = await self._many(keys, lambda key: key, lambda port, some: port.get(some))
+        lost = [isinstance(answer, EngineError) and answer.partial for answer in answers]
+        if not all(lost):
+            answers = [None if gone else answer for answer, gone in zip(answers, lost, strict=True)]
+        return _whole(answers)
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         await self._at(key, lambda keys: keys.set(key, entry))
@@ -314,13 +415,25 @@ class RoutedKeys(Versioned):
         return await self._at(key, lambda keys: keys.invalidate(key))
 
     async def generation(self, scope: str, *, sure: bool = False) -> str:
-        return await self._cluster.at(_GENERATIONS, self._colour, lambda ports: ports.keys.generation(scope, sure=sure))
+        return await self._of_generations(lambda keys: keys.generation(scope, sure=sure))
 
     async def bump(self, scope: str) -> None:
-        await self._cluster.at(_GENERATIONS, self._colour, lambda ports: ports.keys.bump(scope))
+        await self._of_generations(lambda keys: keys.bump(scope))
+
+    async def _of_generations(self, verb: Callable[[Keys], Awaitable[T]]) -> T:
+        try:
+            return await self._cluster.at(_GENERATIONS, self._colour, lambda ports: verb(ports.keys))
+        except EngineError as error:
+            error.partial = False  # of no key anything can be known
+            raise
 
     async def _many(
-        self, items: Sequence[T], key: Callable[[T], str], verb: Callable[[Keys, Sequence[T]], Awaitable[list[Any]]]
+        self,
+        items: Sequence[T],
+        key: Callable[[T], str],
+        verb: Callable[[Keys, Sequence[T]], Awaitable[list[Any]]],
+        *,
+        always: bool = False,
     ) -> list[Any]:
         """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
         are asked beside each other."""
@@ -328,17 +441,23 @@ class RoutedKeys(Versioned):
             return []
         slots = [_slot_of_key(key(item)) for item in items]
         parts: dict[Address | None, list[int]] = {}
-        for number, owner in enumerate(await self._cluster.owners(slots, self._colour)):
+        try:
+            owners = await self._cluster.owners(slots, self._colour)
+        except EngineError as error:
+            return [error] * len(items)
+        for number, owner in enumerate(owners):
             parts.setdefault(owner, []).append(number)
 
         async def part(numbers: list[int]) -> list[Any]:
-            some = [items[number] for number in numbers]
+            slot, some = slots[numbers[0]], [items[number] for number in numbers]
             try:
-                return await self._cluster.at(slots[numbers[0]], self._colour, lambda ports: verb(ports.keys, some))
+                return await self._cluster.of_key(
+                    slot, self._colour, lambda ports: verb(ports.keys, some), always=always
+                )
             except EngineError as error:
-                if len(some) == 1:
-                    return [error]
-            return [answer for number in numbers for answer in await part([number])]  # some of them have moved
+                if len(some) == 1 or not _is_about_one(error):
+                    return [error] * len(some)
+            return [answer for number in numbers for answer in await part([number])]
 
         if self._colour.suspending:
             found = []
@@ -353,6 +472,13 @@ class RoutedKeys(Versioned):
             for number, answer in zip(numbers, some, strict=True):
                 answers[number] = answer
         return answers
+
+
+def _is_about_one(error: EngineError) -> bool:
+    """Whether it is about one of many slots, which has moved, or is about to; the others have answers."""
+    from redis import exceptions
+
+    return isinstance(_reason(error), (exceptions.AskError, exceptions.TryAgainError))
 
 
 def _whole(answers: list[Any]) -> list[Any]:
@@ -370,8 +496,9 @@ class RoutedLocks:
         self._cluster = cluster
         self._colour = colour
 
-    async def _at(self, name: str, verb: Callable[[LockPort], Awaitable[T]]) -> T:
-        return await self._cluster.at(_slot(tag_of_lock(name)), self._colour, lambda ports: verb(ports.locks))
+    async def _at(self, name: str, verb: Callable[[LockPort], Awaitable[T]], *, always: bool = False) -> T:
+        slot = _slot(tag_of_lock(name))
+        return await self._cluster.at(slot, self._colour, lambda ports: verb(ports.locks), always=always)
 
     async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
         return await self._at(name, lambda locks: locks.acquire(name, token, lease))
@@ -380,11 +507,11 @@ class RoutedLocks:
         return await self._at(name, lambda locks: locks.renew(name, token, lease))
 
     async def release(self, name: str, token: bytes) -> bool:
-        return await self._at(name, lambda locks: locks.release(name, token))
+        return await self._at(name, lambda locks: locks.release(name, token), always=True)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         end = time.monotonic() + timeout
-        await self._at(name, lambda locks: locks.wait(name, busy, max(end - time.monotonic(), 0.0)))
+        await self._at(name, lambda locks: locks.wait(name, busy, max(end - time.monotonic(), 0.0)), always=True)
 
 
 _GENERATIONS = _slot(b"stampede")
