@@ -6,6 +6,7 @@ import selectors
 import threading
 import time
 from collections.abc import Sequence
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from stampede.engines.redis.clients import Server, trouble
@@ -182,14 +183,18 @@ class _Pool:
         self._server = server
         self._idle: list[Connection] = []
         self._all: list[Connection] = []
-        self._free = threading.Semaphore(server.max_connections)
+        self._free: SimpleQueue[None] = SimpleQueue()  # a leave for each that may be in use: faster than a Semaphore
+        for _ in range(server.max_connections):
+            self._free.put(None)
         self._returned = threading.Condition()
         self._waiting = 0  # for the return of one that is connected
         self.hung_at = 0.0  # when a reply was given up the last time
 
     def take(self) -> Connection:
         """One for this thread alone, perhaps not connected; who finds none free waits for one."""
-        if not self._free.acquire(blocking=False):
+        try:
+            self._free.get_nowait()
+        except Empty:
             self._wait()
         try:
             return self._idle.pop()
@@ -198,17 +203,20 @@ class _Pool:
         try:
             connection = self._server.connection()
         except BaseException:
-            self._free.release()
+            self._free.put(None)
             raise
         self._all.append(connection)
         return connection
 
     def _wait(self) -> None:
         since = time.monotonic()
-        if not self._free.acquire(timeout=self._server.timeout):
-            raise EngineError(f"{self._server.name}: no connection has been free for {self._server.timeout:g} s")
+        try:
+            self._free.get(timeout=self._server.timeout)
+        except Empty:
+            waited = f"no connection has been free for {self._server.timeout:g} s"
+            raise EngineError(f"{self._server.name}: {waited}") from None
         if self.hung_at > since:  # or one after the other would find that out for itself
-            self._free.release()
+            self._free.put(None)
             raise EngineError(f"{self._server.name}: no reply, and no connection was free")
 
     def take_connected(self) -> Connection | None:
@@ -228,17 +236,19 @@ class _Pool:
         return None
 
     def _idle_connected(self) -> Connection | None:
-        if not self._free.acquire(blocking=False):
+        try:
+            self._free.get_nowait()
+        except Empty:
             return None
         try:
             connection = self._idle.pop()
         except IndexError:
-            self._free.release()
+            self._free.put(None)
             return None
         if self._leads(connection):
             return connection
         self._idle.insert(0, connection)
-        self._free.release()
+        self._free.put(None)
         return None
 
     def _leads(self, connection: Any) -> bool:
@@ -250,7 +260,7 @@ class _Pool:
             self._idle.insert(0, connection)  # the last to be taken: the server may take no new ones
         else:
             self._idle.append(connection)
-        self._free.release()
+        self._free.put(None)
         if self._waiting:
             with self._returned:
                 self._returned.notify_all()

@@ -33,7 +33,7 @@ FOREVER = 1000 * 365 * 86_400_000
 _HEAD = Struct(">BB8sddddd")
 """Version, flags, id, lag and keep-lag in ms behind the end of the key, cost, margin, ttl. (`entry.lua` reads it.)"""
 
-_VERSION, _RAISED = 1, 1
+_SIZE, _VERSION, _RAISED = _HEAD.size, 1, 1
 _LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
 _MESSAGE = 4000
 
@@ -96,8 +96,7 @@ def entry_of(string: bytes, left: float) -> Entry[Any]:
     _, flags, id, lag, keeplag, cost, margin, ttl = _HEAD.unpack_from(string)
     if left < 0:
         left = inf
-    value = string[_HEAD.size :]
-    return Entry(value, id, cost, margin, ttl, (left - lag) / 1000, (left - keeplag) / 1000, flags == _RAISED)
+    return Entry(string[_SIZE:], id, cost, margin, ttl, (left - lag) / 1000, (left - keeplag) / 1000, flags == _RAISED)
 
 
 def kept(answer: Any) -> Entry[Any] | None:
@@ -110,16 +109,16 @@ def kept(answer: Any) -> Entry[Any] | None:
 
 def claim_args(token: bytes, ask: Ask, channel: bytes) -> tuple[Any, ...]:
     """What `claim.lua` is asked."""
-    draw = b"" if ask.draw is None else repr(float(ask.draw))
+    draw = b"" if ask.draw is None else repr(ask.draw)
     force = b"1" if ask.force else b""
-    since = repr(1000.0 * ask.since)
+    since = repr(1000.0 * ask.since) if ask.since else b"0"
     return token, ms(ask.lease), since, ask.seen or b"", ask.awaited or b"", force, draw, channel
 
 
 def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
     """What `claim.lua` answers; a partial EngineError if it may not write."""
-    what, left, string = answer[:3]
-    entry = None if string is None else entry_of(string, left)
+    what, string = answer[0], answer[2]
+    entry = None if string is None else entry_of(string, answer[1])
     if what == _FOUND and entry is not None:
         return Found(entry, ticket)
     if what == _GRANTED:
