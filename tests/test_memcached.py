@@ -20,7 +20,7 @@ import pytest
 
 pytest.importorskip("pymemcache")
 
-from herd import Herd
+from herd import Herd, until, until_async
 from memcached_server import MemcachedServer, shared_memcached
 
 from stampede import Cache
@@ -117,10 +117,7 @@ async def missed(engine: MemcachedEngine, key: str) -> bool:
 
 async def witnessed(engine: MemcachedEngine) -> None:
     """A claim calls for the witness: be here when it has come."""
-    end = time.monotonic() + 10
-    while len(engine._witnesses._there) < len(engine._servers.all):
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
+    await until_async(lambda: engine._witnesses._there)
 
 
 def test_many_claims_are_few_round_trips(engine: MemcachedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +149,25 @@ def test_many_claims_are_few_round_trips(engine: MemcachedEngine, monkeypatch: p
     assert isinstance(kept_stale, Granted) and kept_stale.entry is not None
     assert fill(engine, busy, key="busy")
     assert engine.many.ask_many([]) == []
+
+
+def test_what_one_turn_of_the_loop_asks_goes_out_together(
+    server: MemcachedServer, engine: MemcachedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred tasks would be a hundred packets, one after another."""
+    sent: list[bytes] = []
+
+    async def scenario() -> None:
+        await engine.astore.set("k", some())
+        stream: Any = await engine._aline.reach(engine._servers.all[0])
+        write = stream._transport.write
+        monkeypatch.setattr(stream._transport, "write", lambda data: (sent.append(data), write(data)))
+        claims = [engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(100)]
+        for reply in await asyncio.gather(*claims):
+            assert isinstance(reply, Found)
+
+    asyncio.run(scenario())
+    assert sent == [meta.claim(b"s:k") * 100]
 
 
 # -- the traps ----------------------------------------------------------------------------------------------------
@@ -374,17 +390,21 @@ def test_a_signed_lease_outlives_its_connection(engine: MemcachedEngine) -> None
 
 
 def test_the_refresher_of_a_value_may_die(engine: MemcachedEngine) -> None:
-    """The server's own mark of an early refresh comes once: nobody would refresh after its winner's death."""
-    entry = some()
-    put(engine, entry)
-    granted(engine, seen=entry.id, lease=1)
-    assert isinstance(claim(engine, seen=entry.id), Busy)
-    end = time.monotonic() + 10
-    while isinstance(reply := claim(engine, seen=entry.id), Busy):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    assert isinstance(reply, Granted) and reply.entry is not None and reply.entry.id == entry.id
-    assert isinstance(claim(engine), Found)
+    """The server's own mark of an early or stale refresh comes once: nobody would refresh after its winner's death."""
+    early, stale = some(b"early"), some(b"stale", keep=2 * LONG)
+    put(engine, early, "early")
+    put(engine, stale, "stale")
+    run_blocking(engine.store.expire("stale"))
+    asked: list[tuple[str, Entry[bytes], dict[str, Any]]] = [("early", early, {"seen": early.id}), ("stale", stale, {})]
+    for key, entry, terms in asked:
+        granted(engine, key=key, lease=1, **terms)
+        busy = claim(engine, key=key, **terms)
+        assert isinstance(busy, Busy) and busy.entry is not None and busy.entry.id == entry.id
+    for key, entry, terms in asked:
+        until(lambda key=key, terms=terms: isinstance(claim(engine, key=key, **terms), Granted), 10)
+        assert isinstance(busy := claim(engine, key=key, **terms), Busy) and busy.entry is not None
+        assert (busy.entry.id, busy.entry.value) == (entry.id, entry.value)
+    assert isinstance(claim(engine, key="early"), Found)
 
 
 def test_a_lost_reply_locks_out_for_a_moment_only(server: MemcachedServer, engine: MemcachedEngine) -> None:
@@ -541,6 +561,49 @@ def test_a_look_is_aimed_at_the_known_end(cost: float) -> None:
     while waited < cost:
         waited += pause(waited, cost, 0.5)
     assert waited - cost < 0.01
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("late", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize("share", [0.8, 1.0, 1.2])
+def test_a_known_end_may_be_missed_a_little(share: float, late: float, chance: float) -> None:
+    """Costs vary, and waiters begin later than the holder: each would come a whole pause late, or ask all the time."""
+    cost, waited, looks = 0.2, late * 0.2, 0
+    while waited < share * cost:
+        waited += pause(waited - late * cost, cost, chance)
+        looks += 1
+    assert waited - share * cost < 0.035
+    assert looks <= 18
+
+
+def test_the_cost_is_the_entrys_own(server: MemcachedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters would look for a long computation as often as for a short one, and miss its end."""
+    costs: list[float] = []
+
+    def told(waited: float, cost: float, chance: float) -> float:
+        costs.append(cost)
+        return pause(waited, cost, chance)
+
+    monkeypatch.setattr("stampede.engines.memcached.verbs.pause", told)
+    filler, finder, waiter = (MemcachedEngine(server.address) for _ in range(3))
+    assert fill(filler, granted(filler), some(cost=0.5))
+    assert isinstance(claim(finder), Found)
+    run_blocking(filler.store.invalidate("k"))
+    token = granted(filler)
+    for engine in (filler, finder, waiter):
+        costs.clear()
+        assert run_blocking(engine.claims.wait("k", claim(engine), 0.02)) is None
+        assert set(costs) == ({0.0} if engine is waiter else {0.5})
+    letting_on = threading.Timer(0.05, lambda: fill(filler, token, some(cost=0.7)))
+    letting_on.start()
+    assert isinstance(run_blocking(waiter.claims.wait("k", claim(waiter), LONG)), Found)
+    run_blocking(filler.store.invalidate("k"))
+    granted(filler)
+    costs.clear()
+    run_blocking(waiter.claims.wait("k", claim(waiter), 0.02))
+    assert set(costs) == {0.7}
+    for engine in (filler, finder, waiter):
+        engine.close()
 
 
 def test_a_signature_wakes_nobody(engine: MemcachedEngine, server: MemcachedServer) -> None:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pymemcache")
 
-from disk_world import Connection, other, others
+from disk_world import Connection, Other, other, others
+from herd import Herd
+from interleaving import Plan, check, played
 from memcached_server import MemcachedServer, shared_memcached
+from proxy import Proxy
 
 from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines.memcached import MemcachedEngine, items
+from stampede.engines.memcached.blocking import Connection as BlockingConnection
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Asked, Busy, Found, Granted
@@ -42,63 +46,15 @@ def own_server() -> Iterator[MemcachedServer]:
     server.close()
 
 
-class Proxy:
-    """A wire to a server that can be cut, slowed down, and made to deliver in small pieces."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
-        self.piece = 1 << 16
-        self.delay = 0.0
-        self.cut_replies_after: int | None = None  # bytes
-        self._ends: list[socket.socket] = []
-        threading.Thread(target=self._open, daemon=True).start()
-
-    def _open(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._door.accept()
-                try:
-                    server = socket.create_connection(("127.0.0.1", self._port))
-                except OSError:
-                    client.close()
-                    continue
-                self._ends += [client, server]
-                for source, target, back in ((client, server, False), (server, client, True)):
-                    threading.Thread(target=self._carry, args=(source, target, back), daemon=True).start()
-
-    def _carry(self, source: socket.socket, target: socket.socket, back: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                if back and self.cut_replies_after is not None:
-                    target.sendall(data[: self.cut_replies_after])
-                    break
-                if self.delay:
-                    time.sleep(self.delay)
-                for start in range(0, len(data), self.piece):
-                    target.sendall(data[start : start + self.piece])
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        for end in self._ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._door.close()
-        self.cut()
-        for end in self._ends:
-            end.close()
-
-
 @pytest.fixture
 def proxy(server: MemcachedServer) -> Iterator[Proxy]:
     proxy = Proxy(server.port)
     yield proxy
     proxy.close()
+
+
+def at(proxy: Proxy) -> str:
+    return f"127.0.0.1:{proxy.port}"
 
 
 def some(value: bytes = b"value", fresh: float = LONG) -> Entry[bytes]:
@@ -108,7 +64,7 @@ def some(value: bytes = b"value", fresh: float = LONG) -> Entry[bytes]:
 # -- holders ------------------------------------------------------------------------------------------------------
 
 
-def _hold(pipe: Connection, url: str) -> None:
+def _hold(pipe: Connection, url: str, key: str) -> None:
     """Compute until told to go on."""
     cache = Cache(url)
 
@@ -117,33 +73,65 @@ def _hold(pipe: Connection, url: str) -> None:
         pipe.recv()
         return "late"
 
-    pipe.send(cache.get_or_compute("k", compute, ttl=LONG, lease=1))
+    pipe.send(cache.get_or_compute(key, compute, ttl=LONG, lease=1))
+
+
+@contextmanager
+def holders(server: MemcachedServer) -> Iterator[list[Other]]:
+    """Two processes that compute: `signed` under a lease with their name on it, `bare` under one without."""
+    with (
+        other(_hold, f"{server.url}?sign=60", "bare") as bare,
+        other(_hold, f"{server.url}?sign=0", "signed") as signed,
+    ):
+        assert [bare.hear(), signed.hear()] == ["computing"] * 2
+        yield [bare, signed]
+
+
+def computed(server: MemcachedServer, key: str, colour: str) -> str:
+    """What a process gets that computes `mine`, as soon as it may."""
+
+    async def suspending() -> Any:
+        return await cache.aget_or_compute(key, lambda: "mine", ttl=LONG, lease=1)
+
+    cache = Cache(server.url)
+    try:
+        value: str = (
+            asyncio.run(suspending())
+            if colour == "async"
+            else cache.get_or_compute(key, lambda: "mine", ttl=LONG, lease=1)
+        )
+        return value
+    finally:
+        cache.close()
+
+
+KINDS = [(key, colour) for key in ("bare", "signed") for colour in ("sync", "async")]
 
 
 def test_a_killed_holder_blocks_nobody_for_long(server: MemcachedServer) -> None:
     """A dead holder would block its key for ever."""
-    cache = Cache(server.url)
-    with other(_hold, server.url) as holder:
-        assert holder.hear() == "computing"
-        holder.kill()
+    with holders(server) as both:
+        for holder in both:
+            holder.kill()
         start = time.monotonic()
-        assert cache.get_or_compute("k", lambda: "mine", lease=1) == "mine"
+        assert Herd(*(partial(computed, server, *kind) for kind in KINDS)).join() == ["mine"] * 4
         assert time.monotonic() - start < 5
-    cache.close()
 
 
 def test_a_frozen_holder_stores_nothing_late(server: MemcachedServer) -> None:
     """SIGSTOP past the lease, then SIGCONT: what it computed is out of date by then."""
-    cache = Cache(f"{server.url}?sign=0.05")
-    with other(_hold, f"{server.url}?sign=0.05") as holder:
-        assert holder.hear() == "computing"
-        holder.freeze()
-        assert cache.get_or_compute("k", lambda: "mine", lease=1) == "mine"
-        holder.tell()
-        holder.thaw()
-        assert holder.hear() == "late"  # to its own caller
-        assert cache.get("k") == "mine"
-    cache.close()
+    with holders(server) as both:
+        for holder in both:
+            holder.freeze()
+        assert Herd(*(partial(computed, server, *kind) for kind in KINDS)).join() == ["mine"] * 4
+        for holder in both:
+            holder.tell()
+            holder.thaw()
+        assert [holder.hear() for holder in both] == ["late"] * 2  # to their own callers
+        assert [computed(server, *kind) for kind in KINDS] == ["mine"] * 4
+        cache = Cache(server.url)
+        assert [cache.get(key) for key in ("bare", "signed")] == ["mine"] * 2
+        cache.close()
 
 
 # -- the wire -----------------------------------------------------------------------------------------------------
@@ -152,10 +140,10 @@ def test_a_frozen_holder_stores_nothing_late(server: MemcachedServer) -> None:
 def test_halved_and_delayed_replies_are_whole(proxy: Proxy) -> None:
     """A reply in pieces would be misread."""
     proxy.piece = 7
-    engine = MemcachedEngine(proxy.address)
+    engine = MemcachedEngine(at(proxy))
     value = b"VA 5 t1\r\n" * 50
     run_blocking(engine.store.set("k", some(value)))
-    proxy.delay = 0.01
+    proxy.piece, proxy.delay = 100, 0.01
     (entry,) = run_blocking(engine.store.get(["k"]))
     assert entry is not None and entry.value == value
 
@@ -170,22 +158,20 @@ def test_halved_and_delayed_replies_are_whole(proxy: Proxy) -> None:
 
 def test_a_reply_cut_in_the_middle_is_an_error(proxy: Proxy) -> None:
     """Half a value would be given out; or the other half to the next caller."""
-    engine = MemcachedEngine(proxy.address)
+    engine = MemcachedEngine(at(proxy))
     run_blocking(engine.store.set("k", some(b"x" * 1000)))
-    proxy.cut_replies_after = 500
+    proxy.at(b"s:k", answered=500, times=2)  # it is asked for again, once
     with pytest.raises(EngineError):
         run_blocking(engine.store.get(["k"]))
-    proxy.cut_replies_after = None
+    proxy.at(b"s:k", answered=500)
     (entry,) = run_blocking(engine.store.get(["k"]))
     assert entry is not None and len(entry.value) == 1000
 
     async def scenario() -> None:
-        (entry,) = await engine.astore.get(["k"])
-        assert entry is not None
-        proxy.cut_replies_after = 500
+        proxy.at(b"s:k", answered=500, times=2)
         with pytest.raises(EngineError):
             await engine.astore.get(["k"])
-        proxy.cut_replies_after = None
+        proxy.at(b"s:k", answered=500)
         (entry,) = await engine.astore.get(["k"])
         assert entry is not None and len(entry.value) == 1000
 
@@ -193,13 +179,97 @@ def test_a_reply_cut_in_the_middle_is_an_error(proxy: Proxy) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_fill_cut_at_every_byte_says_what_it_did(server: MemcachedServer, proxy: Proxy, colour: str) -> None:
+    """A value would be stored that is said not to be, or the other way round; a signed lease be lost with a packet."""
+    runner = asyncio.Runner() if colour == "async" else None
+    had: Callable[[Any], Any] = run_blocking if runner is None else runner.run
+    near = MemcachedEngine(server.address)
+    for sign in (LONG, 0.0):
+        engine = MemcachedEngine(at(proxy), sign=sign)
+        claims: Any = engine.claims if runner is None else engine.aclaims
+        had(claims.claim("warm", new_id(), Ask(LONG)))
+        end = time.monotonic() + 10
+        while runner is not None and sign and not engine._witnesses._there:
+            assert time.monotonic() < end
+            runner.run(asyncio.sleep(0.005))
+        cuts = [("answered", byte) for byte in range(10)] + [("sent", byte) for byte in range(0, 108, 9)]
+        for where, byte in cuts:
+            key, token = f"{sign:.0f}-{where}-{byte}", new_id()
+            assert isinstance(had(claims.claim(key, token, Ask(LONG))), Granted)
+            proxy.at(b"ms s:%b " % key.encode(), **{where: byte})  # type: ignore[arg-type]
+            stored = had(claims.fill(key, token, some()))
+            (entry,) = run_blocking(near.store.get([key]))
+            assert stored == (entry is not None)
+            assert stored or (sign and where == "sent"), key
+            late = had(claims.fill(key, token, some(b"again")))
+            assert run_blocking(near.store.get([key])) == [entry]
+            assert not late
+        engine.close()
+    assert proxy.met == 2 * len(cuts)
+    near.close()
+    if runner is not None:
+        runner.close()
+
+
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_a_fill_between_the_steps_of_a_renewal(proxy: Proxy, server: MemcachedServer, step: str) -> None:
+    """A renewal under way would prolong the value, or put the lease back over it; or make its fill a lost lease."""
+    engine, token = MemcachedEngine(at(proxy), sign=LONG), new_id()
+    for number in range(2):  # the second time over what is kept already
+        entry, filled = some(b"%d" % number, 20.0), []
+        assert isinstance(run_blocking(engine.claims.claim("k", token, Ask(LONG, force=True))), Granted)
+        assert run_blocking(engine.claims.renew("k", token, LONG))
+        proxy.at(
+            b"ms s:k", **{step: lambda entry=entry: filled.append(run_blocking(engine.claims.fill("k", token, entry)))}
+        )
+        assert run_blocking(engine.claims.renew("k", token, LONG)) == (step == "after")
+        assert filled == [True]
+        (found,) = run_blocking(engine.store.get(["k"]))
+        assert found is not None and found.id == entry.id and found.fresh <= 20
+        reply = run_blocking(engine.claims.claim("k", new_id(), Ask(LONG)))
+        assert isinstance(reply, Found) and reply.entry.id == entry.id
+    engine.close()
+
+
 def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
     """Every connection that a firewall has forgotten would be an error of somebody's call."""
-    engine = MemcachedEngine(proxy.address)
-    run_blocking(engine.store.set("k", some()))
-    for _ in range(3):
+    engine = MemcachedEngine(at(proxy), sign=0)
+    tokens = {key: new_id() for key in ("fill", "renew", "abandon", "async")}
+    for key, token in tokens.items():
+        assert isinstance(run_blocking(engine.claims.claim(key, token, Ask(LONG))), Granted)
+    steps: list[tuple[Callable[..., Any], Any, Any]] = [
+        (engine.store.set, ("k", some()), None),
+        (engine.claims.renew, ("renew", tokens["renew"], LONG), True),
+        (engine.claims.fill, ("fill", tokens["fill"], some()), True),
+        (engine.claims.abandon, ("abandon", tokens["abandon"]), None),
+        (engine.store.expire, ("k",), True),
+        (engine.store.invalidate, ("fill",), True),
+        (engine.locks.release, ("l", b"token"), False),
+    ]
+    for verb, given, expected in steps:
         proxy.cut()
-        assert isinstance(run_blocking(engine.claims.claim("k", new_id(), Ask(LONG))), Found)
+        assert run_blocking(verb(*given)) == expected
+        proxy.cut()
+        assert isinstance(run_blocking(engine.claims.claim(new_id().hex(), new_id(), Ask(LONG))), Granted)
+        proxy.cut()
+        assert isinstance(run_blocking(engine.locks.acquire("m", b"token", LONG)), Granted)
+
+    async def scenario() -> None:
+        for number in range(3):
+            entry = some()
+            await engine.astore.set("k", entry)
+            proxy.cut()  # and the loop has not looked at its sockets since
+            reply = await engine.aclaims.claim("k", new_id(), Ask(LONG))
+            assert isinstance(reply, Found) and reply.entry.id == entry.id
+            proxy.cut()
+            assert isinstance(await engine.aclaims.claim(f"new{number}", new_id(), Ask(LONG)), Granted)
+            proxy.cut()
+            assert isinstance(await engine.alocks.acquire("m", b"token", LONG), Granted)
+        proxy.cut()
+        assert await engine.aclaims.fill("async", tokens["async"], some())
+
+    asyncio.run(scenario())
     engine.close()
 
 
@@ -207,16 +277,29 @@ def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> No
     """A frozen server would freeze every caller."""
     engine = MemcachedEngine(own_server.address, timeout=0.2, connect_timeout=0.2)
     run_blocking(engine.store.set("k", some()))
+    pauses: list[float] = []
+
+    async def turning() -> None:
+        while True:
+            now = time.monotonic()
+            await asyncio.sleep(0.01)
+            pauses.append(time.monotonic() - now)
 
     async def scenario() -> None:
         await engine.astore.get(["k"])
         own_server.freeze()
-        start = time.monotonic()
-        with pytest.raises(EngineError):
-            await engine.astore.get(["k"])
-        with pytest.raises(EngineError):
-            await engine.astore.get(["k"])
+        start, turns = time.monotonic(), asyncio.ensure_future(turning())
+        for work in (
+            engine.astore.get(["k"]),
+            engine.astore.get(["k"]),
+            engine.aclaims.claim("l", new_id(), Ask(LONG)),
+        ):
+            with pytest.raises(EngineError):
+                await work
         assert time.monotonic() - start < 3
+        turns.cancel()
+        assert len(pauses) > 20  # it was not the loop that waited
+        assert max(pauses) < 0.15
 
     try:
         asyncio.run(scenario())
@@ -237,15 +320,14 @@ def test_a_blocked_loop_is_no_server_that_hangs(server: MemcachedServer) -> None
 
     async def scenario() -> None:
         await engine.astore.set("k", some())
-        for _ in range(3):
-            time.sleep(0.15)
-            (entry,) = await engine.astore.get(["k"])
-            assert entry is not None
-            asked = asyncio.ensure_future(engine.astore.get(["k"]))
-            await asyncio.sleep(0)
-            time.sleep(0.15)  # and now its answer has come
-            (entry,) = await asked
-            assert entry is not None
+        time.sleep(0.15)
+        (entry,) = await engine.astore.get(["k"])
+        assert entry is not None
+        asked = asyncio.ensure_future(engine.astore.get(["k"]))
+        await asyncio.sleep(0)
+        time.sleep(0.15)  # and now its answer has come
+        (entry,) = await asked
+        assert entry is not None
 
     asyncio.run(scenario())
     engine.close()
@@ -306,9 +388,12 @@ def test_a_restarted_server_is_only_empty(own_server: MemcachedServer) -> None:
     engine.close()
 
 
+SMALL = "-m", "1", "-I", "512k"
+
+
 def test_a_full_server_forgets_and_lies_not() -> None:
     """Under memory pressure stubs are evicted too: a value of another key, or of an older lease, would come back."""
-    server = MemcachedServer("-m", "1", "-I", "512k")
+    server = MemcachedServer(*SMALL)
     try:
         engine = MemcachedEngine(server.address, sign=0)
         generator = random.Random(4)
@@ -321,15 +406,40 @@ def test_a_full_server_forgets_and_lies_not() -> None:
                 assert reply.entry.value == stored[key]
                 found += 1
             elif isinstance(reply, Granted):
-                value = generator.randbytes(generator.randrange(100, 20_000))
+                value = generator.randbytes(generator.randrange(9_000, 11_000))
                 with suppress(TooLarge):  # no room in just this class of sizes
                     if run_blocking(engine.claims.fill(key, token, some(value))):
                         stored[key] = value
                     else:
                         lost += 1
         assert found > 100
-        assert len(stored) == 300
+        assert len(stored) > 250
+        told = server.say(b"stats\r\n", b"END\r\n").split()
+        assert int(told[told.index(b"evictions") + 1]) > 100
         engine.close()
+    finally:
+        server.close()
+
+
+def test_a_stub_is_evicted_too() -> None:
+    """Under memory pressure the late value of a lease that is gone would overwrite the next one's."""
+    server = MemcachedServer(*SMALL)
+    try:
+        engine, other = MemcachedEngine(server.address, sign=LONG), MemcachedEngine(server.address, sign=LONG)
+        token, next_token = new_id(), new_id()
+        assert isinstance(run_blocking(engine.claims.claim("k", token, Ask(LONG))), Granted)
+        for start in itertools.count(0, 1000):
+            names = range(start, start + 1000)
+            server.say(b"".join(b"ms f:%d 0 q\r\n\r\n" % name for name in names) + b"mn\r\n", b"MN\r\n")
+            if server.say(b"me s:k\r\n") == b"EN\r\n":  # which, unlike `mg`, keeps nothing alive
+                break
+            assert start < 100_000
+        assert isinstance(run_blocking(other.claims.claim("k", next_token, Ask(LONG))), Granted)
+        assert not run_blocking(engine.claims.renew("k", token, LONG))
+        assert not run_blocking(engine.claims.fill("k", token, some(b"late")))
+        assert run_blocking(other.claims.fill("k", next_token, some(b"new")))
+        engine.close()
+        other.close()
     finally:
         server.close()
 
@@ -362,7 +472,7 @@ def ring() -> Iterator[list[MemcachedServer]]:
         server.close()
 
 
-def test_a_ring_of_three(ring: list[MemcachedServer]) -> None:
+def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes would look for a key on different servers, or one server have them all."""
     addresses = [server.address for server in ring]
     one, two = MemcachedEngine(*addresses), MemcachedEngine(*reversed(addresses))
@@ -372,6 +482,23 @@ def test_a_ring_of_three(ring: list[MemcachedServer]) -> None:
     assert [entry and entry.value for entry in run_blocking(two.store.get(keys))] == [key.encode() for key in keys]
     replies = two.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
     assert all(isinstance(reply, Found) for reply in replies)
+    sent: list[int] = []
+    send = BlockingConnection.send
+
+    def counted(self: Any, commands: bytes, count: int, *, twice: bool) -> Any:
+        sent.append(count)
+        return send(self, commands, count, twice=twice)
+
+    monkeypatch.setattr(BlockingConnection, "send", counted)
+    tokens = [new_id() for _ in keys]
+    new = [Asked("claim", (f"new {key}", token, Ask(LONG))) for key, token in zip(keys, tokens, strict=True)]
+    assert all(isinstance(reply, Granted) for reply in two.many.ask_many(new))
+    fills = [Asked("fill", (f"new {key}", token, some())) for key, token in zip(keys, tokens, strict=True)]
+    assert two.many.ask_many(fills) == [True] * len(keys)
+    assert len(sent) == 9  # three times to each server
+    monkeypatch.undo()
+    for key in keys:
+        run_blocking(two.store.invalidate(f"new {key}"))
     for server in ring:
         stats = server.say(b"stats\r\n", b"END\r\n").split()
         assert 60 < int(stats[stats.index(b"curr_items") + 1]) < 140
@@ -411,25 +538,71 @@ def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
     engine.close()
 
 
-def test_the_rest_of_a_ring_goes_on(ring: list[MemcachedServer]) -> None:
+def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServer]) -> None:
+    """While a server is out of reach its keys would go to others, and two answers be there when it is back."""
+    proxy = Proxy(ring[0].port)
+    addresses = [at(proxy), *(server.address for server in ring[1:])]
+    engine = MemcachedEngine(*addresses, timeout=0.2, connect_timeout=0.2)
+    keys = [f"user:{number}" for number in range(30)]
+    lost = [key for key in keys if engine._servers.of(items.name_of(key)) is engine._servers.all[0]]
+    for key in keys:
+        run_blocking(engine.store.set(key, some(b"old")))
+    proxy.hold()
+
+    async def without_it() -> None:
+        for key in keys:
+            if key in lost:
+                with pytest.raises(EngineError) as failure:
+                    await engine.aclaims.claim(key, new_id(), Ask(LONG))
+                assert failure.value.partial
+            else:
+                assert isinstance(await engine.aclaims.claim(key, new_id(), Ask(LONG)), Found)
+                await engine.astore.set(key, some(b"new"))
+
+    asyncio.run(without_it())
+    for key in lost:
+        with pytest.raises(EngineError):
+            run_blocking(engine.store.invalidate(key))
+        with pytest.raises(EngineError):
+            run_blocking(engine.store.set(key, some(b"new")))
+    proxy.cut()
+    proxy.let_go()
+    other = MemcachedEngine(*addresses)
+    for key, entry in zip(keys, run_blocking(other.store.get(keys)), strict=True):
+        assert entry is not None and entry.value == (b"old" if key in lost else b"new")
+    engine.close()
+    other.close()
+    proxy.close()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_the_rest_of_a_ring_goes_on(ring: list[MemcachedServer], colour: str) -> None:
     """One dead server of three would send all keys of all functions to this process's refuge."""
+    runner = asyncio.Runner() if colour == "async" else None
+
+    def asked(key: str, function: Callable[[], str]) -> Any:
+        if runner is None:
+            return cache.get_or_compute(key, function)
+        return runner.run(cache.aget_or_compute(key, function))
+
     url = "memcached://" + ",".join(server.address for server in ring)
-    cache, other = Cache(url, ttl=LONG), Cache(url, ttl=LONG)
+    cache = Cache(url, ttl=LONG)
     keys = [f"user:{number}" for number in range(30)]
     for dead in ring:
         for key in keys:
-            assert cache.get_or_compute(key, lambda key=key: key) == key
+            assert asked(key, lambda key=key: key) == key
         dead.stop()
         computed: list[str] = []
         for _ in range(20):
             for key in keys:
-                assert cache.get_or_compute(key, lambda key=key: computed.append(key) or key) == key
+                assert asked(key, lambda key=key: computed.append(key) or key) == key
         assert len(computed) <= len(keys)
         dead.start()
     for key in keys:
-        assert cache.get_or_compute(key, lambda key=key: key) == key
-    other.close()
+        assert asked(key, lambda key=key: key) == key
     cache.close()
+    if runner is not None:
+        runner.close()
 
 
 # -- all together -------------------------------------------------------------------------------------------------
@@ -481,6 +654,16 @@ def test_random_interleavings_of_four_processes_store_nothing_stale(server: Memc
         if value is not None and truth is not None:
             assert value.value == truth.value
     engine.close()
+
+
+def test_random_interleavings_of_whole_calls(server: MemcachedServer) -> None:
+    """The same through the caches of two processes of threads and two of tasks: or two would compute one value."""
+    urls = [f"{server.url}?sign={sign}" for sign in (0.2, 0.2, 0.002, 0)]
+    plans = [Plan(url, number, 7, False, 4, 320, 0.003, clears=False) for number, url in enumerate(urls)]
+    found = check(*played(plans), 0.05)
+    assert (found.old, found.twice, found.apart) == ([], [], [])
+    assert found.calls > 4500
+    assert found.computations > 100
 
 
 def _start_mix(pipe: Connection) -> None:

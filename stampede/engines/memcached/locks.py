@@ -31,10 +31,10 @@ class MemcachedLocks:
         try:
             for _ in range(TRIES):
                 body = items.write(_held(token, lease))
-                added = (await link.ask(meta.add(its, *body)))[0]
+                added = (await link.ask(meta.add(its, *body), twice=True))[0]
                 if added.code == b"HD":
                     return Granted(fence=int(added.cas))
-                seen = (await link.ask(meta.look(its)))[0]
+                seen = (await link.ask(meta.look(its), twice=True))[0]
                 item = items.read(seen)
                 if item.holder and item.holder != token:
                     return Busy(item.holder, items.left_of(item.lease))
@@ -60,7 +60,7 @@ class MemcachedLocks:
         link: Link = await self._line.take(its)
         try:
             for _ in range(TRIES):
-                seen = (await link.ask(meta.look(its)))[0]
+                seen = (await link.ask(meta.look(its), twice=True))[0]
                 if items.read(seen).holder != token:
                     return False
                 if (await link.ask(command(seen.cas)))[0].code == b"HD":
@@ -75,7 +75,7 @@ class MemcachedLocks:
             await self._colour.park(Bell(), min(pause(waited, 0.0, random()), timeout - waited))
             link = await self._line.take(its)
             try:
-                seen = (await link.ask(meta.look(its)))[0]
+                seen = (await link.ask(meta.look(its), twice=True))[0]
             finally:
                 self._line.give(link)
             if items.read(seen).holder != busy.token:

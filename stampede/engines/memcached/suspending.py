@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -37,9 +37,11 @@ class _Question:
 class Stream(asyncio.Protocol):
     """One connection, for all tasks of one loop. Replies come in the order of the questions."""
 
-    def __init__(self, server: Server, loop: Loop) -> None:
+    def __init__(self, server: Server, loop: Loop, again: Callable[[Server], Coroutine[Any, Any, Stream]]) -> None:
         self._server = server
         self._loop = loop
+        self._again = again
+        self._next: Stream | None = None  # that has come in its place
         self._transport: Any = None
         self._out: list[bytes] = []
         self._questions: deque[_Question] = deque()
@@ -69,13 +71,22 @@ class Stream(asyncio.Protocol):
         self.born = time.monotonic()
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
-        replies = await self._ask(commands, count)
+        try:
+            replies = await self._ask(commands, count)
+        except EngineError as error:
+            if not twice or not isinstance(error.__cause__, ConnectionError):
+                raise
+            self._next = await self._again(self._server)
+            self.born = self._next.born
+            replies = await self._ask(commands, count)
         for reply in replies:
             if reply.text:
                 raise refusal(self._server, reply)
         return replies
 
     def _ask(self, commands: bytes, count: int) -> asyncio.Future[list[Reply]]:
+        if self._next is not None:
+            return self._next._ask(commands, count)
         if self.broken:
             broken = ConnectionResetError("the connection is broken")
             raise trouble(self._server, broken) from broken
@@ -174,7 +185,7 @@ class SuspendingLine:
     async def take(self, name: bytes) -> Link:
         return await self.reach(self.servers.of(name))
 
-    async def reach(self, server: Server) -> Link:
+    async def reach(self, server: Server) -> Stream:
         loop = asyncio.get_running_loop()
         streams = self._streams.get(loop)
         if streams is None:
@@ -186,7 +197,7 @@ class SuspendingLine:
             coming = None
         if coming is None:
             server.admit()
-            coming = streams[server] = loop.create_task(_connected(server, loop))
+            coming = streams[server] = loop.create_task(_connected(server, loop, self.reach))
             coming.add_done_callback(_seen)
         return await asyncio.shield(coming)
 
@@ -203,8 +214,8 @@ class SuspendingLine:
         self._streams.clear()
 
 
-async def _connected(server: Server, loop: Loop) -> Stream:
-    stream = Stream(server, loop)
+async def _connected(server: Server, loop: Loop, again: Callable[[Server], Coroutine[Any, Any, Stream]]) -> Stream:
+    stream = Stream(server, loop, again)
     try:
         await stream.connect()
     except (OSError, EngineError) as error:

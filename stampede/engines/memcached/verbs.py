@@ -222,7 +222,7 @@ class Keys(Versioned):
     async def _over(self, link: Link, name: bytes, token: bytes, id: bytes, body: Body) -> bool:
         """Store if the lease in the item is ours: somebody has changed the item, or the connection is a new one."""
         for _ in range(TRIES):
-            seen = (await link.ask(meta.look(name)))[0]
+            seen = (await link.ask(meta.look(name), twice=True))[0]
             item = items.read(seen)
             if item.holder != token:
                 return item.entry is not None and item.entry.id == id
@@ -237,7 +237,7 @@ class Keys(Versioned):
         link = await self._way(hold, name)
         try:
             for _ in range(TRIES):
-                seen = (await link.ask(meta.look(name)))[0]
+                seen = (await link.ask(meta.look(name), twice=True))[0]
                 item = items.read(seen)
                 if not self._ours(link, hold, token, seen, item):
                     return
@@ -277,7 +277,7 @@ class Keys(Versioned):
         if hold.bare and hold.known_to(link) and await self._sign(link, hold, Item(), hold.cas):
             return True
         for _ in range(TRIES):
-            seen = (await link.ask(meta.look(hold.name)))[0]
+            seen = (await link.ask(meta.look(hold.name), twice=True))[0]
             item = items.read(seen)
             if item.holder != hold.token:
                 return False
@@ -368,7 +368,7 @@ class Keys(Versioned):
         try:
             _fits(link, name, body)
             for _ in range(TRIES):
-                reply = (await link.ask(meta.look(name)))[0]
+                reply = (await link.ask(meta.look(name), twice=True))[0]
                 old = items.kept(items.read(reply).entry)
                 if (None if old is None else old.id) != seen:
                     return False
@@ -385,7 +385,7 @@ class Keys(Versioned):
         link = await self._line.take(name)
         try:
             for _ in range(TRIES):
-                seen = (await link.ask(meta.look(name)))[0]
+                seen = (await link.ask(meta.look(name), twice=True))[0]
                 if seen.code == b"EN":
                     return False
                 item = items.read(seen)

@@ -1,0 +1,377 @@
+"""Promise 7 on memcached, through the public face: whatever becomes of the server, calls go on, and come back to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pymemcache")
+
+from herd import Herd, Origin, until
+from memcached_server import MemcachedServer, shared_memcached
+from proxy import Proxy
+
+from stampede import Cache, EngineError, events
+from stampede.breaker import Breaker
+from stampede.entry import new_id
+
+BRIEF = 0.1
+"""Seconds that a reply may take here, and between two questions to a dead server: where that is not what is tested."""
+
+LONG = 60.0
+CROWD = 20
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+class Face:
+    """One cache, asked in one colour: by threads, or by tasks of one event loop."""
+
+    def __init__(self, address: str, colour: str = "sync", *, timeout: float = BRIEF, **options: Any) -> None:
+        self.told: list[events.Event] = []
+        url = f"memcached://{address}?timeout={timeout}&connect_timeout={timeout}"
+        options = {"early": 0, "lease": LONG, **options}
+        with pytest.MonkeyPatch.context() as patch:
+            for module in ("stampede.outage", "stampede.engines.memcached.servers"):
+                patch.setattr(f"{module}.Breaker", lambda: Breaker(BRIEF))
+            self.cache = Cache(url, observers=[self.told.append], **options)
+        self._runner = asyncio.Runner() if colour == "async" else None
+
+    def __call__(self, key: str, origin: Callable[[], Any], **terms: Any) -> Any:
+        if self._runner is None:
+            return self.cache.get_or_compute(key, origin, **terms)
+        return self._runner.run(self.cache.aget_or_compute(key, origin, **terms))
+
+    def herd(self, count: int, key: str, origin: Callable[[], Any], **terms: Any) -> list[Any]:
+        """What so many callers at once are given."""
+        if self._runner is None:
+            return Herd(*[lambda: self.cache.get_or_compute(key, origin, **terms)] * count).join()
+
+        async def suspending() -> Any:
+            return await asyncio.to_thread(origin)
+
+        async def all_of_them() -> list[Any]:
+            calls = [self.cache.aget_or_compute(key, suspending, **terms) for _ in range(count)]
+            return list(await asyncio.gather(*calls, return_exceptions=True))
+
+        return self._runner.run(all_of_them())
+
+    def many(self, keys: list[str], loader: Callable[[list[str]], Any]) -> dict[str, Any]:
+        if self._runner is None:
+            return self.cache.get_or_compute_many(keys, loader)
+        return self._runner.run(self.cache.aget_or_compute_many(keys, loader))
+
+    def invalidate(self, key: str) -> None:
+        if self._runner is None:
+            self.cache.invalidate(key)
+        else:
+            self._runner.run(self.cache.ainvalidate(key))
+
+    def lock(self, name: str) -> bool:
+        lock = self.cache.lock(name)
+        return lock.acquire(0) if self._runner is None else self._runner.run(lock.aacquire(0))
+
+    def count(self, kind: type[events.Event]) -> int:
+        return sum(isinstance(event, kind) for event in self.told)
+
+    @property
+    def down(self) -> bool:
+        return self.count(events.EngineDown) > self.count(events.EngineUp)
+
+    def a_second_later(self) -> None:
+        """When generations are asked for again: a server that was restarted has lost them too."""
+        engine: Any = self.cache._core.engine
+        engine.claims._generations.known.clear()
+
+    def close(self) -> None:
+        self.cache.close()
+        if self._runner is not None:
+            self._runner.close()
+
+
+class Number:
+    """An origin that takes a moment, and answers with the number of its call."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.calls = 0
+        self._seconds = seconds
+        self._lock = threading.Lock()
+
+    def __call__(self) -> int:
+        with self._lock:
+            self.calls += 1
+            number = self.calls
+        time.sleep(self._seconds)
+        return number
+
+
+def never() -> Any:
+    raise AssertionError("a second computation")
+
+
+@pytest.fixture
+def own() -> Iterator[MemcachedServer]:
+    """A server that the test may do anything to."""
+    mine = MemcachedServer("-c", str(CROWD))
+    yield mine
+    mine.close()
+
+
+@pytest.fixture
+def face(request: pytest.FixtureRequest) -> Callable[..., Face]:
+    """Faces that are closed at the end."""
+
+    def made(*args: Any, **options: Any) -> Face:
+        face = Face(*args, **options)
+        request.addfinalizer(face.close)
+        return face
+
+    return made
+
+
+@pytest.fixture
+def before(request: pytest.FixtureRequest) -> Callable[[MemcachedServer], Proxy]:
+    """A proxy before a server."""
+
+    def made(server: MemcachedServer) -> Proxy:
+        proxy = Proxy(server.port)
+        request.addfinalizer(proxy.close)
+        return proxy
+
+    return made
+
+
+Faces = Callable[..., Face]
+Before = Callable[[MemcachedServer], Proxy]
+
+
+def at(proxy: Proxy) -> str:
+    return f"127.0.0.1:{proxy.port}"
+
+
+# -- troubles: each begins, and ends --------------------------------------------------------------------------------
+
+
+def down(server: MemcachedServer, proxy: Proxy) -> Iterator[None]:
+    """Killed, and started again: empty."""
+    server.stop()
+    yield
+    server.start()
+
+
+def hung(server: MemcachedServer, proxy: Proxy) -> Iterator[None]:
+    """The kernel accepts, and the server never answers."""
+    server.freeze()
+    yield
+    server.thaw()
+
+
+def refusing(server: MemcachedServer, proxy: Proxy) -> Iterator[None]:
+    """It has as many connections as it takes, and turns the next ones away."""
+    proxy.cut()
+    with ExitStack() as crowd:
+        welcome = b"VERSION"
+        while welcome.startswith(b"VERSION"):
+            line = crowd.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            line.sendall(b"version\r\n")
+            welcome = line.recv(100)
+        yield
+
+
+Trouble = Callable[[MemcachedServer, Proxy], Iterator[None]]
+
+
+@both
+@pytest.mark.parametrize(
+    "trouble,when",
+    [(down, "at start"), (down, "in use"), (hung, "at start"), (hung, "in use"), (refusing, "in use")],
+)
+def test_an_engine_in_trouble_is_no_outage(
+    own: MemcachedServer, before: Before, face: Faces, trouble: Trouble, when: str, colour: str
+) -> None:
+    """Calls would fail, hang or all compute; a change would seem to be done; recovery would need a hand."""
+    proxy, warm, origin = before(own), Number(), Number(0.02)
+    asked = face(at(proxy), colour, local=True) if when == "in use" else None
+    if asked is not None:
+        assert [asked("warm", warm) for _ in range(3)] == [1, 1, 1]
+    course = trouble(own, proxy)
+    next(course)
+    try:
+        start = time.monotonic()
+        if asked is None:
+            asked = face(at(proxy), colour, local=True)
+        assert asked.herd(8, "k", origin) == [1] * 8
+        assert [asked("k", origin) for _ in range(3)] == [1] * 3
+        assert time.monotonic() - start < 20 * BRIEF
+        assert origin.calls == 1
+        assert asked.count(events.EngineDown) == 1
+        with pytest.raises(EngineError):
+            asked.invalidate("k")
+        assert asked("k", origin) == 2  # and yet it is gone here
+        with pytest.raises(EngineError):
+            asked.lock("l")
+    finally:
+        for _ in course:
+            pass
+    until(lambda: asked(new_id().hex(), Number()) and asked.count(events.EngineUp))
+    asked.invalidate("k")
+    assert asked("k", lambda: "stored") == "stored"
+    assert asked.lock("l")
+
+
+@both
+def test_a_slow_engine_is_no_dead_one(before: Before, face: Faces, colour: str) -> None:
+    """It would be given up, and each process compute for itself."""
+    server = shared_memcached()
+    server.empty()
+    proxy, origin = before(server), Number(0.05)
+    proxy.delay = 0.02
+    faces = [face(at(proxy), colour, timeout=1.0) for _ in range(2)]
+    assert Herd(*[lambda each=each: each.herd(4, "k", origin) for each in faces]).join() == [[1] * 4] * 2
+    assert origin.calls == 1
+    assert not any(each.count(events.EngineDown) for each in faces)
+
+
+@both
+def test_a_herd_goes_on_when_its_engine_dies(own: MemcachedServer, face: Faces, colour: str) -> None:
+    """Who waits for another process would wait for a lease that nobody can look at."""
+    origin, mine = Origin(), Number(0.05)
+    holder, waiter = face(own.address), face(own.address, colour)
+    holding = Herd(lambda: holder("k", origin))
+    origin.has_begun()
+    waiting = Herd(lambda: waiter.herd(4, "k", mine))
+    threading.Timer(0.1, own.stop).start()  # while they wait
+    start = time.monotonic()
+    assert waiting.join() == [[1] * 4]
+    assert time.monotonic() - start < 3.0
+    assert mine.calls == 1
+    origin.let_on()
+    assert holding.join() == [1]
+
+
+@both
+def test_a_restart_at_every_step(own: MemcachedServer, before: Before, face: Faces, colour: str) -> None:
+    """A server that forgets lease, value and CAS numbers between two steps: a call would fail, or block others."""
+    proxy = before(own)
+    asked, other = face(at(proxy), colour, timeout=1.0), face(own.address, timeout=1.0)
+    assert asked("warm", Number()) == 1
+    for number, (command, step) in enumerate((c, s) for c in (b"mg s:", b"ms s:") for s in ("before", "after")):
+        key = f"k{number}"
+        proxy.at(command, **{step: own.restart})  # type: ignore[arg-type]
+        assert asked(key, lambda: "first") == "first"
+        assert proxy.met == number + 1
+        until(lambda: asked(new_id().hex(), Number()) and not asked.down)
+        for each in (asked, other):
+            each.a_second_later()
+        assert other(key, lambda: "new", wait=1.0) == "new"
+        assert asked(key, never) == "new"
+
+
+# -- what it does not keep ------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_value_that_is_too_large_is_told_and_given(face: Faces, colour: str) -> None:
+    """The caller would get an error, nobody would know why the key is never there, or its waiters wait for nothing."""
+    server = shared_memcached()
+    server.empty()
+    large, origin = "x" * (1 << 20), Origin()
+    holder, waiter = face(server.address, colour, timeout=1.0), face(server.address, timeout=1.0)
+
+    def compute() -> str:
+        origin()
+        return large
+
+    holding = Herd(lambda: holder.herd(2, "k", compute))
+    origin.has_begun()
+    waiting = Herd(lambda: waiter("k", lambda: "mine"))
+    until(lambda: waiter.cache.get("k") is None and waiting.waiting)
+    start = time.monotonic()
+    origin.let_on()
+    assert holding.join() == [[large] * 2]
+    assert waiting.join() in ([large], ["mine"])
+    assert time.monotonic() - start < 2.0
+    assert holder.count(events.Unkept) == 1
+    assert holder("k", lambda: "small") == "small"
+    assert waiter("k", never) == "small"
+
+
+# -- an older server ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    """The address of what says that it is memcached 1.6.12; all else is an error to it."""
+    door = socket.create_server(("127.0.0.1", 0))
+
+    def serve(line: socket.socket) -> None:
+        with suppress(OSError), line:
+            while told := line.recv(4096):
+                line.sendall(b"VERSION 1.6.12\r\n" if told.startswith(b"version") else b"ERROR\r\n")
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield f"127.0.0.1:{door.getsockname()[1]}"
+    door.close()
+
+
+@both
+def test_an_older_server_is_said_to_be_one(
+    old_server: str, face: Faces, colour: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody would know why nothing is kept."""
+    asked = face(old_server, colour)
+    with caplog.at_level(logging.WARNING, "stampede"):
+        assert asked("k", lambda: "computed") == "computed"
+    assert "memcached 1.6.12: stampede needs 1.6.13 or newer" in caplog.text
+    with pytest.raises(EngineError, match=r"1\.6\.12.* needs 1\.6\.13 or newer"):
+        asked.invalidate("k")
+    with pytest.raises(EngineError, match=r"1\.6\.12.* needs 1\.6\.13 or newer"):
+        asked.lock("l")
+
+
+# -- batches --------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_batches(face: Faces, colour: str) -> None:
+    """A batch would ask key by key, compute what is there or what others compute, or keep the leases of a failure."""
+    server = shared_memcached()
+    server.empty()
+    asked, other = face(server.address, colour, timeout=1.0), face(server.address, timeout=1.0)
+    keys = [f"k{number}" for number in range(50)]
+    other("k7", lambda: "there")
+    loaded: list[list[str]] = []
+
+    def fails(missing: list[str]) -> dict[str, str]:
+        raise ValueError
+
+    def load(missing: list[str]) -> dict[str, str]:
+        loaded.append(sorted(missing))
+        return {key: key for key in missing if key != "k9"}
+
+    with pytest.raises(ValueError):
+        asked.many(keys, fails)
+    origin = Origin()
+    holding = Herd(lambda: other("k8", origin))
+    origin.has_begun()
+    letting_on = threading.Timer(0.1, origin.let_on)
+    letting_on.start()
+    got = asked.many(keys, load)
+    assert got == {key: key for key in keys if key != "k9"} | {"k7": "there", "k8": 1}
+    assert loaded == [sorted(set(keys) - {"k7", "k8"})]
+    assert holding.join() == [1]
+    assert other("k9", lambda: "left out", wait=0) == "left out"
+    assert asked.many(keys, never) == got | {"k9": "left out"}
