@@ -58,7 +58,7 @@ class RedisEngine(Engine):
         self.scheme = "redis" if url is None else scheme_of(url)
         self._servers = servers = _servers(url, client, options, bool(tracking))
         self.many = servers.claims
-        self.recalls = servers.claims if isinstance(servers, Shard) else None
+        self.recalls = servers.claims
         self.claims = self.store = servers.claims
         self.aclaims = self.astore = servers.aclaims
         self.locks, self.alocks = servers.locks, servers.alocks

@@ -204,6 +204,12 @@ class Cluster:
                 await self._ask_generations(colour)
         error.partial = self._several and self._generations_up()
 
+    def generation_at_hand(self, scope: str) -> str | None:
+        """Today's, as far as this process knows it."""
+        owner = self._owners[_GENERATIONS] if self._owners else None
+        shard = self._shards.get(owner) if owner is not None else None
+        return None if shard is None else shard.claims.generation_at_hand(scope)
+
     def _generations_up(self) -> bool:
         owner = self._owners[_GENERATIONS]
         shard = self._shards.get(owner) if owner is not None else None
@@ -413,6 +419,9 @@ class RoutedKeys(Versioned):
 
     async def invalidate(self, key: str) -> bool:
         return await self._at(key, lambda keys: keys.invalidate(key))
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        return self._cluster.generation_at_hand(scope)
 
     async def generation(self, scope: str, *, sure: bool = False) -> str:
         return await self._of_generations(lambda keys: keys.generation(scope, sure=sure))
