@@ -292,8 +292,9 @@ def test_a_value_that_is_too_large_is_told_and_given(face: Faces, colour: str) -
 
     holding = Herd(lambda: holder.herd(2, "k", compute))
     origin.has_begun()
+    before = server.commands()
     waiting = Herd(lambda: waiter("k", lambda: "mine"))
-    until(lambda: waiter.cache.get("k") is None and waiting.waiting)
+    until(lambda: server.commands() > before + 4)  # generation, claim, a look; and the holder's signature
     start = time.monotonic()
     origin.let_on()
     assert holding.join() == [[large] * 2]

@@ -60,10 +60,10 @@ class MemcachedEngine(Engine):
         common = self._holds, generations, costs
         self._signer = Signer(sign, Keys(self._line, *common, BLOCKING).sign)
         self._witnesses = Witnesses(self._line, self._signer)
-        keys = Keys(self._line, *common, BLOCKING, self._signer.keep if sign > 0 else None)
-        self.claims = self.store = self.recalls = keys
-        self.many = Together(self._line, *common)
-        self.aclaims = self.astore = Keys(self._aline, *common, SUSPENDING, self._witnesses.add if sign > 0 else None)
+        alone, together = (self._signer.keep, self._witnesses.add) if sign > 0 else (None, None)
+        self.claims = self.store = self.recalls = Keys(self._line, *common, BLOCKING, alone)
+        self.many = Together(self._line, *common, together)
+        self.aclaims = self.astore = Keys(self._aline, *common, SUSPENDING, together)
         self.locks = MemcachedLocks(self._line, BLOCKING)
         self.alocks = MemcachedLocks(self._aline, SUSPENDING)
         _engines.add(self)

@@ -6,12 +6,12 @@ The verbs are the ones of `Keys`; only their line is another: its links put ques
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 from stampede.colour import BLOCKING
 from stampede.engines.memcached.blocking import BlockingLine, Connection
-from stampede.engines.memcached.holds import Holds, Link
+from stampede.engines.memcached.holds import Hold, Holds, Link
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server, refusal, trouble
 from stampede.engines.memcached.verbs import Costs, Generations, Keys
@@ -22,6 +22,10 @@ __all__ = ["Together"]
 
 AT_ONCE, AT_ONCE_BYTES = 200, 1 << 16
 """What is under way at once: a server that can't get rid of its replies stops to read."""
+
+
+LATER = 1000
+"""So many leases can be signed one by one before their stubs end; more are signed at once, together."""
 
 
 class _Question:
@@ -94,13 +98,21 @@ class _GatheringLine:
 class Together(Many):
     """`Claims` of many keys in few round trips per server."""
 
-    def __init__(self, line: BlockingLine, holds: Holds, generations: Generations, costs: Costs) -> None:
+    def __init__(
+        self,
+        line: BlockingLine,
+        holds: Holds,
+        generations: Generations,
+        costs: Costs,
+        later: Callable[[Hold, Link], bool] | None,
+    ) -> None:
         self._line = line
         self._known = holds, generations, costs
+        self._later = later
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         line = _GatheringLine(self._line)
-        keys = Keys(line, *self._known, BLOCKING)
+        keys = Keys(line, *self._known, BLOCKING, self._later if len(asked) <= LATER else None)
         work = [getattr(keys, verb)(*args) for verb, args in asked]
         try:
             return _run(work)

@@ -4,7 +4,7 @@ A lease that `mg`'s vivify has won is a stub without a name on it: only the CAS 
 begins anew with the server. So until the lease is signed, its connection is kept for it, and what becomes of the
 connection becomes of the lease. Short computations never need the signature; all others are signed after a moment.
 
-An event loop's connection is everybody's, and can't be used while a computation blocks the loop: for those a witness
+The connection of an event loop, or of a batch, is not to be kept for one lease: for those a witness
 (`witnesses.py`) signs.
 """
 

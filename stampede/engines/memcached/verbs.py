@@ -181,10 +181,10 @@ class Keys(Versioned):
 
     async def _way(self, hold: Hold | None, name: bytes) -> Link:
         """The connection that knows the lease, where it has none of its own any more: any."""
-        if hold is not None and hold.witness is not None and not self._colour.suspending:
-            self.sign(hold)  # it was an event loop's, which has ended
-        link = hold.take_link() if hold is not None else None
-        return link or await self._line.take(name)
+        link = (hold.take_link() if hold is not None else None) or await self._line.take(name)
+        if hold is not None and hold.witness is not None and not hold.known_to(link) and not self._colour.suspending:
+            self.sign(hold)  # as it was an event loop's, which has ended: by its name it is known to all
+        return link
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         name, body = items.name_of(key), items.plain(entry)

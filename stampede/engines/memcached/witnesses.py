@@ -1,8 +1,8 @@
-"""Who signs for an event loop: a connection that stood before the lease was asked for, and a thread to use it.
+"""Who signs for an event loop or a batch: a connection that stood before the lease was asked for, and a thread.
 
-A loop that its own computation blocks can sign nothing, and a connection that is made when it is needed may lead to
-another server than the one that has given the CAS number. So one per server stands by. Before the first has come, or
-when it is in doubt, a lease is signed at once, by one command more.
+Their own connection is everybody's; a loop that its own computation blocks can sign nothing; and a connection that is
+made when it is needed may lead to another server than the one that has given the CAS number. So one per server stands
+by. Before the first has come, or when it is in doubt, a lease is signed at once, by one command more.
 """
 
 from __future__ import annotations
