@@ -51,6 +51,7 @@ class EngineError(StampedeError, ConnectionError):
     """The engine can't be asked: it is down, hung, full, or refuses us."""
 
     partial = False  # True: so it is with a part of its keys, as one of several servers is down; others may be asked
+    refused = False  # True: it has answered, and takes nothing new, as it is full; others may invalidate what it has
 
 
 class WaitTimeout(StampedeError, TimeoutError):

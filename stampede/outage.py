@@ -23,6 +23,9 @@ __all__ = ["GuardedClaims", "Outage"]
 REFUGE_TTL = 5.0
 """Seconds that a value which the engine could not take is kept in this process."""
 
+BRIEFLY = 1.0
+"""The same where the engine refused it, and answers: somebody may invalidate it there, of which nobody tells us."""
+
 PARTLY = 60.0
 """Seconds between two events of an engine that is down in part: its recovery can't be told from its other part's."""
 
@@ -34,7 +37,7 @@ class Outage:
         self.engine = engine
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
-        self.refugees: set[bytes] = set()  # tokens of leases that the refuge granted
+        self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
         self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
         self.unknown: deque[tuple[str, bytes]] = deque(maxlen=1000)  # leases that may stand, to be given back
         self.settles_at = 0.0  # not before, as a part that has some of them is down
@@ -122,17 +125,22 @@ class GuardedClaims:
         self._outage = outage
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        outage = self._outage
+        outage, keeps = self._outage, REFUGE_TTL
+        probing = outage.down
         if outage.may_ask():
             try:
                 if outage.unknown:
                     await self._settle()
                 reply = await self._port.claim(key, token, ask)
             except EngineError as error:
-                outage.unknown.append((key, token))
                 outage.failed(error)
+                if error.refused:
+                    keeps = BRIEFLY
+                else:
+                    outage.unknown.append((key, token))
             else:
-                outage.answered()
+                if probing:  # or it was asked before the trouble, and its answer says nothing of that
+                    outage.answered()
                 if isinstance(reply, Granted):
                     outage.granted[token] = key
                 return reply
@@ -140,7 +148,7 @@ class GuardedClaims:
             raise EngineError(f"{outage.engine} can't be asked: {outage.last}") from outage.last
         reply = await self._refuge.claim(key, token, ask)
         if isinstance(reply, Granted):
-            outage.refugees.add(token)
+            outage.refugees[token] = keeps
         return reply
 
     async def _settle(self) -> None:
@@ -161,7 +169,9 @@ class GuardedClaims:
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         outage = self._outage
-        if token not in outage.refugees:
+        keeps = outage.refugees.pop(token, None)
+        if keeps is None:
+            keeps = REFUGE_TTL
             try:
                 stored = await self._port.fill(key, token, entry)
             except EngineError as error:
@@ -176,14 +186,12 @@ class GuardedClaims:
             if outage.granted.pop(token, None) is None:
                 return False  # invalidated since: it must not outlive that here
             await self._refuge.claim(key, token, Ask(lease=REFUGE_TTL, force=True))
-        outage.refugees.discard(token)
-        brief = min(entry.fresh, REFUGE_TTL)
+        brief = min(entry.fresh, keeps)
         return await self._refuge.fill(key, token, replace(entry, fresh=brief, keep=brief))
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
         outage = self._outage
-        if token in outage.refugees:
-            outage.refugees.discard(token)
+        if outage.refugees.pop(token, None) is not None:
             await self._refuge.abandon(key, token, verdict, rest)
             return
         outage.granted.pop(token, None)

@@ -512,3 +512,57 @@ def test_a_part_that_is_down_is_no_matter_of_the_other_parts(colour: str, clock:
     other = Cache(engine=engine).cached(counting(colour))
     assert had(other(7)) == had(f(7)) == 10  # the engine has it, for everybody
     assert other.stats().computations == 0
+
+
+class Full(EngineError):
+    """Of one that answers, and takes nothing new."""
+
+    partial = refused = True
+
+
+def test_what_a_full_engine_refuses_is_kept_for_a_moment_only(engine: Switched) -> None:
+    """Others may invalidate it there all the time, and nobody would tell us."""
+
+    class Refusing(Port):
+        def __getattr__(self, verb: str) -> Any:
+            async def act(*args: Any) -> Any:
+                self._plug.asked.append(verb)
+                raise Full("no room")
+
+            return act if verb == "claim" else super().__getattr__(verb)
+
+    engine.claims = Refusing(engine.plug, engine.inner.claims)
+    f = Cache(engine=engine, ttl=3600).cached(counting())
+    assert [f(1), f(1)] == [1, 1]
+    (resident,) = f.cache._core.outage.refuge.tier._residents.values()
+    assert 0 < resident.keep - time.monotonic() <= 1
+    assert "abandon" not in engine.plug.asked  # a lease that was refused needn't be given back
+
+
+def test_an_answer_from_before_the_trouble_ends_no_outage(engine: Switched) -> None:
+    """The refuge would be emptied, and its keys computed once more, by every slow answer."""
+    sent, answered = asyncio.Event(), asyncio.Event()
+
+    class Slow(Port):
+        async def claim(self, key: str, *args: Any) -> Any:
+            if key.endswith("slow"):
+                sent.set()
+                await answered.wait()
+                return await self._port.claim(key, *args)
+            return await self.__getattr__("claim")(key, *args)
+
+    async def story() -> None:
+        f = counting("async")
+        waiting = asyncio.create_task(cache.aget_or_compute("slow", lambda: 0))
+        await sent.wait()
+        engine.plug.pull()
+        assert await cache.aget_or_compute("k", f) == 1
+        answered.set()
+        assert await waiting == 0
+        assert cache._core.outage is not None
+        assert cache._core.outage.down
+        assert await cache.aget_or_compute("k", f) == 1
+
+    engine.aclaims = Slow(engine.plug, engine.inner.aclaims)
+    cache = Cache(engine=engine)
+    asyncio.run(story())

@@ -135,7 +135,7 @@ def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
 def _refusal(why: bytes) -> EngineError:
     """The server reads, and doesn't write (it is full, or can't persist): what it has is as good as ever."""
     refusal = EngineError(f"Redis grants nothing: {why.decode('utf-8', 'replace')}")
-    refusal.partial = True
+    refusal.partial = refusal.refused = True
     return refusal
 
 
