@@ -109,10 +109,11 @@ def kept(answer: Any) -> Entry[Any] | None:
 
 def claim_args(token: bytes, ask: Ask, channel: bytes) -> tuple[Any, ...]:
     """What `claim.lua` is asked."""
-    draw = b"" if ask.draw is None else repr(ask.draw)
+    lease, draw = ms(ask.lease), b"" if ask.draw is None else repr(ask.draw)
+    if not (ask.since or ask.seen or ask.awaited or ask.force):
+        return token, lease, draw
     force = b"1" if ask.force else b""
-    since = repr(1000.0 * ask.since) if ask.since else b"0"
-    return token, ms(ask.lease), since, ask.seen or b"", ask.awaited or b"", force, draw, channel
+    return token, lease, draw, repr(1000.0 * ask.since), ask.seen or b"", ask.awaited or b"", force, channel
 
 
 def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:

@@ -1,11 +1,12 @@
 -- The value, or the right to compute it, decided in one step. Durations in ms.
 --
 -- KEYS: entry, lease, past, rest
--- ARGV: token, lease, since, seen, awaited, force, draw, channel
+-- ARGV: token, lease, draw; of a claim that is not the plain first one also: since, seen, awaited, force, channel
 -- Answers {what, ms left of the entry's key, entry, and: busy: token, ms left / failed: verdict, ms of rest /
 -- refused: why}
 local FOUND, GRANTED, BUSY, FAILED, REFUSED = 0, 1, 2, 3, 4
-local token, force = ARGV[1], ARGV[6] == '1'
+local token, draw, since, seen, awaited = ARGV[1], ARGV[3], ARGV[4] or '0', ARGV[5] or '', ARGV[6] or ''
+local force = ARGV[7] == '1'
 
 -- Why the server did not write, if it did not.
 local function refusal_of(answer)
@@ -19,9 +20,9 @@ local function demoted(answer)
 end
 
 local entry, left, fresh, keep, id, cost, margin, ttl = look(KEYS[1])
-local good = entry and not force and id ~= ARGV[4] and fresh > -ARGV[3]
+local good = entry and not force and id ~= seen and fresh > -since
 -- The early draw: an entry that is due is not good enough, but is kept.
-if good and (ARGV[7] == '' or fresh > 1000 * math.min(margin + ARGV[7] * cost, ttl / 2)) then
+if good and (draw == '' or fresh > 1000 * math.min(margin + draw * cost, ttl / 2)) then
   return demoted(redis.pcall('GETEX', KEYS[2])) or {FOUND, left, entry}
 end
 if not entry or keep <= 0 then
@@ -29,7 +30,7 @@ if not entry or keep <= 0 then
 end
 
 if not force then
-  local verdict = ARGV[5] ~= '' and redis.call('HGET', KEYS[3], ARGV[5])
+  local verdict = awaited ~= '' and redis.call('HGET', KEYS[3], awaited)
   local rest = redis.call('PTTL', KEYS[4])
   if verdict or rest > 0 then
     return {FAILED, left, entry, verdict or redis.call('GET', KEYS[4]), math.max(rest, 0)}
