@@ -14,7 +14,7 @@ from stampede.cached import decorate, switch
 from stampede.codec import make_codec
 from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 from stampede.core import Core, Scope
-from stampede.engines import open_engine, safe_url
+from stampede.engines import engine_of, open_engine, safe_url
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.entry import Entry
@@ -42,19 +42,21 @@ _MISSING: Any = object()
 class Cache:
     """Values by key, computed once however many ask: `cache.get_or_compute("k", fn, ttl=60)`.
 
-    `url` names the engine; `engine` hands over one that exists already. The other arguments are those of a settings
-    file's `[caches.NAME]` table.
+    `url` names the engine, or is a client object that leads to it (redis-py's); `engine` hands over one that exists
+    already. The other arguments are those of a settings file's `[caches.NAME]` table.
     """
 
     def __init__(
         self,
-        url: str = "memory://",
+        url: str | object = "memory://",
         *,
         engine: Engine | None = None,
         locks: str | Engine | None = None,
         observers: Iterable[events.Observer] = (),
         **options: Any,
     ) -> None:
+        if not isinstance(url, str):
+            url, engine = "memory://", engine_of(url)
         table = {"url": url, **options}
         if isinstance(locks, str):
             table["locks"] = locks

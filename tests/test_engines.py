@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines import open_engine, safe_url, schemes
 from stampede.engines.memory import MemoryEngine
@@ -234,3 +235,10 @@ def test_null_locks_exclude_nobody() -> None:
     assert isinstance(second, Granted)
     assert first.fence < second.fence
     assert run_blocking(engine.locks.release("l", new_id())) is True
+
+
+def test_a_cache_on_what_is_no_client_is_an_error() -> None:
+    """It would be taken for memory://, and share nothing."""
+    for wrong in (None, 5, b"redis://localhost", {"url": "memory://"}):
+        with pytest.raises(OptionError, match="a client of redis"):
+            Cache(wrong)

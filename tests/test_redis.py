@@ -594,7 +594,7 @@ def test_a_cache_of_a_client(server: RedisServer) -> None:
     """The same, as a user has it; and the client stays as it was."""
     with redis.Redis(port=server.port, client_name="theirs") as client:
         client.ping()
-        with Cache(engine=RedisEngine(client=client), local=True) as cache:
+        with Cache(client, local=True) as cache:
             assert cache.get_or_compute("k", lambda: 1) == 1
             assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
             assert cache.lock("l").acquire(0)

@@ -12,7 +12,7 @@ from stampede.errors import MissingExtra, OptionError
 from stampede.policy import nearest
 from stampede.ports import Engine
 
-__all__ = ["open_engine", "safe_url", "schemes"]
+__all__ = ["engine_of", "open_engine", "safe_url", "schemes"]
 
 # scheme: (module, extra of the package); the module has `from_url(url, **options) -> Engine`
 _KNOWN = {
@@ -32,6 +32,9 @@ _KNOWN = {
     "zmq": ("stampede.engines.zmq", "zmq"),
 }
 
+# package of a client object's class: module, which has `of_client(client) -> Engine`
+_CLIENTS = {"redis": "stampede.engines.redis"}
+
 Opener = Callable[..., Engine]
 
 
@@ -48,6 +51,19 @@ def open_engine(url: str, **options: Any) -> Engine:
         if scheme not in _KNOWN:
             raise
         raise _missing(scheme, missing.name) from missing
+
+
+def engine_of(client: object) -> Engine:
+    """The engine to which a client object of some library leads: connections are made as its own are."""
+    if isinstance(client, Engine):
+        return client
+    package = type(client).__module__.partition(".")[0]
+    if package not in _CLIENTS:
+        raise OptionError(
+            f"a cache can't be on {client!r}: give a URL, an engine, or a client of {' or '.join(_CLIENTS)}"
+        )
+    engine: Engine = import_module(_CLIENTS[package]).of_client(client)
+    return engine
 
 
 def schemes() -> list[str]:

@@ -20,7 +20,8 @@ from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakSet, finalize
 
 from stampede.colour import run_blocking
-from stampede.engines.redis.clients import Server, of_client, of_url
+from stampede.engines.redis import clients
+from stampede.engines.redis.clients import Server
 from stampede.engines.redis.cluster import Cluster, of_cluster_client, of_cluster_url
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
@@ -29,7 +30,7 @@ from stampede.engines.url import flag, scheme_of
 from stampede.errors import OptionError
 from stampede.ports import Engine
 
-__all__ = ["RedisEngine", "from_url"]
+__all__ = ["RedisEngine", "from_url", "of_client"]
 
 
 class RedisEngine(Engine):
@@ -92,7 +93,7 @@ def _servers(url: str | None, client: Any, options: dict[str, Any], tracking: bo
     if cluster is not None:
         return cluster(tracking=tracking)
     if server is None:
-        server = of_client(client, options) if url is None else of_url(url, options)
+        server = clients.of_client(client, options) if url is None else clients.of_url(url, options)
     return Shard(server, Scripts(), tracking=tracking)
 
 
@@ -104,6 +105,11 @@ def from_url(url: str, **options: Any) -> RedisEngine:
     if tracking is not None:
         tracking = flag("tracking", tracking)
     return RedisEngine(url, tracking=tracking, **options)
+
+
+def of_client(client: Any) -> RedisEngine:
+    """Where a client of redis-py leads, of either colour."""
+    return RedisEngine(client=client)
 
 
 # -- ends and forks -------------------------------------------------------------------------------------------------
