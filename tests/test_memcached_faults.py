@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ import pytest
 pytest.importorskip("pymemcache")
 
 from disk_world import Connection, Other, other, others
-from herd import Herd
+from herd import Herd, until_async
 from interleaving import Plan, check, played
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
@@ -210,6 +211,68 @@ def test_a_fill_cut_at_every_byte_says_what_it_did(server: MemcachedServer, prox
     near.close()
     if runner is not None:
         runner.close()
+
+
+def test_a_lease_won_over_a_new_connection_is_a_good_one(proxy: Proxy) -> None:
+    """What is computed after a hiccup of the network would not be stored."""
+    engine = MemcachedEngine(at(proxy), sign=LONG)
+
+    proxy.at(b"mg s:k ", sent=0)
+
+    async def scenario() -> None:
+        for key in ("warm", "k"):
+            token = new_id()
+            assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
+            assert await engine.aclaims.fill(key, token, some())
+            await until_async(lambda: engine._witnesses._there)
+
+    asyncio.run(scenario())
+    assert proxy.met == 1
+    token = new_id()
+    proxy.at(b"mg s:k2 ", sent=0)
+    assert isinstance(run_blocking(engine.claims.claim("k2", token, Ask(LONG))), Granted)
+    assert run_blocking(engine.claims.fill("k2", token, some()))
+    engine.close()
+
+
+def test_a_witness_that_comes_too_late_is_none(proxy: Proxy) -> None:
+    """One that has connected since the lease was asked for may know another server than the one that granted it."""
+    engine = MemcachedEngine(at(proxy), sign=LONG)
+    server = engine._servers.all[0]
+
+    async def scenario() -> None:
+        await engine.astore.get(["warm"])
+        proxy.at(b"mg s:k ", before=lambda: engine._witnesses._come(server))
+        token = new_id()
+        assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+        assert engine._witnesses._there
+        hold = engine._holds.get(b"s:k", token)
+        assert hold is not None and hold.signed
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+def test_a_loop_waits_for_no_signature(server: MemcachedServer) -> None:
+    """All tasks of a loop would stand still while a thread waits for the server's reply."""
+    engine = MemcachedEngine(server.address, sign=LONG)
+
+    async def scenario() -> None:
+        for key in ("warm", "k"):
+            token = new_id()
+            assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
+            await until_async(lambda: engine._witnesses._there)
+        hold = engine._holds.get(b"s:k", token)
+        assert hold is not None and hold.witness is not None
+        hold.lock.acquire()  # as the signer does meanwhile
+        release = threading.Timer(2.0, hold.lock.release)
+        release.start()
+        assert await engine.aclaims.fill("k", token, some())
+        assert release.is_alive()
+        release.cancel()
+
+    asyncio.run(scenario())
+    engine.close()
 
 
 @pytest.mark.parametrize("step", ["before", "after"])

@@ -47,7 +47,8 @@ class MemcachedEngine(Engine):
       value) or 1470758914 (a lease, perhaps with a value), and stubs of no bytes and flags 0: none is a value for them.
 
     `sign` is the number of seconds after which a lease is given its holder's name, which costs one more command; a
-    computation that is shorter has none. Other options go to pymemcache's `Client`, `tls_context` too.
+    computation that is shorter has none. For those of event loops and batches one more connection per server stands by.
+    Other options go to pymemcache's `Client`, `tls_context` too.
     """
 
     scheme = "memcached"
