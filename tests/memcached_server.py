@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import time
 from functools import lru_cache
 
-import pytest
+from servers import PATIENCE, Authority, free_port, missing, need
 
 __all__ = ["MemcachedServer", "shared_memcached"]
-
-PATIENCE = 20.0
 
 
 class MemcachedServer:
     """One server: `MemcachedServer("-m", "1")`. It ends with the tests at the latest."""
 
-    def __init__(self, *options: str) -> None:
-        self._program = _need("memcached")
-        self._options = options
+    def __init__(self, *options: str, tls: Authority | None = None) -> None:
+        """With `tls` it speaks nothing else."""
+        self._program = need("memcached")
+        self._options = [*options, *(_with_certificate(tls) if tls is not None else ())]
+        self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
         atexit.register(self.close)
@@ -45,7 +44,7 @@ class MemcachedServer:
     def start(self) -> None:
         """Start, or start again on the same port, empty; returns when it answers."""
         for _ in range(5):
-            port = self.port or _free_port()
+            port = self.port or free_port()
             self._process = subprocess.Popen(
                 [self._program, "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-t", "2", *self._options],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -60,7 +59,7 @@ class MemcachedServer:
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self._process.poll() is None:
             try:
-                with socket.create_connection(("127.0.0.1", port), 1.0) as probe:
+                with self._met(port, 1.0) as probe:
                     probe.sendall(b"version\r\n")
                     if probe.recv(64):
                         return True
@@ -68,6 +67,10 @@ class MemcachedServer:
                 time.sleep(0.005)  # there is nothing to wait on until it listens
         self.stop()
         return False
+
+    def _met(self, port: int, patience: float) -> socket.socket:
+        met = socket.create_connection(("127.0.0.1", port), patience)
+        return met if self._tls is None else self._tls.trusted().wrap_socket(met, server_hostname="127.0.0.1")
 
     def stop(self) -> None:
         """SIGKILL: its clients see the connection close."""
@@ -89,7 +92,7 @@ class MemcachedServer:
 
     def say(self, commands: bytes, end: bytes = b"\r\n") -> bytes:
         """What it answers, up to `end`, on a connection of its own."""
-        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as line:
+        with self._met(self.port, PATIENCE) as line:
             line.sendall(commands)
             heard = b""
             while not heard.endswith(end):
@@ -113,25 +116,13 @@ class MemcachedServer:
         atexit.unregister(self.close)
 
 
+def _with_certificate(tls: Authority) -> list[str]:
+    if "--enable-ssl" not in subprocess.run([need("memcached"), "-h"], capture_output=True, text=True).stdout:
+        missing("this memcached was built without TLS")
+    return ["-Z", "-o", f"ssl_chain_cert={tls.certificate},ssl_key={tls.key}"]
+
+
 @lru_cache(1)
 def shared_memcached() -> MemcachedServer:
     """The session's server, for tests that need no other: empty it before use."""
     return MemcachedServer()
-
-
-def _need(program: str) -> str:
-    """The program's path. A machine without it skips the test, and fails it with CI=true."""
-    path = shutil.which(program)
-    if path is None:
-        message = f"{program} is not installed"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-    return path
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

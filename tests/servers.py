@@ -7,24 +7,29 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 __all__ = [
+    "Authority",
     "RedisCluster",
     "RedisServer",
     "Sentinels",
     "free_port",
+    "missing",
     "need",
     "shared_cluster",
     "shared_redis",
     "wait_until",
+    "with_certificate",
 ]
 
 PATIENCE = 20.0
@@ -34,11 +39,15 @@ def need(program: str) -> str:
     """The program's path. A machine without it skips the test, and fails it with CI=true."""
     path = shutil.which(program)
     if path is None:
-        message = f"{program} is not installed"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
+        missing(f"{program} is not installed")
     return path
+
+
+def missing(what: str) -> NoReturn:
+    """This machine can't run the test."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(what)
+    pytest.skip(what)
 
 
 def free_port() -> int:
@@ -48,12 +57,46 @@ def free_port() -> int:
         return port
 
 
+class Authority:
+    """One that signs certificates, and one of those, for servers of the loopback."""
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="stampede-tls-"))
+        self._directory.chmod(0o755)  # also for servers that give their rights up
+        atexit.register(shutil.rmtree, self._directory, ignore_errors=True)
+        self.ca, self.certificate, self.key = (self._path(name) for name in ("ca.pem", "cert.pem", "key.pem"))
+        request, names = self._path("request.pem"), self._path("names")
+        Path(names).write_text("subjectAltName=IP:127.0.0.1")
+        new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+        self._openssl(
+            *new, "-x509", "-days", "2", "-subj", "/CN=tests", "-keyout", self._path("ca.key"), "-out", self.ca
+        )
+        self._openssl(*new, "-subj", "/CN=server", "-keyout", self.key, "-out", request)
+        self._openssl(
+            "x509", "-req", "-days", "2", "-in", request, "-extfile", names, "-out", self.certificate,
+            "-CA", self.ca, "-CAkey", self._path("ca.key"), "-CAcreateserial",
+        )  # fmt: skip
+        Path(self.key).chmod(0o644)
+
+    def _path(self, name: str) -> str:
+        return str(self._directory / name)
+
+    def _openssl(self, *words: str) -> None:
+        subprocess.run([need("openssl"), *words], capture_output=True, timeout=PATIENCE, check=True)
+
+    def trusted(self) -> ssl.SSLContext:
+        """For clients that believe this one, and no other."""
+        return ssl.create_default_context(cafile=self.ca)
+
+
 class RedisServer:
     """One redis-server without persistence: `RedisServer("--maxmemory", "2mb")`. It ends with the tests."""
 
-    def __init__(self, *options: str, config: str | None = None) -> None:
+    def __init__(self, *options: str, config: str | None = None, tls: Authority | None = None) -> None:
+        """With `tls` it speaks nothing else, but for its socket."""
         self._program = need("redis-server")
-        self._options = options
+        self._options = [*options, *(with_certificate(tls) if tls is not None else ())]
+        self._tls = tls
         self._directory = Path(tempfile.mkdtemp(prefix="stampede-redis-"))
         self._first: list[str] = []  # a file of settings, which the server may rewrite
         if config is not None:
@@ -68,6 +111,8 @@ class RedisServer:
 
     @property
     def url(self) -> str:
+        if self._tls is not None:
+            return f"rediss://127.0.0.1:{self.port}/0?ssl_ca_certs={self._tls.ca}"
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
@@ -83,8 +128,9 @@ class RedisServer:
         """Start, or start again on the same port, empty; returns when it answers."""
         for _ in range(5):
             port = self.port or free_port()
+            listen = ["--port", str(port)] if self._tls is None else ["--port", "0", "--tls-port", str(port)]
             self._process = subprocess.Popen(
-                [self._program, *self._first, "--port", str(port), "--bind", "127.0.0.1",
+                [self._program, *self._first, *listen, "--bind", "127.0.0.1",
                  "--unixsocket", str(self.socket), "--dir", str(self._directory),
                  "--save", "", "--appendonly", "no", *self._options],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
@@ -99,7 +145,7 @@ class RedisServer:
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self._process.poll() is None:
             try:
-                with socket.create_connection(("127.0.0.1", port), 1.0) as probe:
+                with self._met(port) as probe:
                     probe.sendall(b"PING\r\n")
                     if probe.recv(64):  # +PONG, or -NOAUTH
                         return True
@@ -107,6 +153,10 @@ class RedisServer:
                 time.sleep(0.005)  # there is nothing to wait on until it listens
         self.stop()  # it has ended (somebody else took the port), or never answers
         return False
+
+    def _met(self, port: int) -> socket.socket:
+        met = socket.create_connection(("127.0.0.1", port), 1.0)
+        return met if self._tls is None else self._tls.trusted().wrap_socket(met, server_hostname="127.0.0.1")
 
     def stop(self) -> None:
         """SIGKILL: its clients see the connection close."""
@@ -128,11 +178,9 @@ class RedisServer:
 
     def cli(self, *command: str | bytes) -> str:
         """What redis-cli prints."""
-        program = need("redis-cli")
-        run = subprocess.run(
-            [program, "-p", str(self.port), *command], capture_output=True, text=True, timeout=PATIENCE, check=True
-        )
-        return run.stdout.strip()
+        trust = [] if self._tls is None else ["--tls", "--cacert", self._tls.ca]
+        words = [need("redis-cli"), "-p", str(self.port), *trust, *command]
+        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout.strip()
 
     def close(self) -> None:
         self.stop()
@@ -140,12 +188,24 @@ class RedisServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def with_certificate(tls: Authority) -> list[str]:
+    """Options of a Redis server that can speak TLS, and does so with others of its kind."""
+    told = subprocess.run([need("redis-server"), "--tls-port", "0", "--no-such-option"], capture_output=True, text=True)
+    if "tls-port" in told.stdout + told.stderr:  # which it knows, or it would complain of the other one
+        missing("this redis-server was built without TLS")
+    return [
+        "--tls-cert-file", tls.certificate, "--tls-key-file", tls.key, "--tls-ca-cert-file", tls.ca,
+        "--tls-auth-clients", "no", "--tls-replication", "yes", "--tls-cluster", "yes",
+    ]  # fmt: skip
+
+
 class RedisCluster:
     """Masters that share all slots, and their replicas."""
 
-    def __init__(self, masters: int = 3, replicas: int = 0) -> None:
-        self.nodes = [_clustered() for _ in range(masters)]
-        self.replicas = [_clustered() for _ in range(masters * replicas)]
+    def __init__(self, masters: int = 3, replicas: int = 0, tls: Authority | None = None) -> None:
+        self._tls = tls
+        self.nodes = [_clustered(tls) for _ in range(masters)]
+        self.replicas = [_clustered(tls) for _ in range(masters * replicas)]
         for number, node in enumerate(self.nodes):
             first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
             node.cli("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
@@ -171,7 +231,7 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"redis+cluster://{_hosts(self.nodes)}{_encrypted(self._tls)}"
 
     def flush(self) -> None:
         for node in self.nodes:
@@ -212,11 +272,19 @@ def _replicas_known(node: RedisServer) -> int:
     return sum("slave" in line.split()[2] for line in node.cli("CLUSTER", "NODES").splitlines())
 
 
-def _clustered() -> RedisServer:
+def _clustered(tls: Authority | None) -> RedisServer:
     return RedisServer(
         "--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000",
-        "--cluster-require-full-coverage", "no", *_REPLICATES,
+        "--cluster-require-full-coverage", "no", *_REPLICATES, tls=tls,
     )  # fmt: skip
+
+
+def _hosts(servers: list[RedisServer]) -> str:
+    return ",".join(f"127.0.0.1:{each.port}" for each in servers)
+
+
+def _encrypted(tls: Authority | None) -> str:
+    return "" if tls is None else f"?ssl=true&ssl_ca_certs={tls.ca}"
 
 
 class Sentinels:
@@ -224,10 +292,11 @@ class Sentinels:
 
     service = "main"
 
-    def __init__(self, replicas: int = 2, sentinels: int = 3) -> None:
-        self.master = RedisServer(*_REPLICATES)
+    def __init__(self, replicas: int = 2, sentinels: int = 3, tls: Authority | None = None) -> None:
+        self._tls = tls
+        self.master = RedisServer(*_REPLICATES, tls=tls)
         self.replicas = [
-            RedisServer("--replicaof", f"127.0.0.1 {self.master.port}", *_REPLICATES) for _ in range(replicas)
+            RedisServer("--replicaof", f"127.0.0.1 {self.master.port}", *_REPLICATES, tls=tls) for _ in range(replicas)
         ]
         wait_until(lambda: self.master.cli("INFO", "replication").count("state=online") == replicas)
         config = (
@@ -235,7 +304,7 @@ class Sentinels:
             f"sentinel down-after-milliseconds {self.service} 1000\n"
             f"sentinel failover-timeout {self.service} 3000\n"
         )
-        self.sentinels = [RedisServer("--sentinel", config=config) for _ in range(sentinels)]
+        self.sentinels = [RedisServer("--sentinel", config=config, tls=tls) for _ in range(sentinels)]
         wait_until(lambda: all(self._knows(each, replicas, sentinels - 1) for each in self.sentinels))
 
     def _knows(self, sentinel: RedisServer, replicas: int, others: int) -> bool:
@@ -245,8 +314,7 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        hosts = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
-        return f"redis+sentinel://{hosts}/{self.service}/0"
+        return f"redis+sentinel://{_hosts(self.sentinels)}/{self.service}/0{_encrypted(self._tls)}"
 
     def named(self) -> int:
         """The port of the master, as the sentinels know."""

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
 
 from stampede.breaker import Breaker
@@ -57,6 +58,8 @@ class Servers:
         from pymemcache.client.base import normalize_server_spec
         from pymemcache.client.rendezvous import RendezvousHash
 
+        if not isinstance(options.get("tls_context"), SSLContext | None):
+            raise OptionError(f"tls_context is {options['tls_context']!r}: give an ssl.SSLContext")
         try:
             self.all = [Server(normalize_server_spec(address), options) for address in addresses]
             for server in self.all:

@@ -104,7 +104,11 @@ class Server:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        made: SuspendingConnection = getattr(connection, self._kind)(**self._options, retry=Retry(NoBackoff(), 0))
+        retry = Retry(NoBackoff(), 0)
+        try:
+            made: SuspendingConnection = getattr(connection, self._kind)(**self._options, retry=retry)
+        except TypeError as unknown:  # an option of the blocking side only, such as OCSP's
+            raise ConnectionError(f"an event loop's connection can't be made so: {unknown}") from unknown
         return made
 
 
@@ -173,6 +177,9 @@ def of_client(client: Any, options: Mapping[str, Any]) -> Server:
 def made_with(options: Mapping[str, Any]) -> dict[str, Any]:
     """What a client's connections were made with, as far as it is good for ours."""
     given = {key: value for key, value in options.items() if key not in _FOREIGN}
+    for name in ("ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "ssl_ocsp_context", "ssl_ocsp_expected_cert"):
+        if not given.get(name):
+            given.pop(name, None)  # which one colour doesn't know
     timeouts = {key for key in ("socket_timeout", "socket_connect_timeout") if given.get(key, 0) is None}
     return {key: value for key, value in given.items() if key not in timeouts}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, made_with, never, several
-from stampede.engines.url import safe_url
+from stampede.engines.url import flag, safe_url
 from stampede.errors import OptionError
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Guarded(Server):
         own = {key: value for key, value in options.items() if not key.startswith(SENTINEL)}
         theirs = {key.removeprefix(SENTINEL): value for key, value in options.items() if key.startswith(SENTINEL)}
         shared = {key: value for key, value in own.items() if key.startswith(("socket_timeout", "socket_conn", "ssl_"))}
-        self._theirs = DEFAULTS | shared | {"ssl": kind == "SSLConnection"} | theirs
+        self._theirs = DEFAULTS | shared | theirs
+        self._theirs["ssl"] = flag(f"{SENTINEL}ssl", theirs.get("ssl", kind == "SSLConnection"))
         try:
             self._watch = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": never()})
         except TypeError as wrong:
@@ -83,31 +84,44 @@ class Guarded(Server):
 
     def master(self) -> tuple[str, int]:
         """Where the sentinels say that the master is."""
+        from redis.exceptions import RedisError
         from redis.sentinel import MasterNotFoundError
 
         try:
             found: tuple[str, int] = self._watch.discover_master(self._service)
         except MasterNotFoundError as unknown:
-            raise self._unnamed() from unknown
+            trouble = None
+            try:
+                self._watch.sentinels[0].ping()
+            except RedisError as error:  # of all sentinels, perhaps: wrong certificates, wrong passwords
+                trouble = error
+            raise self._unnamed(trouble) from unknown
         return found
 
     async def suspending_master(self) -> tuple[str, int]:
         """The same, in the running loop: connections can't be kept for the next one."""
         from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
+        from redis.exceptions import RedisError
 
         watch: Any = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": _never_suspending()})
         try:
             found: tuple[str, int] = await watch.discover_master(self._service)
         except MasterNotFoundError as unknown:
-            raise self._unnamed() from unknown
+            trouble = None
+            try:
+                await watch.sentinels[0].ping()
+            except RedisError as error:
+                trouble = error
+            raise self._unnamed(trouble) from unknown
         else:
             return found
         finally:
             for sentinel in watch.sentinels:
                 await sentinel.aclose()
 
-    def _unnamed(self) -> ConnectionError:
-        return ConnectionError(f"no sentinel names a master of {self._service!r} that is up")
+    def _unnamed(self, trouble: Exception | None) -> ConnectionError:
+        why = "" if trouble is None else f": {trouble}"
+        return ConnectionError(f"no sentinel names a master of {self._service!r} that is up{why}")
 
     def found(self, master: tuple[str, int]) -> None:
         """A server says itself that it is the master: connections to another one are of no use any more."""

@@ -319,11 +319,13 @@ class _Wire(asyncio.Protocol):
     def close(self) -> None:
         """Close it, also when its loop runs no more."""
         self._leave()
+        encrypted = self._transport.get_extra_info("sslcontext") is not None
         try:
-            self._transport.close()
+            # TLS says goodbye and waits for an answer, for which a loop that ends has no turn.
+            self._transport.abort() if encrypted else self._transport.close()
             self._guard.cancel()
         except RuntimeError:  # the loop was closed: nobody but us would close the socket
-            lost: Any = self._transport
+            lost: Any = self._transport._ssl_protocol._transport if encrypted else self._transport  # type: ignore[attr-defined]
             if getattr(lost, "_sock", None) is not None:
                 lost._sock.close()
                 lost._sock = None
