@@ -602,6 +602,26 @@ def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
     engine.close()
 
 
+def test_what_can_be_cleared_is_where_one_is_dead(ring: list[MemcachedServer]) -> None:
+    """One dead server of three would keep all others from a `clear`; or it would seem to be done there too."""
+    one, two = (MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2) for _ in range(2))
+    scopes = [f"f{number}" for number in range(30)]
+    old = [run_blocking(one.store.generation(scope)) for scope in scopes]
+    ring[0].stop()
+    with pytest.raises(EngineError):
+        run_blocking(one.store.bump(""))
+    new = [run_blocking(two.store.generation(scope)) for scope in scopes]
+    assert not set(old) & set(new)
+    again = [run_blocking(one.store.generation(scope)) for scope in scopes]
+    own = [scope for scope, mine, theirs in zip(scopes, again, new, strict=True) if mine != theirs]
+    assert own == [scope for scope in scopes if one._servers.of(items.name_of(scope, b"g")) is one._servers.all[0]]
+    for scope in own:
+        with pytest.raises(EngineError):
+            run_blocking(one.store.bump(scope))
+    one.close()
+    two.close()
+
+
 def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServer]) -> None:
     """While a server is out of reach its keys would go to others, and two answers be there when it is back."""
     proxy = Proxy(ring[0].port)
