@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any, Protocol, TypeVar
 
 from stampede.errors import CodecError
@@ -181,7 +182,8 @@ class _Suspending:
 
         if not bell.listen(ring):
             return True
-        timer = None if timeout is None else loop.call_later(max(timeout, 0.0), settle, False)
+        forever = timeout is None or timeout == inf
+        timer = None if forever else loop.call_later(max(timeout or 0.0, 0.0), settle, False)
         try:
             return await heard
         finally:

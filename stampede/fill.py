@@ -35,7 +35,7 @@ __all__ = ["Call", "Hold", "fill"]
 T = TypeVar("T")
 
 SAFETY = 1.0
-"""Seconds between two looks at what every push should have told: the flight's leader may be gone."""
+"""Seconds between two looks at a flight whose leader another event loop has: it may be closed under it."""
 
 
 class Hold(Protocol):
@@ -342,7 +342,8 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             patience, verdict_of_waiting = limit(call)
             if patience <= 0:
                 return await verdict_of_waiting(call)
-            if not await call.means.colour.park(flight.bell, min(patience, SAFETY)) and flight.orphaned:
+            pause = patience if flight.loop is None or flight.loop is call.loop else min(patience, SAFETY)
+            if not await call.means.colour.park(flight.bell, pause) and flight.orphaned:
                 return None
     finally:
         flight.leave()

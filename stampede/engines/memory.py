@@ -47,7 +47,7 @@ class MemoryEngine(Engine):
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
         keys, names = _Keys(shelf, clock), Names(clock)
-        self.claims = self.store = _Verbs(keys, BLOCKING)
+        self.claims = self.store = self.recalls = _Verbs(keys, BLOCKING)
         self.aclaims = self.astore = _Verbs(keys, SUSPENDING)
         self.locks, self.alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
         self._parts = keys, names
@@ -306,8 +306,11 @@ class _Verbs(Versioned):
         ring([lease])
         return kept is not None
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
+    def generation_at_hand(self, scope: str) -> str:
         return f"{self._keys.great_bumps}.{self._keys.bumps.get(scope, 0)}"
+
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
+        return self.generation_at_hand(scope)
 
     async def bump(self, scope: str) -> None:
         with self._keys.lock:
