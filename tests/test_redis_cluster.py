@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -406,6 +407,21 @@ def test_generations_are_known_to_all(cluster: RedisCluster, open_: Open) -> Non
     assert run(engine.store.generation("f")) == run(other.store.generation("f"))
 
 
+def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster, open_: Open) -> None:
+    """Local tiers would go on with what `clear` has ended, of all shards but one."""
+    engine, other, home = open_(cluster.url), open_(cluster.url), home_of(cluster)
+    keys = {node: key_of(cluster, node) for node in cluster.nodes}
+    for key in keys.values():
+        run(engine.store.set(key, some()))
+    ticket_of(engine, keys[home])  # from here on its news stand
+    first = run(engine.store.generation("f", sure=True))  # which is made by that, and so told as a change
+    wait_until(lambda: run(engine.store.generation("f", sure=True)) == first == engine.claims.generation_at_hand("f"))
+    tickets = [ticket_of(engine, key) for key in keys.values()]
+    assert all(map(holds, tickets))
+    run(other.store.bump("f"))
+    wait_until(lambda: not any(map(holds, tickets)))
+
+
 # -- masters that die ---------------------------------------------------------------------------------------------
 
 
@@ -587,6 +603,22 @@ def test_all_are_down_with_the_generations(cluster: RedisCluster, calls: Calls) 
                 calls.invalidate(key)
         assert calls.told == [EngineDown]
     wait_until(lambda: calls(keys[0]) == keys[0] and calls.told == [EngineDown, EngineUp])
+
+
+def test_a_dead_shard_voids_no_tickets_of_others(cluster: RedisCluster, open_: Open) -> None:
+    """Local tiers would be emptied twice a second, for as long as one shard is down."""
+    engine, (gone, node) = open_(cluster.url), others_of(cluster)
+    keys = {each: key_of(cluster, each) for each in (gone, node)}
+    for key in keys.values():
+        run(engine.store.set(key, some()))
+    lost = ticket_of(engine, keys[gone])
+    with dead(cluster, gone):
+        wait_until(lambda: not holds(lost))
+        ticket = ticket_of(engine, keys[node])
+        with socket.create_server(("127.0.0.1", gone.port)) as nobody:
+            for _ in range(3):
+                nobody.accept()[0].close()  # the news look for their server
+        assert holds(ticket)
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])

@@ -121,6 +121,7 @@ class Cluster:
         self._shards: dict[Address, Master] = {}
         self._owners: list[Address | None] = []
         self._several = False  # masters
+        self._homes: set[Address] = set()  # that have, or have had, the generations
         self._begin()
         self._shard(self._seeds[0])  # wrong options are an error now
         self.claims, self.locks = RoutedKeys(self, BLOCKING), RoutedLocks(self, BLOCKING)
@@ -279,6 +280,7 @@ class Cluster:
             self._owners = owners
             masters = set(owners)
             self._several = len(masters - {None}) > 1
+            self._at_home(owners[_GENERATIONS])
             gone = [self._shards.pop(place) for place in list(self._shards) if place not in masters]
         for shard in gone:
             # It may wait for a moment, for a thread that is about to connect.
@@ -288,6 +290,11 @@ class Cluster:
         """One slot is known at once; others may have moved too."""
         await self._refresh(colour)
         self._owners[slot] = address
+        self._at_home(self._owners[_GENERATIONS])
+
+    def _at_home(self, address: Address | None) -> None:
+        if address is not None:
+            self._homes.add(address)
 
     def _shard(self, address: Address) -> Master:
         shard = self._shards.get(address)
@@ -304,13 +311,14 @@ class Cluster:
         its = {**self._options, "host": address.host, "port": address.port}
         server = Server(f"{self._name} ({address.host}:{address.port})", self._kind, its)
         shard = Master(address, server, self._scripts, tracking=self._tracking)
-        shard.news.on_void = self._void_all
+        shard.news.on_void = partial(self._voided, address)
         return shard
 
-    def _void_all(self) -> None:
+    def _voided(self, address: Address) -> None:
         """A generation may have ended, of which but one shard tells: what is kept of all others may be older."""
-        for shard in list(self._shards.values()):
-            shard.news.void_all()
+        if address in self._homes:
+            for shard in list(self._shards.values()):
+                shard.news.void_all()
 
 
 async def _slots(ports: _Ports) -> Any:
