@@ -7,7 +7,8 @@ verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, li
 blocking.py, suspending.py   the line of each colour
 news.py      subscriptions, and what keeps tickets true
 clients.py   what is behind a URL: how connections to a server are made
-shard.py     one server's ports;  sentinel.py   the server that sentinels name;  cluster.py   many shards
+shard.py     one server's ports;  sentinel.py   the server that sentinels name
+cluster.py   many shards, each a master.py;  routed.py   the ports over them
 resp.py      replies from bytes
 """
 

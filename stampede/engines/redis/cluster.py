@@ -13,33 +13,24 @@ from __future__ import annotations
 
 import threading
 import time
-from binascii import crc_hqx
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import shuffle
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from stampede.breaker import Breaker
-from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, settled
+from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.redis.clients import Address, Server, made_with, several
-from stampede.engines.redis.locks import LockPort
-from stampede.engines.redis.locks import tag_of as tag_of_lock
-from stampede.engines.redis.scripts import Command, Scripts
-from stampede.engines.redis.shard import Shard
-from stampede.engines.redis.verbs import Keys, Line
-from stampede.engines.redis.wire import names
+from stampede.engines.redis.master import Asking, Master, Ports, Verb
+from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, RoutedLocks
+from stampede.engines.redis.scripts import Scripts
 from stampede.engines.url import safe_url
-from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Ask, Asked, Busy, Found, Granted, Reply, Versioned
 
 __all__ = ["Cluster", "of_cluster_client", "of_cluster_url"]
 
 T = TypeVar("T")
-
-SLOTS = 1 << 14
 
 PATIENCE = 1.0
 """Seconds for which a verb follows a slot that is being moved."""
@@ -49,63 +40,6 @@ PAUSE = 0.005, 0.1
 
 REFRESH = 0.25
 """Seconds between two questions of who has which slot, however many callers would ask."""
-
-
-class _Ports(NamedTuple):
-    line: Line
-    keys: Keys
-    locks: LockPort
-
-
-Verb = Callable[[_Ports], Awaitable[T]]
-
-
-class Master(Shard):
-    """A shard, and whether it is worth asking."""
-
-    def __init__(self, address: Address, server: Server, scripts: Scripts, *, tracking: bool) -> None:
-        super().__init__(server, scripts, tracking=tracking, sharded=True)
-        self.address = address
-        self.breaker = Breaker()
-
-    def at_hand(self, colour: Colour) -> _Ports:
-        if colour.suspending:
-            return _Ports(self.aline, self.aclaims, self.alocks)
-        return _Ports(self.line, self.claims, self.locks)
-
-    def admit(self) -> None:
-        """EngineError if it was down a moment ago. One caller a second finds out, for all."""
-        if not self.breaker.allow(time.monotonic()):
-            raise EngineError(f"{self.name}: it was down a moment ago")
-
-    async def ask(self, verb: Verb[T], ports: _Ports, *, always: bool = False) -> T:
-        """What the verb says. It may not be asked now, unless this is to be done `always`."""
-        if not always:
-            self.admit()
-        try:
-            answer = await verb(ports)
-        except EngineError as error:
-            self._heard(_reason(error))
-            raise
-        if self.breaker.open:
-            self.breaker.succeeded(time.monotonic())
-        return answer
-
-    def _heard(self, reason: BaseException | None) -> None:
-        """It is down if it is silent, or out of service by its own words. Any other refusal is an answer."""
-        from redis import exceptions
-
-        silence = exceptions.ConnectionError, exceptions.TimeoutError, OSError
-        if isinstance(reason, (*silence, exceptions.ClusterDownError)):
-            self.breaker.failed(time.monotonic())
-        elif isinstance(reason, exceptions.ResponseError):
-            self.breaker.succeeded(time.monotonic())
-
-
-def _reason(error: EngineError) -> BaseException | None:
-    """What the library raised; None if the trouble is this process's own."""
-    cause = error.__cause__
-    return _reason(cause) if isinstance(cause, EngineError) else cause
 
 
 class Cluster:
@@ -200,26 +134,26 @@ class Cluster:
         """One shard's trouble is its own while the generations' shard is up, and the whole engine's if that isn't."""
         from redis import exceptions
 
-        if isinstance(error.__cause__, exceptions.ClusterDownError) and shard.address != self._owners[_GENERATIONS]:
+        if isinstance(error.__cause__, exceptions.ClusterDownError) and shard.address != self._owners[GENERATIONS]:
             with suppress(EngineError):  # a shard that has just come back says so too, for a while
                 await self._ask_generations(colour)
         error.partial = self._several and self._generations_up()
 
     def generation_at_hand(self, scope: str) -> str | None:
         """Today's, as far as this process knows it."""
-        owner = self._owners[_GENERATIONS] if self._owners else None
+        owner = self._owners[GENERATIONS] if self._owners else None
         shard = self._shards.get(owner) if owner is not None else None
         return None if shard is None else shard.claims.generation_at_hand(scope)
 
     def _generations_up(self) -> bool:
-        owner = self._owners[_GENERATIONS]
+        owner = self._owners[GENERATIONS]
         shard = self._shards.get(owner) if owner is not None else None
         return owner is not None and (shard is None or not shard.breaker.open)
 
     async def _ask_generations(self, colour: Colour) -> None:
-        await self.at(_GENERATIONS, colour, lambda ports: ports.line.ask((b"GET", b"{stampede}g")))
+        await self.at(GENERATIONS, colour, lambda ports: ports.line.ask((b"GET", b"{stampede}g")))
 
-    async def _way(self, slot: int, colour: Colour) -> tuple[Master, _Ports]:
+    async def _way(self, slot: int, colour: Colour) -> tuple[Master, Ports]:
         if not self._owners:
             await self._refresh(colour)
         owner = self._owners[slot]
@@ -233,11 +167,11 @@ class Cluster:
         shard = self._shard(owner)
         return shard, shard.at_hand(colour)
 
-    def _asking(self, address: Address, colour: Colour) -> tuple[Master, _Ports]:
+    def _asking(self, address: Address, colour: Colour) -> tuple[Master, Ports]:
         """The ports of a shard that is being given the slot."""
         shard = self._shard(address)
-        line = _Asking(shard.at_hand(colour).line, self._scripts)
-        return shard, _Ports(line, *shard.ports(line, colour))
+        line = Asking(shard.at_hand(colour).line, self._scripts)
+        return shard, Ports(line, *shard.ports(line, colour))
 
     async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]:
         """Where the slots are, as far as it is known."""
@@ -280,7 +214,7 @@ class Cluster:
             self._owners = owners
             masters = set(owners)
             self._several = len(masters - {None}) > 1
-            self._at_home(owners[_GENERATIONS])
+            self._at_home(owners[GENERATIONS])
             gone = [self._shards.pop(place) for place in list(self._shards) if place not in masters]
         for shard in gone:
             # It may wait for a moment, for a thread that is about to connect.
@@ -290,7 +224,7 @@ class Cluster:
         """One slot is known at once; others may have moved too."""
         await self._refresh(colour)
         self._owners[slot] = address
-        self._at_home(self._owners[_GENERATIONS])
+        self._at_home(self._owners[GENERATIONS])
 
     def _at_home(self, address: Address | None) -> None:
         if address is not None:
@@ -321,217 +255,12 @@ class Cluster:
                 shard.news.void_all()
 
 
-async def _slots(ports: _Ports) -> Any:
+async def _slots(ports: Ports) -> Any:
     return await ports.line.ask((b"CLUSTER", b"SLOTS"))
 
 
 def _address(redirect: Any, told_by: Address) -> Address:
     return Address(redirect.host or told_by.host, redirect.port)
-
-
-def _slot(tag: bytes) -> int:
-    """The slot of all keys with this tag (without its braces)."""
-    return crc_hqx(tag, 0) % SLOTS
-
-
-def _slot_of_key(key: str) -> int:
-    return _slot(names(key).lease[1:25])
-
-
-class _Asking:
-    """A line to a shard that is being given a slot, and takes questions about it only if they say that they know."""
-
-    def __init__(self, line: Line, scripts: Scripts) -> None:
-        self._line = line
-        self._scripts = scripts
-
-    async def ask(self, command: Command) -> Any:
-        return (await self.ask_all([command]))[0]
-
-    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
-        asked: list[Command] = []
-        for command in commands:
-            asked += [(b"ASKING",), self._scripts.whole(command) if command[0] == b"EVALSHA" else command]
-        return (await self._line.ask_all(asked))[1::2]
-
-    async def read(self, command: Command) -> tuple[Any, int]:
-        return await self.ask(command), 0  # no tickets before it is there
-
-    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        return await self.ask_all(commands), 0
-
-
-# -- the ports ----------------------------------------------------------------------------------------------------
-
-
-class RoutedKeys(Versioned):
-    """Claims and Store of one colour."""
-
-    def __init__(self, cluster: Cluster, colour: Colour) -> None:
-        self._cluster = cluster
-        self._colour = colour
-
-    async def _at(self, key: str, verb: Callable[[Keys], Awaitable[T]], *, always: bool = False) -> T:
-        slot = _slot_of_key(key)
-        return await self._cluster.of_key(slot, self._colour, lambda ports: verb(ports.keys), always=always)
-
-    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        return await self._at(key, lambda keys: keys.claim(key, token, ask))
-
-    async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
-        """A claim for each (key, token, ask), in one round trip for each shard."""
-        return _whole(await self._many(questions, lambda asked: asked[0], lambda keys, some: keys.claim_many(some)))
-
-    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        """Claims in one round trip for each shard; fills and abandons in another."""
-
-        async def ask(keys: Keys, some: Sequence[Asked]) -> list[Any]:
-            answers = keys.ask_many(some)
-            for answer in answers:
-                if isinstance(answer, EngineError) and not answer.partial:  # or it is the answer about one key
-                    raise answer
-            return answers
-
-        always = any(question.verb == "fill" for question in asked)
-        return run_blocking(self._many(asked, lambda question: question.args[0], ask, always=always))
-
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        return await self._at(key, lambda keys: keys.fill(key, token, entry), always=True)
-
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-        await self._at(key, lambda keys: keys.abandon(key, token, verdict, rest))
-
-    async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return await self._at(key, lambda keys: keys.renew(key, token, lease))
-
-    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        end = time.monotonic() + timeout
-        return await self._at(key, lambda keys: keys.wait(key, busy, max(end - time.monotonic(), 0.0)), always=True)
-
-    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        """What is kept of each key. Those of a shard that is down are missing, as long as another one answers."""
-        answers = await self._many(keys, lambda key: key, lambda port, some: port.get(some))
-        lost = [isinstance(answer, EngineError) and answer.partial for answer in answers]
-        if not all(lost):
-            answers = [None if gone else answer for answer, gone in zip(answers, lost, strict=True)]
-        return _whole(answers)
-
-    async def set(self, key: str, entry: Entry[Any]) -> None:
-        await self._at(key, lambda keys: keys.set(key, entry))
-
-    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        return await self._at(key, lambda keys: keys.replace(key, seen, entry))
-
-    async def expire(self, key: str) -> bool:
-        return await self._at(key, lambda keys: keys.expire(key))
-
-    async def invalidate(self, key: str) -> bool:
-        return await self._at(key, lambda keys: keys.invalidate(key))
-
-    def generation_at_hand(self, scope: str) -> str | None:
-        return self._cluster.generation_at_hand(scope)
-
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
-        return await self._of_generations(lambda keys: keys.generation(scope, sure=sure))
-
-    async def bump(self, scope: str) -> None:
-        await self._of_generations(lambda keys: keys.bump(scope))
-
-    async def _of_generations(self, verb: Callable[[Keys], Awaitable[T]]) -> T:
-        try:
-            return await self._cluster.at(_GENERATIONS, self._colour, lambda ports: verb(ports.keys))
-        except EngineError as error:
-            error.partial = False  # of no key anything can be known
-            raise
-
-    async def _many(
-        self,
-        items: Sequence[T],
-        key: Callable[[T], str],
-        verb: Callable[[Keys, Sequence[T]], Awaitable[list[Any]]],
-        *,
-        always: bool = False,
-    ) -> list[Any]:
-        """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
-        are asked beside each other."""
-        if not items:
-            return []
-        slots = [_slot_of_key(key(item)) for item in items]
-        parts: dict[Address | None, list[int]] = {}
-        try:
-            owners = await self._cluster.owners(slots, self._colour)
-        except EngineError as error:
-            return [error] * len(items)
-        for number, owner in enumerate(owners):
-            parts.setdefault(owner, []).append(number)
-
-        async def part(numbers: list[int]) -> list[Any]:
-            slot, some = slots[numbers[0]], [items[number] for number in numbers]
-            try:
-                return await self._cluster.of_key(
-                    slot, self._colour, lambda ports: verb(ports.keys, some), always=always
-                )
-            except EngineError as error:
-                if len(some) == 1 or not _is_about_one(error):
-                    return [error] * len(some)
-            return [answer for number in numbers for answer in await part([number])]
-
-        if self._colour.suspending:
-            found = []
-            for answers_of_one in await settled([part(numbers) for numbers in parts.values()]):
-                if isinstance(answers_of_one, BaseException):
-                    raise answers_of_one
-                found.append(answers_of_one)
-        else:
-            found = [await part(numbers) for numbers in parts.values()]
-        answers: list[Any] = [None] * len(items)
-        for numbers, some in zip(parts.values(), found, strict=True):
-            for number, answer in zip(numbers, some, strict=True):
-                answers[number] = answer
-        return answers
-
-
-def _is_about_one(error: EngineError) -> bool:
-    """Whether it is about one of many slots, which has moved, or is about to; the others have answers."""
-    from redis import exceptions
-
-    return isinstance(_reason(error), (exceptions.AskError, exceptions.TryAgainError))
-
-
-def _whole(answers: list[Any]) -> list[Any]:
-    """The answers, if each is one."""
-    for answer in answers:
-        if isinstance(answer, EngineError):
-            raise answer
-    return answers
-
-
-class RoutedLocks:
-    """Locks of one colour."""
-
-    def __init__(self, cluster: Cluster, colour: Colour) -> None:
-        self._cluster = cluster
-        self._colour = colour
-
-    async def _at(self, name: str, verb: Callable[[LockPort], Awaitable[T]], *, always: bool = False) -> T:
-        slot = _slot(tag_of_lock(name))
-        return await self._cluster.at(slot, self._colour, lambda ports: verb(ports.locks), always=always)
-
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
-        return await self._at(name, lambda locks: locks.acquire(name, token, lease))
-
-    async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return await self._at(name, lambda locks: locks.renew(name, token, lease))
-
-    async def release(self, name: str, token: bytes) -> bool:
-        return await self._at(name, lambda locks: locks.release(name, token), always=True)
-
-    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        await self._at(name, lambda locks: locks.wait(name, busy, max(end - time.monotonic(), 0.0)), always=True)
-
-
-_GENERATIONS = _slot(b"stampede")
 
 
 def of_cluster_url(url: str, given: Mapping[str, Any]) -> Callable[..., Cluster]:

@@ -1,0 +1,210 @@
+"""The ports of a cluster: each verb goes to the shard of its key, and many of one shard go together."""
+
+from __future__ import annotations
+
+import time
+from binascii import crc_hqx
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from stampede.colour import Colour, run_blocking, settled
+from stampede.engines.redis.clients import Address
+from stampede.engines.redis.locks import LockPort, tag_of
+from stampede.engines.redis.master import Verb, reason
+from stampede.engines.redis.verbs import Keys
+from stampede.engines.redis.wire import names
+from stampede.entry import Entry, Verdict
+from stampede.errors import EngineError
+from stampede.ports import Ask, Asked, Busy, Found, Granted, Reply, Versioned
+
+__all__ = ["GENERATIONS", "SLOTS", "RoutedKeys", "RoutedLocks"]
+
+T = TypeVar("T")
+
+SLOTS = 1 << 14
+
+
+def _slot(tag: bytes) -> int:
+    """The slot of all keys with this tag (without its braces)."""
+    return crc_hqx(tag, 0) % SLOTS
+
+
+def _slot_of_key(key: str) -> int:
+    return _slot(names(key).lease[1:25])
+
+
+GENERATIONS = _slot(b"stampede")
+
+
+class Ways(Protocol):
+    """Who finds the shard of a slot, wherever it is by now."""
+
+    async def at(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
+    async def of_key(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
+    async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]: ...
+    def generation_at_hand(self, scope: str) -> str | None: ...
+
+
+class RoutedKeys(Versioned):
+    """Claims and Store of one colour."""
+
+    def __init__(self, ways: Ways, colour: Colour) -> None:
+        self._ways = ways
+        self._colour = colour
+
+    async def _at(self, key: str, verb: Callable[[Keys], Awaitable[T]], *, always: bool = False) -> T:
+        slot = _slot_of_key(key)
+        return await self._ways.of_key(slot, self._colour, lambda ports: verb(ports.keys), always=always)
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        return await self._at(key, lambda keys: keys.claim(key, token, ask))
+
+    async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
+        """A claim for each (key, token, ask), in one round trip for each shard."""
+        return _whole(await self._many(questions, lambda asked: asked[0], lambda keys, some: keys.claim_many(some)))
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        """Claims in one round trip for each shard; fills and abandons in another."""
+
+        async def ask(keys: Keys, some: Sequence[Asked]) -> list[Any]:
+            answers = keys.ask_many(some)
+            for answer in answers:
+                if isinstance(answer, EngineError) and not answer.partial:  # or it is the answer about one key
+                    raise answer
+            return answers
+
+        always = any(question.verb == "fill" for question in asked)
+        return run_blocking(self._many(asked, lambda question: question.args[0], ask, always=always))
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        return await self._at(key, lambda keys: keys.fill(key, token, entry), always=True)
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+        await self._at(key, lambda keys: keys.abandon(key, token, verdict, rest))
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return await self._at(key, lambda keys: keys.renew(key, token, lease))
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        end = time.monotonic() + timeout
+        return await self._at(key, lambda keys: keys.wait(key, busy, max(end - time.monotonic(), 0.0)), always=True)
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        """What is kept of each key. Those of a shard that is down are missing, as long as another one answers."""
+        answers = await self._many(keys, lambda key: key, lambda port, some: port.get(some))
+        lost = [isinstance(answer, EngineError) and answer.partial for answer in answers]
+        if not all(lost):
+            answers = [None if gone else answer for answer, gone in zip(answers, lost, strict=True)]
+        return _whole(answers)
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        await self._at(key, lambda keys: keys.set(key, entry))
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        return await self._at(key, lambda keys: keys.replace(key, seen, entry))
+
+    async def expire(self, key: str) -> bool:
+        return await self._at(key, lambda keys: keys.expire(key))
+
+    async def invalidate(self, key: str) -> bool:
+        return await self._at(key, lambda keys: keys.invalidate(key))
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        return self._ways.generation_at_hand(scope)
+
+    async def generation(self, scope: str, *, sure: bool = False) -> str:
+        return await self._of_generations(lambda keys: keys.generation(scope, sure=sure))
+
+    async def bump(self, scope: str) -> None:
+        await self._of_generations(lambda keys: keys.bump(scope))
+
+    async def _of_generations(self, verb: Callable[[Keys], Awaitable[T]]) -> T:
+        try:
+            return await self._ways.at(GENERATIONS, self._colour, lambda ports: verb(ports.keys))
+        except EngineError as error:
+            error.partial = False  # of no key anything can be known
+            raise
+
+    async def _many(
+        self,
+        items: Sequence[T],
+        key: Callable[[T], str],
+        verb: Callable[[Keys, Sequence[T]], Awaitable[list[Any]]],
+        *,
+        always: bool = False,
+    ) -> list[Any]:
+        """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
+        are asked beside each other."""
+        if not items:
+            return []
+        slots = [_slot_of_key(key(item)) for item in items]
+        parts: dict[Address | None, list[int]] = {}
+        try:
+            owners = await self._ways.owners(slots, self._colour)
+        except EngineError as error:
+            return [error] * len(items)
+        for number, owner in enumerate(owners):
+            parts.setdefault(owner, []).append(number)
+
+        async def part(numbers: list[int]) -> list[Any]:
+            slot, some = slots[numbers[0]], [items[number] for number in numbers]
+            try:
+                return await self._ways.of_key(slot, self._colour, lambda ports: verb(ports.keys, some), always=always)
+            except EngineError as error:
+                if len(some) == 1 or not _is_about_one(error):
+                    return [error] * len(some)
+            return [answer for number in numbers for answer in await part([number])]
+
+        if self._colour.suspending:
+            found = []
+            for answers_of_one in await settled([part(numbers) for numbers in parts.values()]):
+                if isinstance(answers_of_one, BaseException):
+                    raise answers_of_one
+                found.append(answers_of_one)
+        else:
+            found = [await part(numbers) for numbers in parts.values()]
+        answers: list[Any] = [None] * len(items)
+        for numbers, some in zip(parts.values(), found, strict=True):
+            for number, answer in zip(numbers, some, strict=True):
+                answers[number] = answer
+        return answers
+
+
+def _is_about_one(error: EngineError) -> bool:
+    """Whether it is about one of many slots, which has moved, or is about to; the others have answers."""
+    from redis import exceptions
+
+    return isinstance(reason(error), (exceptions.AskError, exceptions.TryAgainError))
+
+
+def _whole(answers: list[Any]) -> list[Any]:
+    """The answers, if each is one."""
+    for answer in answers:
+        if isinstance(answer, EngineError):
+            raise answer
+    return answers
+
+
+class RoutedLocks:
+    """Locks of one colour."""
+
+    def __init__(self, ways: Ways, colour: Colour) -> None:
+        self._ways = ways
+        self._colour = colour
+
+    async def _at(self, name: str, verb: Callable[[LockPort], Awaitable[T]], *, always: bool = False) -> T:
+        slot = _slot(tag_of(name))
+        return await self._ways.at(slot, self._colour, lambda ports: verb(ports.locks), always=always)
+
+    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+        return await self._at(name, lambda locks: locks.acquire(name, token, lease))
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self._at(name, lambda locks: locks.renew(name, token, lease))
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await self._at(name, lambda locks: locks.release(name, token), always=True)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        await self._at(name, lambda locks: locks.wait(name, busy, max(end - time.monotonic(), 0.0)), always=True)
