@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
+import threading
+import time
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from memcached_server import MemcachedServer
+from servers import PATIENCE, RedisCluster, RedisServer, Sentinels, wait_until
 
 import stampede.engines
 from stampede import Cache, cached
+from stampede.colour import run_blocking
+from stampede.engines import open_engine
 from stampede.faces import Options, PolicyOptions
 from stampede.policy import DEFAULT
 from stampede.settings import load
@@ -33,11 +41,24 @@ def blocks(language: str) -> list[tuple[int, str]]:
     return found
 
 
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the first table under a heading, without its head."""
-    section = README.split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0]
-    table = [line for line in section.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table[1:]]
+def section(heading: str) -> str:
+    """What stands under a heading, to the next one of its kind or above."""
+    level = heading.split()[0]
+    text = README.split(f"\n{heading}\n", 1)[1]
+    return re.split(rf"\n#{{2,{len(level)}}} ", text, maxsplit=1)[0]
+
+
+def chapter(heading: str, language: str) -> list[tuple[int, str]]:
+    """The blocks of one language under a heading."""
+    text = section(heading)
+    return [(first, block) for first, block in blocks(language) if block in text]
+
+
+def rows(heading: str, number: int = 0) -> list[list[str]]:
+    """The cells of a table under a heading, without its head."""
+    tables = re.findall(r"(?:^\|.*\n?)+", section(heading), re.MULTILINE)
+    lines = [line for line in tables[number].splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[1:]]
 
 
 def named(text: str) -> list[str]:
@@ -88,13 +109,20 @@ assert not lock.held
 """
 
 
+def program(parts: list[tuple[int, str]]) -> str:
+    """Blocks as one program. Its tracebacks tell the README's own lines."""
+    lines: list[str] = []
+    for first, block in parts:
+        lines += [""] * (first - 1 - len(lines))
+        lines += block.splitlines()
+    return "\n".join(lines)
+
+
 def test_the_python_runs(tmp_path: Path) -> None:
     """Who copies the README's code, from top to bottom, would meet an error."""
-    program: list[str] = []
-    for first, block in blocks("python"):
-        program += [""] * (first - 1 - len(program))  # tracebacks then tell the README's own lines
-        program += block.splitlines()
-    (tmp_path / "README.py").write_text("\n".join(program) + CLAIMS)
+    theirs = [block for heading in CHAPTERS for block in chapter(heading, "python")]
+    ours = [block for block in blocks("python") if block not in theirs]
+    (tmp_path / "README.py").write_text(program(ours) + CLAIMS)
     run(tmp_path, "-W", "error", "README.py")
 
 
@@ -103,10 +131,221 @@ def test_the_settings_can_be_read(tmp_path: Path) -> None:
     for _, block in blocks("toml"):
         file = tmp_path / "stampede.toml"
         file.write_text(block)
-        settings = load(file, {"HOME": str(tmp_path)})
+        settings = load(file, {"HOME": str(tmp_path), "SHOP_PASSWORD": "secret"})
         assert settings.caches
         for each in settings.caches.values():
-            stampede.engines.url.scheme_of(each.url)
+            if "redis" in stampede.engines.url.scheme_of(each.url):
+                pytest.importorskip("redis")
+                open_engine(each.url).close()  # which connects to nobody, but knows the options
+
+
+# -- servers --------------------------------------------------------------------------------------------------------
+
+CHAPTERS = {"### Redis": "redis", "### memcached": "pymemcache"}
+"""What runs on real servers, and the package that it needs."""
+
+CLAIMS_OF = {
+    "### Redis": """
+assert shop.get("greeting") == "hello" == fleet.get("greeting")
+assert fence > 0
+assert sum(each["name"] == "shop" for each in client.client_list()) > 1
+""",
+    "### memcached": """
+assert items.get("greeting") == "hello" and secured.engine is engine
+""",
+}
+
+
+def server_of(heading: str) -> Any:
+    return RedisServer() if heading == "### Redis" else MemcachedServer()
+
+
+@pytest.mark.parametrize("heading", CHAPTERS)
+def test_the_python_of_a_chapter_runs(tmp_path: Path, heading: str) -> None:
+    """Who copies a chapter's code, and has its server, would meet an error."""
+    pytest.importorskip(CHAPTERS[heading])
+    server = server_of(heading)
+    try:
+        code = program(chapter(heading, "python"))
+        code = re.sub(r"localhost:\d+", f"127.0.0.1:{server.port}", code).replace("port=6379", f"port={server.port}")
+        (tmp_path / "README.py").write_text(code + CLAIMS_OF[heading])
+        run(tmp_path, "README.py")
+    finally:
+        server.close()
+
+
+def rights() -> list[str]:
+    """The line that makes a user of Redis, as redis-cli is given it."""
+    ((_, block),) = chapter("### Redis", "sh")
+    program, *command = shlex.split(block.replace("\\\n", ""))
+    assert program == "redis-cli"
+    return command
+
+
+def all_verbs(url: str) -> None:
+    """Whatever an application may do, by two processes' caches; a right that is missing is an error."""
+    options: dict[str, Any] = {"local": True, "early": 0, "on_engine_error": "raise"}
+    with Cache(url, **options) as near, Cache(url, **options) as far:
+        keys = [f"k{number}" for number in range(9)]  # of each shard, some
+        assert near.get_or_compute_many(keys, lambda missing: dict.fromkeys(missing, 1)) == dict.fromkeys(keys, 1)
+        for key in keys:
+
+            def from_memory(key: str = key) -> bool:
+                before = far.stats().hits
+                assert asyncio.run(far.aget_or_compute(key, never)) == 1
+                return far.get_or_compute(key, never) == 1 and far.stats().hits > before
+
+            wait_until(from_memory)
+            near.set(key, 2)
+            wait_until(lambda key=key: far.get_or_compute(key, never) == 2)
+        assert near.expire("k0") and near.invalidate("k1")
+        assert near.get("k2") == near.peek("k3").value == 2  # type: ignore[union-attr]
+        with pytest.raises(ZeroDivisionError):
+            near.get_or_compute("failing", lambda: 1 // 0, retry_after=1)
+        near.clear()
+        assert near.get_or_compute("k0", lambda: 3) == 3
+        with near.lock("l", lease=0.3) as lock:
+            assert not far.lock("l").acquire(0.5)
+            assert lock.held
+
+
+def never() -> Any:
+    raise AssertionError("it is there")
+
+
+@pytest.mark.parametrize("kind", ["one server", "cluster", "sentinels"])
+def test_the_rights_are_enough(kind: str) -> None:
+    """Who gives a user the rights of the README would miss one, in production."""
+    pytest.importorskip("redis")
+    made: Any = {"one server": RedisServer, "cluster": RedisCluster, "sentinels": lambda: Sentinels(1, 1)}[kind]()
+    servers = {"cluster": "nodes", "sentinels": "replicas"}
+    masters = [made.master] if kind == "sentinels" else getattr(made, servers.get(kind, ""), [made])
+    try:
+        for server in masters:
+            assert server.cli(*rights()) == "OK"
+        all_verbs(made.url.replace("://", "://shop:secret@"))
+        for server in masters:
+            assert server.cli("ACL", "LOG") == ""
+    finally:
+        made.close()
+
+
+def test_keys_are_called_so() -> None:
+    """Who looks with redis-cli would look for keys that are called otherwise."""
+    pytest.importorskip("redis")
+    from stampede.engines.redis.locks import _names as lock_names
+    from stampede.engines.redis.wire import names
+
+    entry, _, generations, lock = (named(cells[0]) for cells in rows("### Redis"))
+    (entry_key,) = (key.replace("\\|", "|") for key in entry)
+    _, _, key = entry_key.partition(":")
+    assert names(key).entry.decode() == entry_key
+    assert rows("### Redis")[1][0].startswith(f"`{names(key).lease.decode()}`")
+    assert lock == [lock_names("nightly-report").lock.decode()]
+    assert generations == ["{stampede}g", "{stampede}g:shop:price"]
+
+
+@pytest.mark.parametrize("policy", ["volatile-lru", "volatile-ttl"])
+def test_what_is_evicted_first(policy: str) -> None:
+    """The README would recommend the policy that throws out what is being computed."""
+    pytest.importorskip("redis")
+    server = RedisServer("--maxmemory-policy", policy, "--maxmemory-samples", "64")
+
+    def keys(pattern: str) -> list[str]:
+        return server.cli("--scan", "--pattern", pattern).splitlines()
+
+    def idle(key: str) -> int:
+        return int(server.cli("OBJECT", "IDLETIME", key))
+
+    with Cache(server.url) as cache:
+        for number in range(20):
+            cache.set(f"old {number}", b"x" * 10_000, ttl=600)
+        begun, go_on = threading.Event(), threading.Event()
+
+        def compute() -> str:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+            return "new"
+
+        caller = threading.Thread(target=lambda: cache.get_or_compute("new", compute, lease=3))
+        caller.start()
+        assert begun.wait(PATIENCE)
+        (lease,) = keys("{*}l")
+        wait_until(lambda: min(map(idle, keys("{*}:*|old *"))) > idle(lease))  # it has been renewed
+        used = int(server.cli("INFO", "memory").split("used_memory:")[1].split()[0])
+        server.cli("CONFIG", "SET", "maxmemory", str(used - 50_000))
+        wait_until(lambda: len(keys("{*}:*|old *")) < 20)
+        server.cli("CONFIG", "SET", "maxmemory", "0")
+        assert set(keys("{stampede}*")) == {"{stampede}g", "{stampede}g:"}
+        go_on.set()
+        caller.join(PATIENCE)
+        assert (cache.get("new") == "new") == (policy == "volatile-lru")
+    server.close()
+
+
+def test_what_a_foreign_reader_gets() -> None:
+    """The README would name other flags, or call a value what is a lease."""
+    pytest.importorskip("pymemcache")
+    server = MemcachedServer()
+    with Cache(server.url) as cache:
+        lease, value = (each.encode() for each in re.findall(r"flags\s(\d{5,})", section("### memcached")))
+
+        name = f"s:{run_blocking(cache.engine.store.generation(''))}|k"  # type: ignore[union-attr]
+
+        def seen() -> list[bytes]:
+            """Flags and size of the item."""
+            return server.say(f"get {name}\r\n".encode(), b"END\r\n").split(b"\r\n")[0].split()[2:]
+
+        def compute() -> int:
+            assert seen() == [b"0", b"0"]
+            wait_until(lambda: seen()[0] == lease)
+            return 1
+
+        cache.get_or_compute("k", compute)
+        assert seen()[0] == value
+    server.close()
+
+
+def test_a_tier_before_memcached_follows_within_a_second() -> None:
+    """Nobody tells it of changes: it would believe in what it has for longer, or not at all."""
+    pytest.importorskip("pymemcache")
+    server = MemcachedServer()
+    with Cache(server.url) as far, Cache(server.url, local=True) as near:
+        far.set("k", 1)
+        assert [near.get_or_compute("k", never) for _ in range(3)] == [1, 1, 1]
+        assert near.stats().hits >= 1
+        start = time.monotonic()
+        far.set("k", 2)
+        wait_until(lambda: near.get_or_compute("k", never) == 2)
+        assert time.monotonic() - start < 1.5
+        start = time.monotonic()
+        far.clear()
+        wait_until(lambda: near.get_or_compute("k", lambda: 3) == 3)
+        assert time.monotonic() - start < 2.5
+    server.close()
+
+
+_CLOCKS = """
+import sys, time
+off = float(sys.argv[2])
+real, monotonic = time.time, time.monotonic
+time.time, time.monotonic = lambda: real() + off, lambda: monotonic() + abs(off)
+from stampede import Cache
+with Cache(sys.argv[1], early=0) as cache:
+    if off > 0:
+        cache.set("k", 1, ttl=30)
+    assert cache.get_or_compute("k", lambda: 0) == 1
+    assert 20 < cache.peek("k").fresh <= 30
+"""
+
+
+def test_memcached_counts_the_time_left(tmp_path: Path) -> None:
+    """Promise 14: a machine whose clock is years off would find everything expired, or nothing ever."""
+    pytest.importorskip("pymemcache")
+    server = MemcachedServer()
+    for off in ("1e8", "-1e8"):
+        run(tmp_path, "-c", _CLOCKS, server.url, off)
+    server.close()
 
 
 def test_the_shell_lines_can_be_typed(tmp_path: Path) -> None:
@@ -115,7 +354,7 @@ def test_the_shell_lines_can_be_typed(tmp_path: Path) -> None:
     with Cache(f"disk://{tmp_path}/cache") as cache:
         cache.set("KEY", "value")
     for _, block in blocks("sh"):
-        for line in block.splitlines():
+        for line in block.replace("\\\n", "").splitlines():
             for command in line.partition("#")[0].split("&&"):
                 _type(command.split(), tmp_path)
 
@@ -134,6 +373,8 @@ def _type(words: list[str], home: Path) -> None:
             assert run(home, "-m", "stampede", *arguments)
         case ["git", "clone", _] | ["cd", "stampede"] | []:
             pass
+        case ["redis-cli", "ACL", "SETUSER", *_]:
+            pass  # test_the_rights_are_enough does
         case _:
             pytest.fail(f"nobody tries {words}")
 
@@ -226,6 +467,157 @@ def test_twins() -> None:
     verbs = {name for name in vars(Cache) if not name.startswith("_") and f"a{name}" in vars(Cache)}
     io = {"get_or_compute", "get_or_compute_many", "get", "get_many", "set", "set_many", "peek", "expire"}
     assert verbs == io | {"invalidate", "clear"}
+
+
+# -- what happens when ----------------------------------------------------------------------------------------------
+
+TRIED: dict[str, tuple[str, str, str, str]] = {
+    "the computing process is killed": (
+        "fill::test_nothing_goes_wrong",
+        "disk_processes::test_killed_holder",
+        "redis_processes::test_a_killed_holder_holds_nobody_up",
+        "memcached_faults::test_a_killed_holder_blocks_nobody_for_long",
+    ),
+    "it is frozen": (
+        "keeper::test_a_frozen_holder_stores_nothing",
+        "disk_processes::test_frozen_holder_never_fills_late processes::test_a_frozen_holder_stores_nothing_late",
+        "redis_processes::test_a_frozen_holder_stores_nothing_late",
+        "memcached_faults::test_a_frozen_holder_stores_nothing_late",
+    ),
+    "the computation outlasts its lease, or hangs": (
+        "keeper::test_renewal_ends_after_max_hold",
+        "processes::test_a_hung_holder_ends_with_max_hold processes::test_a_blocked_loop_keeps_its_lease",
+        "redis_processes::test_a_killed_holder_holds_nobody_up redis_conformance::test_renew_moves_the_end",
+        "memcached::test_three_leases_long_is_never_robbed memcached::test_a_blocked_loop_keeps_its_leases",
+    ),
+    "the computation fails": (
+        "cached::test_stale_is_served_when_the_computation_fails",
+        "processes::test_a_failure_is_told_to_waiters_elsewhere",
+        "redis_conformance::test_verdict_answers_those_who_waited redis_conformance::test_a_rest_ends",
+        "memcached::test_waiters_before_the_signature_hear_the_verdict memcached_conformance::test_a_rest_ends",
+    ),
+    "the key is invalidated during a computation": (
+        "fill::test_nothing_goes_wrong",
+        "processes::test_invalidation_wins_over_a_computation_elsewhere",
+        "redis_processes::test_a_change_elsewhere_ends_a_computation redis_processes::test_random_interleavings",
+        "memcached_faults::test_random_interleavings_of_whole_calls"
+        " memcached_conformance::test_fill_after_invalidate_is_refused",
+    ),
+    "another process changes what is in a local tier": (
+        "",
+        "disk_coherence::test_no_reader_is_ever_behind processes::test_a_change_is_seen_by_hits_elsewhere",
+        "redis::test_a_local_tier_follows redis::test_a_bump_is_pushed"
+        " redis_generations::test_changes_go_to_a_generation_that_somebody_else_has_just_begun",
+        "readme::test_a_tier_before_memcached_follows_within_a_second"
+        " memcached::test_generations_are_asked_for_once_a_second",
+    ),
+    "the engine is down, hangs, or refuses us": (
+        "outage::test_calls_go_on outage::test_a_dead_engine_is_asked_once_a_second outage::test_locks_are_never_open",
+        "outage::test_a_directory_that_disappears disk_faults::test_locked_by_another_program",
+        "redis_faults::test_an_engine_in_trouble_is_no_outage redis_faults::test_a_slow_engine_is_no_dead_one"
+        " redis_faults::test_by_default_a_hung_engine_costs_a_second redis_faults::test_nobody_waits_longer_than_wait",
+        "memcached_outage::test_an_engine_in_trouble_is_no_outage memcached_outage::test_a_slow_engine_is_no_dead_one"
+        " memcached_faults::test_a_server_that_hangs_is_an_error_soon",
+    ),
+    "the engine is full": (
+        "outage::test_what_a_full_engine_refuses_is_kept_for_a_moment_only",
+        "disk_faults::test_bounded_by_bytes disk_faults::test_no_room",
+        "redis_faults::test_an_engine_in_trouble_is_no_outage redis::test_a_full_server_ends_what_it_began"
+        " redis_faults::test_what_was_computed_in_trouble_holds_for_a_while readme::test_what_is_evicted_first",
+        "memcached_faults::test_a_full_server_forgets_and_lies_not memcached_faults::test_a_stub_is_evicted_too",
+    ),
+    "a value is too large": (
+        "codec::test_max_bytes_holds_both_ways",
+        "disk_faults::test_larger_than_the_bound",
+        "",
+        "memcached_outage::test_a_value_that_is_too_large_is_told_and_given",
+    ),
+    "one of several servers is down": (
+        "outage::test_a_part_that_is_down_is_no_matter_of_the_other_parts",
+        "",
+        "redis_cluster::test_the_rest_of_a_cluster_goes_on redis_cluster::test_all_are_down_with_the_generations",
+        "memcached_faults::test_the_rest_of_a_ring_goes_on"
+        " memcached_faults::test_what_comes_back_with_its_values_is_asked_again",
+    ),
+    "another server takes over": (
+        "",
+        "",
+        "redis_sentinel::test_a_failover_while_a_value_is_computed redis_sentinel::test_a_replica_is_left"
+        " redis_cluster::test_a_replica_takes_over redis::test_a_replica_is_not_believed",
+        "",
+    ),
+    "the engine forgets": (
+        "",
+        "disk_faults::test_removed_directory_is_made_again disk_faults::test_lease_of_a_removed_directory_is_lost"
+        " disk_faults::test_damaged_database",
+        "redis_faults::test_a_server_that_forgets_at_every_step redis_faults::test_a_lock_that_was_forgotten_is_lost",
+        "memcached_outage::test_a_restart_at_every_step memcached_faults::test_an_evicted_lease_is_lost"
+        " memcached::test_a_lock_is_released_only_by_its_owner",
+    ),
+    "a connection breaks, or a reply is lost": (
+        "outage::test_a_claim_whose_reply_is_lost_locks_nobody_out",
+        "",
+        "redis_faults::test_a_cut_at_every_byte redis_faults::test_half_a_reply_and_silence"
+        " redis::test_losing_the_news_voids_all redis::test_waiters_are_woken_when_the_news_break",
+        "memcached_faults::test_a_fill_cut_at_every_byte_says_what_it_did"
+        " memcached::test_a_lost_reply_locks_out_for_a_moment_only",
+    ),
+    "the wall clock steps": (
+        "promises_kept::test_time_left_counts_from_before_the_request",
+        "disk_faults::test_steps_of_the_time_of_day disk_faults::test_reboot",
+        "redis::test_clocks_are_never_compared",
+        "readme::test_memcached_counts_the_time_left",
+    ),
+    "a deploy changes a type": ("codec_types::test_a_deploy_that_changes_a_type_is_a_miss", "", "", ""),
+    "bytes in the engine are damaged or hostile": (
+        "codec_hostile::test_msgspec_bodies_refuse_what_is_not_of_the_type",
+        "promises_kept::test_bytes_that_are_not_believed_are_a_miss_and_an_event",
+        "redis::test_what_is_no_entry_is_a_miss",
+        "memcached::test_foreign_bytes_are_a_miss",
+    ),
+    "a caller is cancelled": (
+        "flight::test_a_cancelled_waiter_disturbs_nobody"
+        " flight::test_a_computation_without_callers_is_cancelled_and_its_lease_released",
+        "cache::test_a_cancelled_crowd_leaves_nothing",
+        "redis_processes::test_storms_of_cancellations",
+        "memcached_faults::test_a_cancelled_task_leaves_the_others_replies_alone",
+    ),
+    "a process forks": (
+        "fork::test_a_fork_inside_a_computation",
+        "disk_processes::test_both_sides_of_a_fork_go_on processes::test_a_child_leaves_its_parents_lease_alone",
+        "redis_processes::test_both_sides_of_a_fork_go_on redis_processes::test_a_child_leaves_its_parents_lease_alone",
+        "memcached::test_a_forked_child_has_connections_of_its_own",
+    ),
+    "a computation asks for its own key": (
+        "cached::test_recursion_is_an_error flight::test_two_computations_that_ask_for_each_other",
+        "",
+        "",
+        "",
+    ),
+}
+"""For each row of "What happens when": tests without an engine or for every one; of disk; of Redis; of memcached."""
+
+
+def test_what_happens_when_was_tried() -> None:
+    """The README would promise what was tried nowhere, or elsewhere than it says."""
+    promised = [cells[0] for cells in rows("## What happens when")]
+    assert promised == list(TRIED)
+    said = {cells[0]: tuple(cells[1:]) for cells in rows("## What happens when", 1)}
+    assert said == {when: tuple(map(_files, cells)) for when, cells in TRIED.items()}
+
+
+def _files(tests: str) -> str:
+    return ", ".join(f"`{each}`" for each in dict.fromkeys(test.partition("::")[0] for test in tests.split())) or "-"
+
+
+@pytest.mark.parametrize("test", sorted({test for row in TRIED.values() for cell in row for test in cell.split()}))
+def test_a_test_of_what_happens_is_there(test: str) -> None:
+    """The README would send its reader to a test that was renamed, or removed."""
+    file, _, name = test.partition("::")
+    texts = [(ROOT / "tests" / f"test_{file}.py").read_text()]
+    if file.endswith("_conformance"):
+        texts = [each.read_text() for each in (ROOT / "stampede" / "testing" / "conformance").glob("*.py")]
+    assert any(re.search(rf"^\s*(async )?def {name}\(", text, re.MULTILINE) for text in texts)
 
 
 # -- links ----------------------------------------------------------------------------------------------------------
