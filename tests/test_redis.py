@@ -1314,3 +1314,14 @@ def test_fences_grow_over_a_flush(server: RedisServer, open_: Open) -> None:
         time.sleep(0.002)  # the server's clock counts ms
         server.cli("FLUSHALL")
     assert fences == sorted(set(fences))
+
+
+def test_a_lease_is_not_older_than_it_is(server: RedisServer, open_: Open) -> None:
+    """To a server that evicts what was not used for long, a token could look as old as the last script: gone at once."""
+    engine = open_(server.url)
+    first, second = (f"idle {new_id().hex()}" for _ in range(2))
+    for _ in range(2):
+        run(engine.claims.claim(first, new_id(), Ask(LONG)))  # the second is refused, and its token kept for reuse
+    until(lambda: server.cli("OBJECT", "IDLETIME", wire.names(first).lease) == "2", within=5.0)
+    assert isinstance(run(engine.claims.claim(second, new_id(), Ask(LONG))), Granted)
+    assert server.cli("OBJECT", "IDLETIME", wire.names(second).lease) == "0"
