@@ -220,8 +220,9 @@ def test_a_reply_may_come_in_any_pieces() -> None:
             reply, after = found
             assert (reply.value, reply.left, reply.cas, reply.won) == (b"a\r\nEND\r\nb", 5, b"77", True)
             assert after == len(whole) - 4
-    with pytest.raises(EngineError):
-        meta.parse(b"HTTP/1.1 400 Bad Request\r\n")
+    for wrong in (b"HTTP/1.1 400 Bad Request\r\n", b"VA 1 f0\r\nab\r\n"):
+        with pytest.raises(EngineError):
+            meta.parse(wrong)
 
 
 def test_a_stub_is_never_a_value(server: MemcachedServer, engine: MemcachedEngine) -> None:
@@ -234,15 +235,24 @@ def test_a_stub_is_never_a_value(server: MemcachedServer, engine: MemcachedEngin
     assert items.STATE in server.say(b"mg s:k f\r\n")
 
 
-def test_foreign_bytes_are_a_miss(server: MemcachedServer, engine: MemcachedEngine) -> None:
+FOREIGN = {
+    "short": (b"5", b"abc"),
+    "like an entry": (b"5", b"\1" * 100),
+    "like a lease": (b"5", bytes(100)),
+    "no entry": (items.PLAIN, b"abc"),
+    "of another version": (items.PLAIN, b"\2" * 100),
+    "no lease": (items.STATE, b"abc"),
+}
+
+
+@pytest.mark.parametrize("flags, value", FOREIGN.values(), ids=FOREIGN)
+def test_foreign_bytes_are_a_miss(server: MemcachedServer, engine: MemcachedEngine, flags: bytes, value: bytes) -> None:
     """What another program has put under our name would be taken for a value, or keep everybody waiting."""
-    for flags in (b"5", items.PLAIN, items.STATE):
-        server.say(b"ms s:k 3 F%b T60\r\nabc\r\n" % flags)
-        token = new_id()
-        assert isinstance(claim(engine, token), Granted)
-        assert fill(engine, token)
-        assert isinstance(claim(engine), Found)
-        run_blocking(engine.store.invalidate("k"))
+    server.say(b"ms s:k %d F%b T60\r\n%b\r\n" % (len(value), flags, value))
+    token = new_id()
+    assert isinstance(claim(engine, token), Granted)
+    assert fill(engine, token)
+    assert isinstance(claim(engine), Found)
 
 
 def test_renewal_touches_only_the_own_lease(engine: MemcachedEngine) -> None:
@@ -494,6 +504,15 @@ def test_times_are_whole_and_never_for_ever(server: MemcachedServer, engine: Mem
     assert renew(engine, granted(engine, lease=ttl), ttl)
 
 
+def test_clocks_are_never_compared(engine: MemcachedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise 14: a machine whose clock is years off would find everything expired, or nothing ever."""
+    put(engine, some(fresh=20.0))
+    for now in (1e8, 1e10):
+        monkeypatch.setattr(time, "time", partial(float, now))
+        reply = claim(engine)
+        assert isinstance(reply, Found) and 15 <= reply.entry.fresh <= 20
+
+
 def test_for_ever_is_for_ever_while_it_is_refreshed(server: MemcachedServer, engine: MemcachedEngine) -> None:
     """A value without an end would get one by a refresh that failed."""
     put(engine, some(fresh=float("inf")))
@@ -548,6 +567,15 @@ def test_generations_are_asked_for_once_a_second(server: MemcachedServer, engine
     for _ in range(100):
         run_blocking(engine.store.generation("f"))
     assert server.commands() - before <= 2
+
+
+def test_a_generation_is_believed_for_a_second(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """What somebody else has cleared would be served until the process ends."""
+    other = MemcachedEngine(server.address)
+    old = run_blocking(engine.store.generation("f"))
+    run_blocking(other.store.bump("f"))
+    until(lambda: run_blocking(engine.store.generation("f")) != old)
+    other.close()
 
 
 def test_an_evicted_generation_is_a_new_one(server: MemcachedServer, engine: MemcachedEngine) -> None:
@@ -696,6 +724,15 @@ def test_a_connection_is_one_threads_at_a_time(server: MemcachedServer) -> None:
     herd = Herd(*(partial(work, number) for number in range(6)))
     assert herd.join() == [None] * 6
     engine.close()
+
+
+def test_each_loop_has_connections_of_its_own(engine: MemcachedEngine) -> None:
+    """Two loops at once would share a connection that belongs to one."""
+    with asyncio.Runner() as one, asyncio.Runner() as two:
+        one.run(engine.astore.set("k", some()))  # type: ignore[union-attr,arg-type]
+        for runner in (two, one):
+            (entry,) = runner.run(engine.astore.get(["k"]))  # type: ignore[union-attr,arg-type]
+            assert entry is not None and entry.value == b"value"
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

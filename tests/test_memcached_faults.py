@@ -295,6 +295,38 @@ def test_a_fill_between_the_steps_of_a_renewal(proxy: Proxy, server: MemcachedSe
     engine.close()
 
 
+def test_a_change_between_the_steps_of_a_late_fill(proxy: Proxy, server: MemcachedServer) -> None:
+    """Promise 4: what was set, after all that the late value was computed from, would be overwritten."""
+    engine, near, token = MemcachedEngine(at(proxy), sign=LONG), MemcachedEngine(server.address), new_id()
+    assert isinstance(run_blocking(engine.claims.claim("k", token, Ask(LONG))), Granted)
+    assert run_blocking(engine.claims.renew("k", token, LONG))
+    engine._holds.clear()  # as over a connection that doesn't know the lease: its name is looked for in the item
+    new = some(b"new")
+    proxy.at(b"ms s:k", before=lambda: run_blocking(near.store.set("k", new)))
+    assert not run_blocking(engine.claims.fill("k", token, some(b"late")))
+    (entry,) = run_blocking(near.store.get(["k"]))
+    assert proxy.met == 1 and entry is not None and entry.id == new.id
+    engine.close()
+    near.close()
+
+
+def test_a_lock_that_is_taken_between_the_steps_of_a_release(proxy: Proxy, server: MemcachedServer) -> None:
+    """It would be free while somebody holds it."""
+    engine, near, mine, theirs = MemcachedEngine(at(proxy)), MemcachedEngine(server.address), new_id(), new_id()
+
+    def taken() -> None:
+        server.empty()  # as if it had ended
+        assert isinstance(run_blocking(near.locks.acquire("nightly", theirs, LONG)), Granted)
+
+    assert isinstance(run_blocking(engine.locks.acquire("nightly", mine, LONG)), Granted)
+    proxy.at(b"md l:nightly", before=taken)
+    assert not run_blocking(engine.locks.release("nightly", mine))
+    assert proxy.met == 1
+    assert run_blocking(near.locks.renew("nightly", theirs, LONG))
+    engine.close()
+    near.close()
+
+
 def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
     """Every connection that a firewall has forgotten would be an error of somebody's call."""
     engine = MemcachedEngine(at(proxy), sign=0)
@@ -377,6 +409,18 @@ def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> No
     engine.close()
 
 
+def test_by_default_a_server_that_hangs_costs_a_second(proxy: Proxy) -> None:
+    """pymemcache waits for ever; who has asked would, too."""
+    engine = MemcachedEngine(at(proxy))
+    run_blocking(engine.store.get(["k"]))
+    proxy.hold()
+    start = time.monotonic()
+    with pytest.raises(EngineError):
+        run_blocking(engine.store.get(["k"]))
+    assert 0.9 < time.monotonic() - start < 2.0
+    engine.close()
+
+
 def test_a_blocked_loop_is_no_server_that_hangs(server: MemcachedServer) -> None:
     """A loop that was blocked for longer than a server may take would give up its connection, and the value with it."""
     engine = MemcachedEngine(server.address, timeout=0.1)
@@ -415,6 +459,22 @@ def test_a_cancelled_task_leaves_the_others_replies_alone(server: MemcachedServe
 
     for _ in range(3):  # an event loop each
         asyncio.run(scenario())
+    engine.close()
+
+
+def test_a_cancelled_first_task_leaves_the_connection_to_the_others(server: MemcachedServer) -> None:
+    """Promise 11: all who wait for the loop's first connection would be cancelled with the one that asked for it."""
+    engine = MemcachedEngine(server.address)
+
+    async def scenario() -> None:
+        first, second = (asyncio.ensure_future(engine.astore.get(["k"])) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == [None]
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    asyncio.run(scenario())
     engine.close()
 
 
@@ -533,6 +593,11 @@ def ring() -> Iterator[list[MemcachedServer]]:
     yield servers
     for server in servers:
         server.close()
+
+
+def has(engine: MemcachedEngine, name: bytes) -> str:
+    """Which server of the ring has that."""
+    return engine._servers.of(name).name
 
 
 def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,6 +721,43 @@ def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServ
         assert entry is not None and entry.value == (b"old" if key in lost else b"new")
     engine.close()
     other.close()
+    proxy.close()
+
+
+def test_a_change_that_cant_learn_the_generation_raises(ring: list[MemcachedServer]) -> None:
+    """Promise 4: it would change a key that only this process asks for, and seem to be done."""
+    engine = MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2)
+    scopes = map(str, itertools.count())
+    scope = next(scope for scope in scopes if has(engine, items.name_of(scope, b"g")) == ring[0].address)
+    ring[0].stop()
+    assert run_blocking(engine.store.generation(scope))
+    with pytest.raises(EngineError):
+        run_blocking(engine.store.generation(scope, sure=True))
+    engine.close()
+
+
+def test_a_hung_server_of_a_ring_is_asked_once_a_second(ring: list[MemcachedServer]) -> None:
+    """Each call for one of its keys would take as long as an answer may."""
+    proxy = Proxy(ring[0].port)
+    engine = MemcachedEngine(at(proxy), *(server.address for server in ring[1:]), timeout=0.3, connect_timeout=0.3)
+    lost = next(key for key in map(str, itertools.count()) if has(engine, items.name_of(key)) == at(proxy))
+
+    async def suspending() -> None:
+        with pytest.raises(EngineError):
+            await engine.astore.get([lost])
+
+    async def ten() -> None:
+        for _ in range(10):
+            await suspending()
+
+    proxy.hold()
+    start = time.monotonic()
+    for _ in range(10):
+        with pytest.raises(EngineError):
+            run_blocking(engine.store.get([lost]))
+    asyncio.run(ten())
+    assert time.monotonic() - start < 3.0
+    engine.close()
     proxy.close()
 
 

@@ -1082,6 +1082,15 @@ def ticket_of(engine: RedisEngine, key: str = "k") -> Ticket:
     return ticket
 
 
+async def ticket_of_a_loop(engine: RedisEngine) -> Ticket:
+    while True:
+        reply = await engine.aclaims.claim("k", new_id(), Ask(LONG))
+        assert isinstance(reply, Found)
+        if reply.ticket is not None and holds(reply.ticket):
+            return reply.ticket
+        await asyncio.sleep(0.002)
+
+
 CHANGES: dict[str, Callable[[RedisServer, RedisEngine], object]] = {
     "DEL": lambda server, _: server.cli("DEL", wire.names("k").entry),
     "FLUSHALL": lambda server, _: server.cli("FLUSHALL"),
@@ -1106,16 +1115,8 @@ def test_a_change_voids_the_ticket(server: RedisServer, open_: Open, change: str
     engine, other = open_(server.url), open_(server.url)
     run(engine.store.set("k", some()))
 
-    async def tasks() -> Ticket:
-        while True:
-            reply = await engine.aclaims.claim("k", new_id(), Ask(LONG))
-            assert isinstance(reply, Found)
-            if reply.ticket is not None and holds(reply.ticket):
-                return reply.ticket
-            await asyncio.sleep(0.002)
-
     async def scenario() -> None:
-        ticket = await tasks() if suspending else ticket_of(engine)
+        ticket = await ticket_of_a_loop(engine) if suspending else ticket_of(engine)
         time.sleep(0.05)
         assert holds(ticket)  # nothing else voids it
         CHANGES[change](server, other)
@@ -1167,6 +1168,61 @@ def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
     assert engine._servers.news.told not in (0, told)
     run(open_(own.url).store.set("k", some()))
     until(lambda: not holds(again), within=0.5)
+
+
+@pytest.mark.parametrize("reader", ["asked again", "left alone", "of a loop"])
+def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str) -> None:
+    """Of what a connection has read the server tells nobody once it is closed: it would be served for ever."""
+    engine = open_(server.url)
+    run(engine.store.set("k", some()))
+
+    def cut() -> None:
+        for line in server.cli("CLIENT", "LIST").splitlines():
+            fields = dict(field.partition("=")[::2] for field in line.split())
+            if "t" in fields["flags"]:  # it is being followed
+                server.cli("CLIENT", "KILL", "ID", fields["id"])
+
+    async def of_a_loop() -> None:
+        ticket = await ticket_of_a_loop(engine)
+        cut()
+        await engine.astore.get(["other"])
+        assert not holds(ticket)
+
+    if reader != "left alone":
+        engine._servers.news.on_tick = lambda: None  # by which it would be noticed, too, within a second
+    if reader == "of a loop":
+        asyncio.run(of_a_loop())
+        return
+    ticket = ticket_of(engine)
+    cut()
+    if reader == "asked again":
+        run(engine.store.get(["other"]))
+        assert not holds(ticket)
+    else:
+        until(lambda: not holds(ticket), within=3.0)
+
+
+def test_an_own_change_voids_the_ticket_before_its_news(server: RedisServer, open_: Open) -> None:
+    """Who has just changed a key would be served the old value, for as long as the news are on their way."""
+    engine = open_(server.url)
+    engine._servers.news._void = lambda key: None  # type: ignore[method-assign]  # they are late
+    for change in (lambda: engine.store.set("k", some()), lambda: engine.store.invalidate("k")):
+        run(engine.store.set("k", some()))
+        ticket = ticket_of(engine)
+        run(change())
+        assert not holds(ticket)
+
+
+def test_a_bump_voids_all_tickets(server: RedisServer, open_: Open) -> None:
+    """Hits don't ask for their generation: local tiers would serve what is cleared until its ttl ends."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.store.generation("f"))
+    run(engine.store.set("k", some()))
+    ticket_of(engine)
+    run(engine.store.generation("f", sure=True))  # from now on the server tells of the next one
+    ticket = ticket_of(engine)
+    run(other.store.bump("f"))
+    until(lambda: not holds(ticket), within=0.5)
 
 
 def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
