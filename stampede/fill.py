@@ -115,17 +115,27 @@ async def opened(
     flight = means.flights.lead(key, loop)
     if flight is None:
         return None
-    ask, at = terms(means, policy), means.clock()
     try:
-        reply = await means.port.claim(key, token, ask)
-    except BaseException as error:  # to be raised where the algorithm claims
-        return Opening(flight, token, ask, at, error)
-    if type(reply) is not Found or (ask.draw is not None and early.due(reply.entry, ask.draw)):
-        return Opening(flight, token, ask, at, reply)
-    means.found(means.scope, label)
-    landing = Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
-    means.flights.end(flight, landing)
-    return landing
+        ask, at = terms(means, policy), means.clock()
+        try:
+            reply = await means.port.claim(key, token, ask)
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # to be raised where the algorithm claims
+            return Opening(flight, token, ask, at, error)
+        if type(reply) is not Found or (ask.draw is not None and early.due(reply.entry, ask.draw)):
+            return Opening(flight, token, ask, at, reply)
+        means.found(means.scope, label)
+        landing = Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
+        means.flights.end(flight, landing)
+        return landing
+    except BaseException:  # closed while it was asked, or interrupted: nothing can be awaited any more
+        never_begun(Call(key, label, _nobody, policy, means, loop, 0.0, token=token), flight)
+        raise
+
+
+def _nobody() -> None:
+    """Who has only opened computes nothing."""
 
 
 async def fill(call: Call) -> Landing:

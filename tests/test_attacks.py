@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from servers import shared_redis
 
 from stampede import Cache, EngineError, RecursiveComputation, events
 from stampede.engines.disk.boot import clock
@@ -248,3 +249,34 @@ def test_a_refresh_that_never_began_gives_its_lease_back() -> None:
     assert monotonic() - began < 10
     keys = cache.engine._parts[0]
     assert not len(keys.leases)
+
+
+def test_a_call_that_is_closed_while_it_asks_leaves_its_flight() -> None:
+    """A coroutine that nobody awaits to its end would let every later caller of its key wait for ever."""
+    with Cache(shared_redis().url, namespace="closed", ttl=60) as cache:
+        cache.set("k", "there")
+
+        async def main() -> Any:
+            call = cache.aget_or_compute("k", lambda: "mine")
+            call.send(None)
+            call.close()
+            return await asyncio.wait_for(cache.aget_or_compute("k", lambda: "mine"), 10)
+
+        assert asyncio.run(main()) == "there"
+
+
+def test_who_is_interrupted_while_an_observer_hears_of_a_hit_leaves_its_flight() -> None:
+    """A Ctrl-C, or an exit, in the middle of a slow observer would let every later caller of the key wait for ever."""
+
+    def interrupted(event: events.Event) -> None:
+        if isinstance(event, events.Found) and interrupts:
+            raise interrupts.pop()
+
+    interrupts: list[BaseException] = [KeyboardInterrupt()]
+    with Cache("memory://?codec=sealed", observers=[interrupted]) as cache:
+        cache.set("k", "there")
+        with pytest.raises(KeyboardInterrupt):
+            cache.get_or_compute("k", lambda: "mine")
+        thread, got = in_thread(lambda: cache.get_or_compute("k", lambda: "mine"))
+        thread.join(10)
+        assert got == ["there"]
