@@ -72,7 +72,18 @@ class Opening:
     token: bytes
     ask: Ask
     at: float
-    reply: Reply | BaseException
+    reply: Reply | BaseException | None
+
+    def answer(self) -> Reply:
+        """The reply, or the error raised, once: an error that is kept refers to itself through the frames it passed."""
+        reply, self.reply = self.reply, None
+        assert reply is not None
+        if not isinstance(reply, BaseException):
+            return reply
+        try:
+            raise reply
+        finally:
+            del reply
 
 
 @dataclass(slots=True)
@@ -233,9 +244,7 @@ async def asked(call: Call, ask: Ask) -> Reply:
     try:
         if opening is None:
             return await call.means.port.claim(call.key, call.token, ask)
-        if isinstance(opening.reply, BaseException):
-            raise opening.reply
-        return opening.reply
+        return opening.answer()
     except GeneratorExit:
         call.means.drop(call)
         raise

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -280,3 +282,28 @@ def test_who_is_interrupted_while_an_observer_hears_of_a_hit_leaves_its_flight()
         thread, got = in_thread(lambda: cache.get_or_compute("k", lambda: "mine"))
         thread.join(10)
         assert got == ["there"]
+
+
+def test_a_call_that_is_cancelled_while_it_asks_leaves_nothing_to_the_garbage_collector() -> None:
+    """Storms of cancellations would pile up what their callers held, until the collector comes by."""
+
+    class Held:
+        pass
+
+    async def cancelled(cache: Cache) -> weakref.ref[Held]:
+        held = Held()
+        task = asyncio.ensure_future(cache.aget_or_compute("k", lambda: held))
+        await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return weakref.ref(held)
+
+    with Cache(shared_redis().url, namespace="cancelled") as cache:
+        cache.set("k", "there")
+        gc.collect()
+        gc.disable()
+        try:
+            assert asyncio.run(cancelled(cache))() is None
+        finally:
+            gc.enable()
