@@ -848,6 +848,22 @@ def test_recursion_is_an_error(colour: str) -> None:
         had((f if colour == "sync" else af)(1))
 
 
+def test_recursion_is_an_error_where_something_is_kept() -> None:
+    """It would be given what is stale, and compute the next value from it, and so on."""
+    cache, met = Cache(), []
+
+    def origin() -> int:
+        with pytest.raises(RecursiveComputation) as caught:
+            cache.get_or_compute("k", lambda: 2)
+        met.append(caught.value)
+        return 3
+
+    cache.get_or_compute("k", lambda: 1, stale=600)
+    cache.expire("k")
+    assert cache.get_or_compute("k", origin) == 3
+    assert len(met) == 1
+
+
 def test_recursion_through_another_function() -> None:
     """The same over a detour, and with a colour change on the way."""
 

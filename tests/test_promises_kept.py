@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,43 @@ def test_who_reads_during_an_invalidation_keeps_nothing(world: World) -> None:
         world.before = {"invalidate": lambda: cache.get_or_compute("k", lambda: "not yet")}
         assert cache.invalidate("k")
         assert cache.get_or_compute("k", lambda: "new") == "new"
+
+
+@pytest.mark.parametrize("kept", ["found", "stale"])
+def test_who_calls_after_an_invalidation_elsewhere_is_given_nothing_older(world: World, kept: str) -> None:
+    """Who joins a flight whose reply is under way would be given what was invalidated before the call."""
+    later: list[Herd] = []
+
+    def meanwhile() -> None:
+        elsewhere.invalidate("k")
+        later.append(Herd(lambda: cache.get_or_compute("k", lambda: "new")))
+        until(lambda: any(flight.callers == 2 for flight in cache._core.flights._flights.values()))
+
+    world.claims = _Overtaken(world.claims, meanwhile)
+    terms: dict[str, Any] = {"ttl": 600, "stale": 600, "early": 0}
+    with Cache(engine=world, **terms) as cache, Cache(engine=world, **terms) as elsewhere:
+        elsewhere.set("k", "old")
+        if kept == "stale":
+            elsewhere.expire("k")
+        cache.get_or_compute("k", lambda: "computed from before")
+        assert later[0].join() == ["new"]
+
+
+class _Overtaken:
+    """Something happens while the first reply is under way."""
+
+    def __init__(self, port: Any, *meanwhile: Callable[[], object]) -> None:
+        self._port = port
+        self._meanwhile = list(meanwhile)
+
+    async def claim(self, *args: Any) -> Any:
+        reply = await self._port.claim(*args)
+        while self._meanwhile:
+            self._meanwhile.pop()()
+        return reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
 
 
 def test_a_refresh_joins_no_older_computation(cache: Cache) -> None:
@@ -204,7 +241,8 @@ def test_nothing_is_something(cache: Cache, value: object) -> None:
 # -- 14: clocks -------------------------------------------------------------------------------------------------------
 
 
-def test_time_left_counts_from_before_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("background", [False, True])  # which claim in two places
+def test_time_left_counts_from_before_the_request(monkeypatch: pytest.MonkeyPatch, background: bool) -> None:
     """A slow reply would lengthen a value's life by as long as it was under way."""
     clock = FakeClock()
     for module in (core, front):
@@ -212,7 +250,8 @@ def test_time_left_counts_from_before_the_request(monkeypatch: pytest.MonkeyPatc
     world = World()
     inner = MemoryEngine(sealed=True, clock=clock)
     world.claims, world.store = _Slow(inner.claims, clock), inner.store
-    with Cache(engine=world, local={"ttl": 600}, ttl=10, early=0) as cache:  # type: ignore[arg-type]
+    terms: dict[str, Any] = {"ttl": 10, "early": 0, "background": background}
+    with Cache(engine=world, local={"ttl": 600}, **terms) as cache:  # type: ignore[arg-type]
         inner_cache = Cache(engine=world, ttl=10, early=0)  # type: ignore[arg-type]
         inner_cache.set("k", "old")
         clock.advance(3.0)
