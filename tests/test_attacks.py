@@ -307,3 +307,15 @@ def test_a_call_that_is_cancelled_while_it_asks_leaves_nothing_to_the_garbage_co
             assert asyncio.run(cancelled(cache))() is None
         finally:
             gc.enable()
+
+
+def test_a_client_of_a_class_of_one_s_own_leads_to_its_server() -> None:
+    """Who has a subclass of a client would be told that it is none."""
+    redis = pytest.importorskip("redis")
+
+    class Mine(redis.Redis):  # type: ignore[name-defined, misc]
+        pass
+
+    with Cache(Mine(port=shared_redis().port), namespace="mine") as cache:
+        assert cache.get_or_compute("k", lambda: 1) == 1
+        assert shared_redis().cli("KEYS", "*mine:k") != ""

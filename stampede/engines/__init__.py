@@ -32,7 +32,7 @@ _KNOWN = {
     "zmq": ("stampede.engines.zmq", "zmq"),
 }
 
-# package of a client object's class: module, which has `of_client(client) -> Engine`
+# package of a client object's class, or of one above it: module, which has `of_client(client) -> Engine`
 _CLIENTS = {"redis": "stampede.engines.redis"}
 
 Opener = Callable[..., Engine]
@@ -57,13 +57,12 @@ def engine_of(client: object) -> Engine:
     """The engine to which a client object of some library leads: connections are made as its own are."""
     if isinstance(client, Engine):
         return client
-    package = type(client).__module__.partition(".")[0]
-    if package not in _CLIENTS:
-        raise OptionError(
-            f"a cache can't be on {client!r}: give a URL, an engine, or a client of {' or '.join(_CLIENTS)}"
-        )
-    engine: Engine = import_module(_CLIENTS[package]).of_client(client)
-    return engine
+    for kind in type(client).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if package in _CLIENTS:
+            engine: Engine = import_module(_CLIENTS[package]).of_client(client)
+            return engine
+    raise OptionError(f"a cache can't be on {client!r}: give a URL, an engine, or a client of {' or '.join(_CLIENTS)}")
 
 
 def schemes() -> list[str]:
