@@ -136,6 +136,8 @@ class GuardedClaims:
                 outage.failed(error)
                 if error.refused:
                     keeps = BRIEFLY
+                    if probing:
+                        outage.answered()
                 else:
                     outage.unknown.append((key, token))
             else:

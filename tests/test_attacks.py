@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from servers import shared_redis
+from servers import RedisServer, shared_redis
 
 from stampede import Cache, EngineError, RecursiveComputation, events
 from stampede.engines.disk.boot import clock
@@ -319,3 +319,22 @@ def test_a_client_of_a_class_of_one_s_own_leads_to_its_server() -> None:
     with Cache(Mine(port=shared_redis().port), namespace="mine") as cache:
         assert cache.get_or_compute("k", lambda: 1) == 1
         assert shared_redis().cli("KEYS", "*mine:k") != ""
+
+
+def test_a_refusal_is_an_answer_that_ends_an_outage() -> None:
+    """Of a server that came back full, nothing that it has would be read, for as long as it is asked for others."""
+    server = RedisServer()
+    try:
+        with Cache(f"{server.url}?socket_timeout=0.2", ttl=60) as cache:
+            cache.set("there", "kept")
+            server.cli("CONFIG", "SET", "maxmemory", "1")
+            server.freeze()
+            assert cache.get_or_compute("missing", lambda: "mine", ttl=0) == "mine"
+            outage = cache._core.outage
+            assert outage is not None
+            assert outage.down
+            server.thaw()
+            until(lambda: cache.get_or_compute("missing", lambda: "mine", ttl=0) and not outage.down)
+            assert cache.get_or_compute("there", lambda: "mine") == "kept"
+    finally:
+        server.close()
