@@ -18,6 +18,8 @@ LINES = [line for line in TEXT.splitlines() if line.startswith("| `")]
 @cache
 def names(path: Path) -> set[str]:
     """What a file defines: functions and classes, methods also as `Class.method`, and names at its top."""
+    if path.suffix == ".lua":
+        return set(re.findall(r"^local function (\w+)", path.read_text(), flags=re.MULTILINE))
     tree = ast.parse(path.read_text())
     found = {target.id for node in tree.body for target in _targets(node) if isinstance(target, ast.Name)}
     for node in ast.walk(tree):
@@ -55,7 +57,7 @@ def test_a_line_that_is_named_exists(line: str) -> None:
     cell = line.split("|")[1].partition(":")[0]
     path = None
     for name in re.findall(r"`([^`]+)`", cell):
-        if name.endswith(".py"):
+        if name.endswith((".py", ".lua")):
             path = ROOT / name
             assert path.is_file()
         elif path is not None and re.fullmatch(r"[\w.]+", name):
