@@ -873,6 +873,17 @@ def test_a_waiter_is_pushed_the_value(server: RedisServer, open_: Open) -> None:
         assert 0 < found.entry.fresh <= LONG
 
 
+def test_what_was_told_before_anybody_listened_is_seen_at_once(server: RedisServer, open_: Open) -> None:
+    """Promise 2: between its claim and its subscription a waiter would miss the news, and sit out the safety poll."""
+    engine = open_(server.url)
+    token = granted(engine)
+    busy = claim(engine)
+    run(engine.claims.fill("k", token, some()))
+    start = time.monotonic()
+    run(engine.claims.wait("k", busy, LONG))
+    assert time.monotonic() - start < 0.5
+
+
 def test_news_of_an_older_lease_bring_no_value(server: RedisServer, open_: Open) -> None:
     """A message that comes late would give an invalidated value to a call that began after the invalidation."""
     message = b"12345678" + bytes(8) + wire.pack(some(), 60_000)
