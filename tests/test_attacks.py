@@ -338,3 +338,23 @@ def test_a_refusal_is_an_answer_that_ends_an_outage() -> None:
             assert cache.get_or_compute("there", lambda: "mine") == "kept"
     finally:
         server.close()
+
+
+def test_a_call_near_the_end_of_the_stack_does_not_crash_the_process() -> None:
+    """A RecursionError of the user's, caught further up, would be a segmentation fault in hiredis."""
+    script = """
+import sys
+from stampede import Cache
+cache = Cache(sys.argv[1], namespace="deep")
+def deep(depth, key):
+    return deep(depth - 1, key) if depth else cache.get_or_compute(key, lambda: depth)
+for depth in range(sys.getrecursionlimit() - 100, sys.getrecursionlimit()):
+    cache.get("other")  # connects, which takes a deeper stack
+    try:
+        deep(depth, str(depth))
+    except RecursionError:
+        pass
+print("alive")
+"""
+    command = [sys.executable, "-c", script, shared_redis().url]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout == "alive\n"

@@ -30,7 +30,10 @@ def parser(refused: Callable[[str], Exception]) -> Parser:
 def packed(connection: Any, commands: Sequence[tuple[Any, ...]]) -> bytes:
     """Commands as they are sent: by hiredis itself, since the library looks at each argument before."""
     pack = _pack_of_hiredis()
-    return b"".join(connection.pack_commands(commands) if pack is None else [pack(command) for command in commands])
+    if pack is None:
+        return b"".join(connection.pack_commands(commands))
+    # It would write numbers itself, and crash the process if the stack is too deep for that.
+    return b"".join([pack(tuple([str(e) if type(e) is int else e for e in command])) for command in commands])
 
 
 @lru_cache(1)
