@@ -242,6 +242,7 @@ FOREIGN = {
     "no entry": (items.PLAIN, b"abc"),
     "of another version": (items.PLAIN, b"\2" * 100),
     "no lease": (items.STATE, b"abc"),
+    "without flags": (b"0", b"abc"),
 }
 
 

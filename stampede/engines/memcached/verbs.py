@@ -110,7 +110,7 @@ class Keys(Versioned):
                     if self._later(self._won(link, name, token, ask, reply, sent), link):
                         return Granted()
                     given = False
-                if reply.won or reply.flags == b"0":
+                if reply.won or _is_stub(reply):
                     verdict = await self._vivid(link, name, token, ask, reply, sent)
                 else:
                     verdict = await self._decided(link, name, token, ask, reply)
@@ -316,7 +316,7 @@ class Keys(Versioned):
                 reply = (await link.ask(meta.look(name), twice=True))[0]
             finally:
                 self._line.give(link)
-            if reply.flags == b"0" and awaited == alias(reply.cas):
+            if _is_stub(reply) and awaited == alias(reply.cas):
                 continue
             item = items.read(reply)
             if item.holder and is_alias(awaited):
@@ -468,6 +468,11 @@ class Keys(Versioned):
             await link.ask(meta.put(name, _new_generation(), b"0", 0), twice=True)
         finally:
             self._line.give(link)
+
+
+def _is_stub(reply: meta.Reply) -> bool:
+    """A lease that is not signed. (Other clients' values have no flags either.)"""
+    return reply.flags == b"0" and not reply.value
 
 
 def _fits(link: Link, name: bytes, body: Body) -> None:
