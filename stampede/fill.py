@@ -69,7 +69,6 @@ class Opening:
     """A call's first move, made by `opened`: it leads its flight, and this is what came of its claim."""
 
     flight: Flight
-    token: bytes
     ask: Ask
     at: float
     reply: Reply | BaseException | None
@@ -133,9 +132,9 @@ async def opened(
         except GeneratorExit:
             raise
         except BaseException as error:  # to be raised where the algorithm claims
-            return Opening(flight, token, ask, at, error)
+            return Opening(flight, ask, at, error)
         if type(reply) is not Found or (ask.draw is not None and early.due(reply.entry, ask.draw)):
-            return Opening(flight, token, ask, at, reply)
+            return Opening(flight, ask, at, reply)
         means.found(means.scope, label)
         landing = Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
         means.flights.end(flight, landing)
@@ -177,7 +176,10 @@ async def lead(call: Call, flight: Flight) -> Landing:
         if not isinstance(answer, Granted):
             means.flights.end(flight, answer)
     if isinstance(answer, Landing):
-        return answer
+        try:
+            return answer
+        finally:
+            del answer  # its error, if it has one, refers to this frame
     kept = answer.entry
     if kept is not None and not call.force:
         means.flights.offer(flight, Landing(kept, as_of=asked_at))

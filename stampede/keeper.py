@@ -27,7 +27,7 @@ __all__ = ["Hold", "Keeper", "Renewable", "keeper"]
 _log = logging.getLogger("stampede")
 
 THREADS = 8
-"""At most; there are more than two only if engines hang."""
+"""At most; there are more than two only after engines have hung, or many leases were due at once."""
 
 
 class Renewable(Protocol):

@@ -456,6 +456,41 @@ def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
     until(lambda: int(server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]) <= 12)
 
 
+def test_a_loop_that_is_closed_with_a_question_in_it_is_no_matter_of_the_next(server: RedisServer, open_: Open) -> None:
+    """The first call of the next loop would be told that some event loop is closed."""
+    engine = open_(server.url)
+
+    async def leave() -> asyncio.Task[Any]:
+        await engine.astore.get(["k"])
+        pending = asyncio.ensure_future(engine.aclaims.claim("left", new_id(), Ask(LONG)))
+        pending._log_destroy_pending = False  # type: ignore[attr-defined]
+        await asyncio.sleep(0)  # it has begun, and not been sent
+        return pending
+
+    loop = asyncio.new_event_loop()
+    pending = loop.run_until_complete(leave())
+    loop.close()
+    for _ in range(2):
+        asyncio.run(engine.astore.get(["k"]))
+    assert not pending.done() or pending.exception() is not None
+    assert server.cli("EXISTS", wire.names("left").lease) == "0"
+
+
+def test_a_claim_that_is_closed_before_it_was_sent_is_not_sent(server: RedisServer, open_: Open) -> None:
+    """It would come after its own abandon, and its lease stand until it ends."""
+    engine = open_(server.url)
+
+    async def story() -> None:
+        await engine.aclaims.claim("known", new_id(), Ask(LONG))  # the script, to the server
+        claim = engine.aclaims.claim("closed", new_id(), Ask(LONG))
+        claim.send(None)
+        claim.close()
+        await engine.astore.get(["k"])
+
+    asyncio.run(story())
+    assert server.cli("EXISTS", wire.names("closed").lease) == "0"
+
+
 def test_loops_in_several_threads(server: RedisServer, open_: Open) -> None:
     """Two loops at once would share a connection that belongs to one."""
     engine = open_(server.url)

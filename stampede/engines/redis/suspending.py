@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -65,7 +66,11 @@ class Suspending:
         try:
             pipe = self._pipe()
             question = pipe.ask(commands)
-            await question.future
+            try:
+                await question.future
+            except GeneratorExit:
+                question.drop()
+                raise
             replies = question.replies
             for number, reply in enumerate(replies):
                 if isinstance(reply, self._unknown):
@@ -121,6 +126,11 @@ class _Question:
         self.replies: list[Any] = []
         self.told = 0  # which connection will be told when what was read changes
         self.again = False  # it has been sent once before
+
+    def drop(self) -> None:
+        """Who asked is gone: if it hasn't been sent, it needn't be."""
+        with suppress(RuntimeError):  # its loop was closed
+            self.future.cancel()
 
 
 class _Pipe:
@@ -247,7 +257,8 @@ class _Pipe:
     def _fail(self, questions: Sequence[_Question], error: BaseException) -> None:
         for question in questions:
             if not question.future.done():
-                question.future.set_exception(error)
+                with suppress(RuntimeError):  # its loop was closed: nobody waits there any more
+                    question.future.set_exception(error)
 
     def gone(self) -> None:
         """The loop ends, or the engine is closed. (A loop that we refer to would never be collected.)"""
