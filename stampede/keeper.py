@@ -15,6 +15,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any, Protocol
@@ -131,7 +132,9 @@ class Keeper:
         self._changed = threading.Condition(lock)  # what is due next, for the thread that watches
         self._turn = threading.Condition(lock)  # to watch
         self._holds: set[Hold] = set()
+        self._new: deque[tuple[float, Hold]] = deque()  # with their moments, since the watch looked the last time
         self._due: list[tuple[float, int, Hold]] = []
+        self._alarm = inf  # when the watch looks again; less than ever: when somebody takes it over
         self._threads = 0
         self._idle = 0  # of them
         self._watched = False  # one of the idle ones waits for the next lease that is due
@@ -142,11 +145,24 @@ class Keeper:
         self._reset()
 
     def add(self, hold: Hold) -> None:
-        with self._changed:
-            self._holds.add(hold)
-            self._schedule(hold)
-            if not self._threads:
-                self._start()
+        """Without a lock, as a rule: most holds end before the watch looks for what is new."""
+        moment = self._clock() + hold.lease / 3
+        self._holds.add(hold)
+        self._new.append((moment, hold))
+        if moment < self._alarm or len(self._new) > 64:
+            with self._changed:
+                self._wake(moment)
+
+    def _wake(self, moment: float) -> None:
+        if not self._threads:
+            self._start()
+        if moment < self._alarm:
+            self._changed.notify()
+        elif len(self._new) > 4 * len(self._holds):  # what has ended would pile up until then
+            for _ in range(len(self._new)):  # in its place, since others add to it meanwhile
+                new = self._new.popleft()
+                if new[1] in self._holds:
+                    self._new.append(new)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="stampede-keeper", daemon=True)
@@ -157,12 +173,7 @@ class Keeper:
         self._threads += 1
 
     def remove(self, hold: Hold) -> None:
-        with self._changed:
-            self._holds.discard(hold)
-            # Dead entries leave when their time comes; a busy cache would pile them up.
-            if len(self._due) > 64 and len(self._due) > 4 * len(self._holds):
-                self._due = [due for due in self._due if due[2] in self._holds]
-                heapq.heapify(self._due)
+        self._holds.discard(hold)  # from the queue it goes when its time comes
 
     def release_all(self) -> None:
         """Give every lease back, when the interpreter exits under computations that still run."""
@@ -172,10 +183,9 @@ class Keeper:
             hold.ended = True
             _quietly(hold.drop)
 
-    def _schedule(self, hold: Hold) -> None:
-        moment = self._clock() + hold.lease / 3
+    def _schedule(self, moment: float, hold: Hold) -> None:
         heapq.heappush(self._due, (moment, next(self._count), hold))
-        if self._due[0][2] is hold:
+        if moment < self._alarm:
             self._changed.notify()
 
     def _next(self) -> Hold:
@@ -186,7 +196,7 @@ class Keeper:
                 self._turn.wait()
             self._watched = True
             hold = self._watch()
-            self._watched = False
+            self._watched, self._alarm = False, -inf
             self._idle -= 1
             if self._idle:
                 self._turn.notify()
@@ -196,7 +206,14 @@ class Keeper:
 
     def _watch(self) -> Hold:
         while True:
-            pause = self._due[0][0] - self._clock() if self._due else inf
+            while self._new:
+                moment, hold = self._new.popleft()
+                if hold in self._holds:
+                    heapq.heappush(self._due, (moment, next(self._count), hold))
+            self._alarm = self._due[0][0] if self._due else inf
+            if self._new:
+                continue  # it may have been added before it could see when we look again
+            pause = self._alarm - self._clock()
             if pause <= 0:
                 hold = heapq.heappop(self._due)[2]
                 if hold in self._holds:
@@ -211,7 +228,7 @@ class Keeper:
             with self._changed:
                 if hold in self._holds:
                     if renewing:
-                        self._schedule(hold)
+                        self._schedule(self._clock() + hold.lease / 3, hold)
                     else:
                         self._holds.discard(hold)
             del hold

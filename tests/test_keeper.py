@@ -89,6 +89,43 @@ def test_many_holds_are_all_renewed_in_time() -> None:
     assert not keeper._holds
 
 
+def test_what_has_ended_does_not_pile_up() -> None:
+    """A busy cache would keep the keys of seconds' worth of computations; and one that lasts must not go with them."""
+    keeper, port, lasting = Keeper(), Port(), Port()
+    with hold_of(keeper, port, lease=30.0):
+        until(lambda: not keeper._new)  # the watch knows it, and looks again in ten seconds
+        with hold_of(keeper, lasting, lease=30.0) as last:
+            for _ in range(1000):
+                hold_of(keeper, port, lease=30.0).__enter__().end()
+            assert len(keeper._new) < 200
+            assert last in [hold for _, hold in keeper._new]
+    assert not keeper._holds
+
+
+def test_holds_that_come_from_many_threads_are_all_renewed() -> None:
+    """One that is added while the watch looks away would never be renewed."""
+    keeper = Keeper()
+    ports = [[Port() for _ in range(20)] for _ in range(8)]
+    end = threading.Event()
+
+    def hold_all(own: list[Port]) -> None:
+        holds = [hold_of(keeper, port).__enter__() for port in own]
+        for port in own:
+            port.wait(3)
+            hold_of(keeper, port).__enter__().end()
+        assert end.wait(LONG)
+        for hold in holds:
+            hold.end()
+
+    threads = [threading.Thread(target=hold_all, args=[own]) for own in ports]
+    for thread in threads:
+        thread.start()
+    end.set()
+    for thread in threads:
+        thread.join(LONG)
+    assert not keeper._holds
+
+
 def test_a_shorter_lease_that_comes_later_is_renewed_first() -> None:
     """The thread would sleep until the longer one's time."""
     keeper, port = Keeper(), Port()
