@@ -209,8 +209,9 @@ class Scope:
         policy, core, epoch = policy or self.policy, self.core, self.core.epoch
         physical, front = (self._recall() or await self.learn(colour)) + key, core.front
         means, loop = (self._suspending, running_loop()) if colour.suspending else (self._blocking, None)
-        seen = None if force else front.take_due(physical)
-        sample = front.sample(physical) if front.tier is not None else None
+        seen = sample = None
+        if front.tier is not None:
+            seen, sample = None if force else front.take_due(physical), front.sample(physical)
         token, opening = new_id(), None
         if seen is None and not force and not policy.background:
             opening = await opened(means, physical, key, policy, loop, token)

@@ -36,6 +36,8 @@ MAGIC, VERSION = b"SG", 1
 RAISED, COMPRESSED, SIGNED = 1, 2, 4
 INFLATED = 1 << 28  # bytes that a compressed body may grow to where no max_bytes says less
 
+COPIED = 4096  # bytes up to which a copy costs less than a view
+
 _CRC = Struct(">I")
 _SIZE = HEADER.size
 
@@ -136,7 +138,7 @@ class Codec:
         if (codec, flags & SIGNED, fingerprint) != self._expected or isnan(cost + margin + ttl + fresh + keep):
             self._complain(codec, flags, fingerprint)
         start = self._start
-        body = memoryview(blob)[start:]
+        body: bytes | memoryview = blob[start:] if len(blob) < COPIED else memoryview(blob)[start:]
         if self._max_bytes is not None and len(body) > self._max_bytes:
             raise CodecError(f"{len(body)} bytes are more than max_bytes, {self._max_bytes}")
         if not self._seals(key, blob[:_SIZE], body, blob[_SIZE:start]):
@@ -156,12 +158,12 @@ class Codec:
             raise CodecError("the entry was written for another return type")
         raise CodecError("a duration is not a number")
 
-    def _seals(self, key: str, head: bytes, body: memoryview, seal: bytes) -> bool:
+    def _seals(self, key: str, head: bytes, body: bytes | memoryview, seal: bytes) -> bool:
         if not self._keys:
             return _checksum(key, head, body) == seal
         return any(hmac.compare_digest(_signature(secret, key, head, body), seal) for secret in self._keys)
 
-    def _inflate(self, body: memoryview) -> memoryview:
+    def _inflate(self, body: bytes | memoryview) -> memoryview:
         limit = INFLATED if self._max_bytes is None else self._max_bytes
         inflater = zlib.decompressobj()
         inflated = inflater.decompress(body, limit + 1)

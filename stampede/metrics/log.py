@@ -12,12 +12,17 @@ __all__ = ["log_events"]
 log = logging.getLogger("stampede")
 
 
+_QUIET = frozenset({events.Found, events.Waited, events.Served, events.Computed, events.Invalidated})  # the daily work
+
+
 def log_events(event: events.Event, *, keys: bool = True) -> None:
     """An observer that logs to the logger `stampede`: what needs an operator at WARNING, the daily work at DEBUG.
 
     Lines hold keys, as operators need them, and messages of errors. Where those hold what logs must not,
     `functools.partial(log_events, keys=False)` tells the function and the error's type only.
     """
+    if type(event) in _QUIET and not log.isEnabledFor(DEBUG):
+        return
     level = _level(event)
     if log.isEnabledFor(level):
         what = repr(event.key) if keys and event.key else event.scope or "(all)"
