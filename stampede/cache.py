@@ -23,7 +23,7 @@ from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options, P
 from stampede.front import Front
 from stampede.local import Tier
 from stampede.lock import Lock
-from stampede.metrics import Counters, Observers, Stats, log_events
+from stampede.metrics import Counters, Observers, Stats, log_events, unread
 from stampede.outage import Outage
 from stampede.outcome import Landing, landed
 from stampede.policy import Policy
@@ -90,14 +90,21 @@ class Cache:
         self.name = self.engine.scheme if engine is not None else safe_url(settings.url)
         self._listened_to = bool(observers)
         self._core = Core(
-            self.engine, self._front(settings), self._outage(settings), self.observers.emit, self._count_found
+            self.engine, self._front(settings), self._outage(settings), self._tell, self._count_found
         )
         self._trust = tuple(_imported(name) for name in settings.trust)
         self._root = self.scope(self.namespace, self.policy)
         self._root_prefix = f"{self.namespace}:" if self.namespace else ""
 
+    def _tell(self, event: events.Event) -> None:
+        """To all observers; to the counters alone, if nobody else wants to hear of it."""
+        if self._listened_to or not unread(type(event)):
+            self.observers.emit(event)
+        else:
+            self.counters(event)
+
     def _count_found(self, scope: str, key: str) -> None:
-        if self._listened_to or _log.isEnabledFor(logging.DEBUG):
+        if self._listened_to or not unread(events.Found):
             self.observers.emit(events.Found(scope, key))
         else:
             self.counters.found(scope)

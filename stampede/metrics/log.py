@@ -7,12 +7,17 @@ from logging import DEBUG, INFO, WARNING
 
 from stampede import events
 
-__all__ = ["log_events"]
+__all__ = ["log_events", "unread"]
 
 log = logging.getLogger("stampede")
 
 
-_QUIET = frozenset({events.Found, events.Waited, events.Served, events.Computed, events.Invalidated})  # the daily work
+_DAILY = frozenset({events.Found, events.Waited, events.Served, events.Computed, events.Invalidated})
+
+
+def unread(kind: type[events.Event]) -> bool:
+    """Whether nobody reads of such events, as they are the daily work and the logger leaves that out."""
+    return kind in _DAILY and not log.isEnabledFor(DEBUG)
 
 
 def log_events(event: events.Event, *, keys: bool = True) -> None:
@@ -21,8 +26,6 @@ def log_events(event: events.Event, *, keys: bool = True) -> None:
     Lines hold keys, as operators need them, and messages of errors. Where those hold what logs must not,
     `functools.partial(log_events, keys=False)` tells the function and the error's type only.
     """
-    if type(event) in _QUIET and not log.isEnabledFor(DEBUG):
-        return
     level = _level(event)
     if log.isEnabledFor(level):
         what = repr(event.key) if keys and event.key else event.scope or "(all)"

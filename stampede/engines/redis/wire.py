@@ -67,6 +67,7 @@ def names(key: str) -> Names:
 # -- entries ------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(1024)
 def ms(seconds: float) -> int:
     """At least one: Redis takes zero for an error."""
     return max(min(ceil(seconds * 1000), FOREVER), 1)
