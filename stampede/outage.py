@@ -127,17 +127,17 @@ class GuardedClaims:
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         outage, keeps = self._outage, REFUGE_TTL
         probing = outage.down
-        if outage.may_ask():
+        if not probing or outage.may_ask():
             try:
                 if outage.unknown:
                     await self._settle()
                 reply = await self._port.claim(key, token, ask)
             except EngineError as error:
                 outage.failed(error)
+                if probing and error.partial:
+                    outage.answered()  # the rest is up
                 if error.refused:
                     keeps = BRIEFLY
-                    if probing:
-                        outage.answered()
                 else:
                     outage.unknown.append((key, token))
             else:

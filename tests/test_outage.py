@@ -514,6 +514,30 @@ def test_a_part_that_is_down_is_no_matter_of_the_other_parts(colour: str, clock:
     assert other.stats().computations == 0
 
 
+def test_a_part_that_is_still_down_ends_the_outage_of_the_rest(clock: FakeClock) -> None:
+    """Where everybody asks for a key of that part, the others' keys would stay in the refuge."""
+    engine = Switched()
+
+    class Ring(Port):
+        async def claim(self, key: str, *args: Any) -> Any:
+            self._plug.pass_on("claim")
+            if "dead" in key:
+                raise Part(f"the server of {key} is down")
+            return await self._port.claim(key, *args)
+
+    engine.claims = Ring(engine.plug, engine.inner.claims)
+    cache = Cache(engine=engine)
+    engine.plug.pull()
+    assert cache.get_or_compute("k", lambda: 1) == 1
+    assert cache._core.outage is not None
+    assert cache._core.outage.down
+    engine.plug.put_back()
+    clock.advance(1.01)
+    assert cache.get_or_compute("dead", lambda: 2) == 2
+    assert not cache._core.outage.down
+    assert cache.get_or_compute("dead", lambda: 3) == 2
+
+
 class Full(EngineError):
     """Of one that answers, and takes nothing new."""
 
