@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import threading
@@ -15,106 +14,32 @@ import pytest
 
 pytest.importorskip("pymemcache")
 
+import faces
+from faces import BRIEF, Number, never
 from herd import Herd, Origin, until
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 
-from stampede import Cache, EngineError, events
-from stampede.breaker import Breaker
+from stampede import EngineError, events
 from stampede.entry import new_id
 
-BRIEF = 0.1
-"""Seconds that a reply may take here, and between two questions to a dead server: where that is not what is tested."""
-
-LONG = 60.0
 CROWD = 20
 
 both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
-class Face:
-    """One cache, asked in one colour: by threads, or by tasks of one event loop."""
+class Face(faces.Face):
+    """One cache on memcached, with short times."""
 
     def __init__(self, address: str, colour: str = "sync", *, timeout: float = BRIEF, **options: Any) -> None:
-        self.told: list[events.Event] = []
         url = f"memcached://{address}?timeout={timeout}&connect_timeout={timeout}"
-        options = {"early": 0, "lease": LONG, **options}
-        with pytest.MonkeyPatch.context() as patch:
-            for module in ("stampede.outage", "stampede.engines.memcached.servers"):
-                patch.setattr(f"{module}.Breaker", lambda: Breaker(BRIEF))
-            self.cache = Cache(url, observers=[self.told.append], **options)
-        self._runner = asyncio.Runner() if colour == "async" else None
-
-    def __call__(self, key: str, origin: Callable[[], Any], **terms: Any) -> Any:
-        if self._runner is None:
-            return self.cache.get_or_compute(key, origin, **terms)
-        return self._runner.run(self.cache.aget_or_compute(key, origin, **terms))
-
-    def herd(self, count: int, key: str, origin: Callable[[], Any], **terms: Any) -> list[Any]:
-        """What so many callers at once are given."""
-        if self._runner is None:
-            return Herd(*[lambda: self.cache.get_or_compute(key, origin, **terms)] * count).join()
-
-        async def suspending() -> Any:
-            return await asyncio.to_thread(origin)
-
-        async def all_of_them() -> list[Any]:
-            calls = [self.cache.aget_or_compute(key, suspending, **terms) for _ in range(count)]
-            return list(await asyncio.gather(*calls, return_exceptions=True))
-
-        return self._runner.run(all_of_them())
-
-    def many(self, keys: list[str], loader: Callable[[list[str]], Any]) -> dict[str, Any]:
-        if self._runner is None:
-            return self.cache.get_or_compute_many(keys, loader)
-        return self._runner.run(self.cache.aget_or_compute_many(keys, loader))
-
-    def invalidate(self, key: str) -> None:
-        if self._runner is None:
-            self.cache.invalidate(key)
-        else:
-            self._runner.run(self.cache.ainvalidate(key))
-
-    def lock(self, name: str) -> bool:
-        lock = self.cache.lock(name)
-        return lock.acquire(0) if self._runner is None else self._runner.run(lock.aacquire(0))
-
-    def count(self, kind: type[events.Event]) -> int:
-        return sum(isinstance(event, kind) for event in self.told)
-
-    @property
-    def down(self) -> bool:
-        return self.count(events.EngineDown) > self.count(events.EngineUp)
+        breakers = "stampede.outage", "stampede.engines.memcached.servers"
+        super().__init__(url, colour, breakers=breakers, **options)
 
     def a_second_later(self) -> None:
         """When generations are asked for again: a server that was restarted has lost them too."""
         engine: Any = self.cache._core.engine
         engine.claims._generations.known.clear()
-
-    def close(self) -> None:
-        self.cache.close()
-        if self._runner is not None:
-            self._runner.close()
-
-
-class Number:
-    """An origin that takes a moment, and answers with the number of its call."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.calls = 0
-        self._seconds = seconds
-        self._lock = threading.Lock()
-
-    def __call__(self) -> int:
-        with self._lock:
-            self.calls += 1
-            number = self.calls
-        time.sleep(self._seconds)
-        return number
-
-
-def never() -> Any:
-    raise AssertionError("a second computation")
 
 
 @pytest.fixture

@@ -12,95 +12,25 @@ import pytest
 
 pytest.importorskip("redis")
 
+import faces
 import redis
+from faces import BRIEF, LONG, Number, never
 from herd import Herd, Origin, until, until_async
 from proxy import Proxy
 from servers import RedisServer, free_port, shared_redis
 
 from stampede import Cache, EngineError, LockLost, WaitTimeout, events
-from stampede.breaker import Breaker
 from stampede.engines.redis.scripts import Scripts
 from stampede.entry import new_id
-
-BRIEF = 0.1
-"""Seconds that a reply may take here, and between two questions to a dead server: where that is not what is tested."""
-
-LONG = 60.0
 
 both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
-class Face:
-    """One cache, asked in one colour: by threads, or by tasks of one event loop."""
+class Face(faces.Face):
+    """One cache on Redis, with short times."""
 
-    def __init__(self, url: str, colour: str = "sync", *, pause: float = BRIEF, timeout: float = BRIEF, **options: Any):
-        self.told: list[events.Event] = []
-        query = f"?socket_timeout={timeout}&socket_connect_timeout={timeout}"
-        options = {"early": 0, "lease": LONG, **options}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("stampede.outage.Breaker", lambda: Breaker(pause))
-            self.cache = Cache(url + query, observers=[self.told.append], **options)
-        self._runner = asyncio.Runner() if colour == "async" else None
-
-    def __call__(self, key: str, origin: Callable[[], Any], **terms: Any) -> Any:
-        if self._runner is None:
-            return self.cache.get_or_compute(key, origin, **terms)
-        return self._runner.run(self.cache.aget_or_compute(key, origin, **terms))
-
-    def run(self, verb: str, *args: Any) -> Any:
-        """One of the cache's plain verbs, or its twin."""
-        if self._runner is None:
-            return getattr(self.cache, verb)(*args)
-        return self._runner.run(getattr(self.cache, "a" + verb)(*args))
-
-    def herd(self, count: int, key: str, origin: Callable[[], Any], **terms: Any) -> list[Any]:
-        """What so many callers at once are given."""
-        if self._runner is None:
-            return Herd(*[lambda: self.cache.get_or_compute(key, origin, **terms)] * count).join()
-
-        async def suspending() -> Any:
-            return await asyncio.to_thread(origin)
-
-        async def all_of_them() -> list[Any]:
-            calls = [self.cache.aget_or_compute(key, suspending, **terms) for _ in range(count)]
-            return list(await asyncio.gather(*calls, return_exceptions=True))
-
-        return self._runner.run(all_of_them())
-
-    def invalidate(self, key: str) -> None:
-        self.run("invalidate", key)
-
-    def lock(self, name: str) -> bool:
-        lock = self.cache.lock(name)
-        return lock.acquire(0) if self._runner is None else self._runner.run(lock.aacquire(0))
-
-    def count(self, kind: type[events.Event]) -> int:
-        return sum(isinstance(event, kind) for event in self.told)
-
-    def close(self) -> None:
-        self.cache.close()
-        if self._runner is not None:
-            self._runner.close()
-
-
-class Number:
-    """An origin that takes a moment, and answers with the number of its call."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.calls = 0
-        self._seconds = seconds
-        self._lock = threading.Lock()
-
-    def __call__(self) -> int:
-        with self._lock:
-            self.calls += 1
-            number = self.calls
-        time.sleep(self._seconds)
-        return number
-
-
-def never() -> Any:
-    raise AssertionError("a second computation")
+    def __init__(self, url: str, colour: str = "sync", *, timeout: float = BRIEF, **options: Any) -> None:
+        super().__init__(f"{url}?socket_timeout={timeout}&socket_connect_timeout={timeout}", colour, **options)
 
 
 @pytest.fixture
