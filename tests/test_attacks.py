@@ -346,10 +346,11 @@ def test_a_call_near_the_end_of_the_stack_does_not_crash_the_process() -> None:
 import sys
 from stampede import Cache
 cache = Cache(sys.argv[1], namespace="deep")
+cache.set("other", "its value")
 def deep(depth, key):
     return deep(depth - 1, key) if depth else cache.get_or_compute(key, lambda: depth)
 for depth in range(sys.getrecursionlimit() - 100, sys.getrecursionlimit()):
-    cache.get("other")  # connects, which takes a deeper stack
+    assert cache.get("other") == "its value"  # connects, which takes a deeper stack
     try:
         deep(depth, str(depth))
     except RecursionError:

@@ -82,6 +82,8 @@ class Blocking:
         self._pool = _Pool(self._server)
         # By connection: the socket on which we asked for news, of which news, and whether the server agreed (or 0).
         self._following: dict[Connection, tuple[object, int, int]] = {}
+        # With a question under way; or left with one, since even hanging up took a deeper stack than there was.
+        self._asking: set[Connection] = set()
 
     def _asked(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         try:
@@ -119,7 +121,7 @@ class Blocking:
 
     def _tried(self, connection: Connection, commands: Sequence[Command]) -> tuple[list[Any], int]:
         """The same over this one. It may have broken while it was idle: once more, then."""
-        if not self._server.current(connection):
+        if connection in self._asking or not self._server.current(connection):
             self._disconnect(connection)
         used = connection._sock is not None
         try:
@@ -146,17 +148,21 @@ class Blocking:
         return replies, agreed
 
     def _replies(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
+        self._asking.add(connection)
         try:
             if connection._sock is None:
                 connection.connect()  # sending would do so too, and wouldn't ask a sentinel for the way
             connection.send_packed_command([packed(connection, commands)])
-            return [self._read(connection) for _ in commands]
+            replies = [self._read(connection) for _ in commands]
         except BaseException:
             self._disconnect(connection)  # replies that nobody reads would be taken for those of the next question
             raise
+        self._asking.discard(connection)
+        return replies
 
     def _disconnect(self, connection: Connection) -> None:
         connection.disconnect()
+        self._asking.discard(connection)
         _, _, told = self._following.pop(connection, (None, 0, 0))
         if told:
             self._news.reader_lost()
