@@ -89,25 +89,17 @@ class Cache:
             self.engine = Paired(self.engine, locks)
         self.name = self.engine.scheme if engine is not None else safe_url(settings.url)
         self._listened_to = bool(observers)
-        self._core = Core(
-            self.engine, self._front(settings), self._outage(settings), self._tell, self._count_found
-        )
+        self._core = Core(self.engine, self._front(settings), self._outage(settings), self.observers.emit, self._note)
         self._trust = tuple(_imported(name) for name in settings.trust)
         self._root = self.scope(self.namespace, self.policy)
         self._root_prefix = f"{self.namespace}:" if self.namespace else ""
 
-    def _tell(self, event: events.Event) -> None:
-        """To all observers; to the counters alone, if nobody else wants to hear of it."""
-        if self._listened_to or not unread(type(event)):
-            self.observers.emit(event)
+    def _note(self, kind: type[events.Event], scope: str, key: str, *what: Any) -> None:
+        """Tell all observers. An event of which nobody else wants to hear is counted without being made."""
+        if self._listened_to or not unread(kind):
+            self.observers.emit(kind(scope, key, *what))
         else:
-            self.counters(event)
-
-    def _count_found(self, scope: str, key: str) -> None:
-        if self._listened_to or not unread(events.Found):
-            self.observers.emit(events.Found(scope, key))
-        else:
-            self.counters.found(scope)
+            self.counters.count(kind, scope, *what)
 
     def _front(self, settings: CacheSettings) -> Front:
         """The memory engine's own tier, or the one asked for in front of a shared engine."""

@@ -47,13 +47,13 @@ class Core:
         front: Front,
         outage: Outage | None,
         tell: Callable[[events.Event], object],
-        count_found: Callable[[str, str], object],
+        note: events.Note,
     ) -> None:
         self.engine = engine
         self.front = front
         self.outage = outage
         self.tell = tell
-        self.count_found = count_found  # the same as telling of a `Found`, for less where only counters listen
+        self.note = note  # the same, of an event that needn't be made
         self.flights = Flights()
         self._epochs = itertools.count(1)
         self.epoch = 0  # another one after every invalidate_all and clear of this process
@@ -192,7 +192,7 @@ class Scope:
             front.keep(physical, self.name, Landing(entry, ticket=found.ticket, at=at), None, self.policy)
         elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
             return None
-        core.count_found(self.name, key)
+        core.note(events.Found, self.name, key)
         return entry
 
     async def fetch(
@@ -270,8 +270,7 @@ class Scope:
             clock=_clock,
             hold=self._hold,
             drop=self._drop,
-            tell=core.tell,
-            found=core.count_found,
+            note=core.note,
             draws=core.front.tier is None,
         )
 

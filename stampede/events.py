@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 __all__ = [
     "BadBytes", "Computed", "EngineDown", "EngineUp", "Event", "Failed", "Found", "Invalidated", "LeaseLost",
-    "Observer", "Served", "Unkept", "Waited",
+    "Note", "Observer", "Served", "Unkept", "Waited",
 ]  # fmt: skip
 
 
@@ -100,3 +100,6 @@ class EngineUp(Event):
 
 
 Observer: TypeAlias = Callable[[Event], object]
+
+Note: TypeAlias = Callable[..., object]
+"""Takes the class of an event and its fields: an event of which nobody wants to hear needn't be made."""

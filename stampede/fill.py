@@ -59,8 +59,7 @@ class Means:
     clock: Callable[[], float]
     hold: Callable[[Call, float], AbstractContextManager[Hold]]  # keeps the lease for at most so many seconds
     drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
-    tell: Callable[[events.Event], object]
-    found: Callable[[str, str], object]  # the same as telling of a `Found`, for less
+    note: events.Note
     draws: bool = True  # no local tier has drawn the early moment: a call does
 
 
@@ -112,7 +111,7 @@ class Call:
         return self.means.clock() - self.began
 
     def tell(self, event: Callable[..., events.Event], *what: Any) -> None:
-        self.means.tell(event(self.means.scope, self.label, *what))
+        self.means.note(event, self.means.scope, self.label, *what)
 
 
 async def opened(
@@ -135,7 +134,7 @@ async def opened(
             return Opening(flight, ask, at, error)
         if type(reply) is not Found or (ask.draw is not None and early.due(reply.entry, ask.draw)):
             return Opening(flight, ask, at, reply)
-        means.found(means.scope, label)
+        means.note(events.Found, means.scope, label)
         landing = Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
         means.flights.end(flight, landing)
         return landing
@@ -415,7 +414,7 @@ async def alone(call: Call) -> Landing:
 
 def tell_found(call: Call, ask: Ask) -> None:
     if ask.awaited is None:
-        call.means.found(call.means.scope, call.label)
+        call.tell(events.Found)
     else:
         call.tell(events.Waited, call.waited)
 

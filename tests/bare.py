@@ -12,7 +12,7 @@ from typing import Any
 
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking, running_loop
 from stampede.engines.memory import MemoryEngine
-from stampede.events import Event, Found
+from stampede.events import Event
 from stampede.fill import Call, Means, fill, quietly
 from stampede.flight import Flights
 from stampede.keeper import Hold, keeper
@@ -37,7 +37,7 @@ class World:
         means = Means(
             scope="", port=self.engine.aclaims if suspending else self.engine.claims, flights=self.flights,
             colour=SUSPENDING if suspending else BLOCKING, clock=time.monotonic, hold=self._hold, drop=self._drop,
-            tell=self.told.append, found=lambda scope, key: self.told.append(Found(scope, key)), draws=draws,
+            note=lambda kind, *what: self.told.append(kind(*what)), draws=draws,
         )  # fmt: skip
         loop = running_loop() if suspending else None
         return Call(key, key, origin, policy, means, loop, time.monotonic(), **terms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from weakref import WeakSet
@@ -58,19 +58,19 @@ class Counters:
         _counters.add(self)
 
     def __call__(self, event: events.Event) -> None:
-        with self._lock:
-            tally = self._tallies.get(event.scope)
-            if tally is None:
-                tally = self._tallies[event.scope] = defaultdict(int)
-            _count(tally, event)
+        kind = type(event)
+        self.count(kind, event.scope, *(getattr(event, name) for name in kind.__slots__))
 
-    def found(self, scope: str) -> None:
-        """Count a `Found` that nobody else wants to hear of: the commonest event, on the shortest way."""
+    def count(self, kind: type[events.Event], scope: str, *what: Any) -> None:
+        """The same of an event that hasn't been made."""
+        add = _ADD.get(kind)
+        if add is None:
+            return
         with self._lock:
             tally = self._tallies.get(scope)
             if tally is None:
                 tally = self._tallies[scope] = defaultdict(int)
-            tally["found"] += 1
+            add(tally, *what)
 
     def of(self, scope: str) -> Stats:
         """The counts of one scope; of one that nothing happened in, zeros."""
@@ -88,36 +88,49 @@ class Counters:
             return sorted(self._tallies)
 
 
-def _count(tally: _Tally, event: events.Event) -> None:
-    match event:
-        case events.Found():
-            tally["found"] += 1
-        case events.Waited():
-            tally["waits"] += 1
-            tally["waited_seconds"] += event.seconds
-        case events.Computed():
-            tally["computed", event.why] += 1
-            _spend(tally, event.cost)
-        case events.Served():
-            tally["served", event.why] += 1
-        case events.Failed():
-            tally["failed"] += 1
-            _spend(tally, event.cost)
-        case events.LeaseLost():
-            tally["lease_lost"] += 1
-        case events.Unkept():
-            tally["unkept"] += 1
-        case events.BadBytes():
-            tally["bad_bytes"] += 1
-        case events.Invalidated():
-            tally["invalidated"] += 1
-        case events.EngineDown():
-            tally["engine_downs"] += 1
+def _waited(tally: _Tally, seconds: float) -> None:
+    tally["waits"] += 1
+    tally["waited_seconds"] += seconds
+
+
+def _served(tally: _Tally, why: str) -> None:
+    tally["served", why] += 1
+
+
+def _computed(tally: _Tally, why: str, cost: float, stored: bool) -> None:
+    tally["computed", why] += 1
+    _spend(tally, cost)
+
+
+def _failed(tally: _Tally, why: str, cost: float, error: BaseException) -> None:
+    tally["failed"] += 1
+    _spend(tally, cost)
 
 
 def _spend(tally: _Tally, cost: float) -> None:
     tally["cost_total"] += cost
     tally["cost_max"] = max(tally["cost_max"], cost)
+
+
+def _one_more(name: str) -> Callable[..., None]:
+    def add(tally: _Tally, *what: Any) -> None:
+        tally[name] += 1
+
+    return add
+
+
+_ADD: dict[type[events.Event], Callable[..., None]] = {
+    events.Found: _one_more("found"),
+    events.Waited: _waited,
+    events.Served: _served,
+    events.Computed: _computed,
+    events.Failed: _failed,
+    events.LeaseLost: _one_more("lease_lost"),
+    events.Unkept: _one_more("unkept"),
+    events.BadBytes: _one_more("bad_bytes"),
+    events.Invalidated: _one_more("invalidated"),
+    events.EngineDown: _one_more("engine_downs"),
+}
 
 
 def _stats(tallies: Iterable[_Tally]) -> Stats:

@@ -488,8 +488,8 @@ class Process:
                 raise
             return mine.label
 
-        def tell(event: events.Event) -> None:
-            if isinstance(event, events.Unkept):
+        def note(kind: type[events.Event], *what: object) -> None:
+            if kind is events.Unkept:
                 trial.ledger.computed_under(token).fate = "unkept"
 
         def hold(call: fill.Call, seconds: float) -> TrapHold:
@@ -497,8 +497,7 @@ class Process:
 
         means = fill.Means(
             scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=lambda: trial.now, hold=hold,
-            drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), tell=tell,
-            found=lambda scope, label: None, draws=False,
+            drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), note=note, draws=False,
         )  # fmt: skip
         return fill.Call(
             key=caller.key, label=caller.key, origin=compute, policy=policy, means=means, loop=self.loop,
