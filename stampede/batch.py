@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from stampede.call import Call
 from stampede.colour import Colour, kept_whole, run_blocking, until_one_fails
 from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import CodecError, EngineError, WaitTimeout
-from stampede.fill import Call, claim, land, quietly
+from stampede.fill import claim, land, quietly
 from stampede.flight import Flight
 from stampede.outcome import Landing
 from stampede.policy import Policy

@@ -9,11 +9,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from stampede import early, events
+from stampede.call import Call, Means
 from stampede.coded import CodedClaims, CodedStore, Coder
 from stampede.colour import BLOCKING, SUSPENDING, Colour, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
-from stampede.fill import Call, Means, fill, opened, quietly
+from stampede.fill import fill, opened, quietly
 from stampede.flight import Flights
 from stampede.front import Front
 from stampede.gather import Gathering, run_together

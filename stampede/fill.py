@@ -6,16 +6,14 @@ the port of the engine (`ports.Claims`) and the few means of a `Call`; it knows 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from math import inf
 from random import random
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from stampede import early, events
-from stampede.colour import Colour, Loop, running_loop
+from stampede.call import Call, Hold, Means, Opening
+from stampede.colour import Loop, running_loop
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import (
     CodecError,
@@ -25,93 +23,17 @@ from stampede.errors import (
     TooLarge,
     WaitTimeout,
 )
-from stampede.flight import Flight, Flights, nested
+from stampede.flight import Flight, nested
 from stampede.outcome import Landing
 from stampede.policy import Policy
-from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted, Reply
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
 
-__all__ = ["Call", "Hold", "fill"]
+__all__ = ["fill", "opened"]
 
 T = TypeVar("T")
 
 SAFETY = 1.0
 """Seconds between two looks at a flight whose leader another event loop has: it may be closed under it."""
-
-
-class Hold(Protocol):
-    """A lease that is being renewed."""
-
-    foreign: bool  # we are a forked child: the lease is the parent's
-
-
-Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], Callable[[], object]], object]
-"""Have the work done; if it is cancelled before its first step, the second is called."""
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """With what all calls of one function and colour are answered."""
-
-    scope: str
-    port: Claims
-    flights: Flights
-    colour: Colour
-    clock: Callable[[], float]
-    hold: Callable[[Call, float], AbstractContextManager[Hold]]  # keeps the lease for at most so many seconds
-    drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
-    note: events.Note
-    draws: bool = True  # no local tier has drawn the early moment: a call does
-
-
-@dataclass(slots=True)
-class Opening:
-    """A call's first move, made by `opened`: it leads its flight, and this is what came of its claim."""
-
-    flight: Flight
-    ask: Ask
-    at: float
-    reply: Reply | BaseException | None
-
-    def answer(self) -> Reply:
-        """The reply, or the error raised, once: an error that is kept refers to itself through the frames it passed."""
-        reply, self.reply = self.reply, None
-        assert reply is not None
-        if not isinstance(reply, BaseException):
-            return reply
-        try:
-            raise reply
-        finally:
-            del reply
-
-
-@dataclass(slots=True)
-class Call:
-    """One caller's question."""
-
-    key: str  # as the engine knows it
-    label: str  # as people know it
-    origin: Callable[[], Any]
-    policy: Policy
-    means: Means
-    loop: Loop | None
-    began: float
-    seen: Entry[Any] | None = None  # the local tier's entry, which is due
-    force: bool = False  # compute, whatever is there
-    opening: Opening | None = None  # if its first move has been made
-    spawn: Spawn | None = None  # a place beside the caller, if it has one
-    token: bytes = field(default_factory=new_id)
-    pid: int = field(default_factory=os.getpid)
-
-    @property
-    def now(self) -> float:
-        return self.means.clock()
-
-    @property
-    def waited(self) -> float:
-        return self.means.clock() - self.began
-
-    def tell(self, event: Callable[..., events.Event], *what: Any) -> None:
-        self.means.note(event, self.means.scope, self.label, *what)
 
 
 async def opened(

@@ -10,10 +10,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from stampede.call import Call, Means
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking, running_loop
 from stampede.engines.memory import MemoryEngine
 from stampede.events import Event
-from stampede.fill import Call, Means, fill, quietly
+from stampede.fill import fill, quietly
 from stampede.flight import Flights
 from stampede.keeper import Hold, keeper
 from stampede.outcome import Landing

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stampede import fill
+from stampede.call import Call, Hold
 from stampede.entry import Entry
 from stampede.flight import Flight, Flights
 from stampede.outcome import Landing
@@ -197,7 +198,7 @@ Breakage = Callable[[pytest.MonkeyPatch], object]
 def _asks_on(patch: pytest.MonkeyPatch) -> None:
     """A lost reply of a claim: the lease may be ours, and is kept."""
 
-    async def asked(call: fill.Call, ask: Ask) -> Any:
+    async def asked(call: Call, ask: Ask) -> Any:
         return await call.means.port.claim(call.key, call.token, ask)
 
     patch.setattr(fill, "asked", asked)
@@ -206,7 +207,7 @@ def _asks_on(patch: pytest.MonkeyPatch) -> None:
 def _keeps_the_lease(patch: pytest.MonkeyPatch) -> None:
     """A failed computation abandons nothing."""
 
-    async def give_up(call: fill.Call, hold: fill.Hold, error: BaseException, *rest: Any) -> Landing:
+    async def give_up(call: Call, hold: Hold, error: BaseException, *rest: Any) -> Landing:
         return Landing(error=error)
 
     patch.setattr(fill, "give_up", give_up)
@@ -294,7 +295,7 @@ def _one_error_for_all(patch: pytest.MonkeyPatch) -> None:
 def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     """One that holds a lease waits for one that waits for it."""
 
-    def limit(call: fill.Call) -> tuple[float, Callable[[fill.Call], Coroutine[Any, Any, Landing]]]:
+    def limit(call: Call) -> tuple[float, Callable[[Call], Coroutine[Any, Any, Landing]]]:
         return inf, fill.timed_out
 
     patch.setattr(fill, "limit", limit)

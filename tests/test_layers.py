@@ -31,6 +31,7 @@ LAYERS = """
     lock limiter batch
     core
     front fill workers gather
+    call
     flight
     keeper outcome
     coded outage

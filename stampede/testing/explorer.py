@@ -23,6 +23,7 @@ from math import inf
 from typing import Any, TypeAlias
 
 from stampede import events, fill
+from stampede.call import Call, Means
 from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
@@ -461,7 +462,7 @@ class Process:
                 ledger.judge(caller)
         return caller.value
 
-    async def _answer(self, call: fill.Call) -> Landing:
+    async def _answer(self, call: Call) -> Landing:
         """As a cache does it: the shortest way first, where it is open."""
         if call.seen is None and not call.force and not call.policy.background:
             opening = await fill.opened(call.means, call.key, call.label, call.policy, call.loop, call.token)
@@ -470,7 +471,7 @@ class Process:
             call.opening = opening
         return await self.trial.algorithm(call)
 
-    def call(self, caller: Caller, origin: Origin, options: dict[str, Any]) -> fill.Call:
+    def call(self, caller: Caller, origin: Origin, options: dict[str, Any]) -> Call:
         trial, token = self.trial, caller.label.encode()
         policy = trial.scenario.policy.with_options(**options)
 
@@ -492,14 +493,14 @@ class Process:
             if kind is events.Unkept:
                 trial.ledger.computed_under(token).fate = "unkept"
 
-        def hold(call: fill.Call, seconds: float) -> TrapHold:
+        def hold(call: Call, seconds: float) -> TrapHold:
             return TrapHold(trial.model, call.key, call.token, call.policy.lease, seconds)
 
-        means = fill.Means(
+        means = Means(
             scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=lambda: trial.now, hold=hold,
             drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), note=note, draws=False,
         )  # fmt: skip
-        return fill.Call(
+        return Call(
             key=caller.key, label=caller.key, origin=compute, policy=policy, means=means, loop=self.loop,
             began=trial.now, seen=caller.seen, force=caller.force,
             spawn=self.spawn if policy.background else None, token=token,
@@ -547,7 +548,7 @@ class Trial:
         scenario: Scenario,
         faults: Collection[str] = (),
         budget: int = 0,
-        algorithm: Callable[[fill.Call], Coroutine[Any, Any, Landing]] = fill.fill,
+        algorithm: Callable[[Call], Coroutine[Any, Any, Landing]] = fill.fill,
         model: type[Model] = Model,
     ) -> None:
         self.scenario = scenario

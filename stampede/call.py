@@ -1,0 +1,94 @@
+"""One caller's question to the algorithm, and the means to answer it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from stampede import events
+from stampede.colour import Colour, Loop
+from stampede.entry import Entry, new_id
+from stampede.flight import Flight, Flights
+from stampede.policy import Policy
+from stampede.ports import Ask, Claims, Reply
+
+__all__ = ["Call", "Hold", "Means", "Opening", "Spawn"]
+
+
+class Hold(Protocol):
+    """A lease that is being renewed."""
+
+    foreign: bool  # we are a forked child: the lease is the parent's
+
+
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], Callable[[], object]], object]
+"""Have the work done; if it is cancelled before its first step, the second is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """With what all calls of one function and colour are answered."""
+
+    scope: str
+    port: Claims
+    flights: Flights
+    colour: Colour
+    clock: Callable[[], float]
+    hold: Callable[[Call, float], AbstractContextManager[Hold]]  # keeps the lease for at most so many seconds
+    drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
+    note: events.Note
+    draws: bool = True  # no local tier has drawn the early moment: a call does
+
+
+@dataclass(slots=True)
+class Opening:
+    """A call's first move, made by `opened`: it leads its flight, and this is what came of its claim."""
+
+    flight: Flight
+    ask: Ask
+    at: float
+    reply: Reply | BaseException | None
+
+    def answer(self) -> Reply:
+        """The reply, or the error raised, once: an error that is kept refers to itself through the frames it passed."""
+        reply, self.reply = self.reply, None
+        assert reply is not None
+        if not isinstance(reply, BaseException):
+            return reply
+        try:
+            raise reply
+        finally:
+            del reply
+
+
+@dataclass(slots=True)
+class Call:
+    """One caller's question."""
+
+    key: str  # as the engine knows it
+    label: str  # as people know it
+    origin: Callable[[], Any]
+    policy: Policy
+    means: Means
+    loop: Loop | None
+    began: float
+    seen: Entry[Any] | None = None  # the local tier's entry, which is due
+    force: bool = False  # compute, whatever is there
+    opening: Opening | None = None  # if its first move has been made
+    spawn: Spawn | None = None  # a place beside the caller, if it has one
+    token: bytes = field(default_factory=new_id)
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def now(self) -> float:
+        return self.means.clock()
+
+    @property
+    def waited(self) -> float:
+        return self.means.clock() - self.began
+
+    def tell(self, event: Callable[..., events.Event], *what: Any) -> None:
+        self.means.note(event, self.means.scope, self.label, *what)
