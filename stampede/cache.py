@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
@@ -31,8 +30,6 @@ from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
 
 __all__ = ["Cache"]
-
-_log = logging.getLogger("stampede")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,7 +86,7 @@ class Cache:
             self.engine = Paired(self.engine, locks)
         self.name = self.engine.scheme if engine is not None else safe_url(settings.url)
         self._listened_to = bool(observers)
-        self._core = Core(self.engine, self._front(settings), self._outage(settings), self.observers.emit, self._note)
+        self._core = Core(self.engine, self._front(settings), self._outage(settings), self._note)
         self._trust = tuple(_imported(name) for name in settings.trust)
         self._root = self.scope(self.namespace, self.policy)
         self._root_prefix = f"{self.namespace}:" if self.namespace else ""

@@ -47,14 +47,12 @@ class Core:
         engine: Engine,
         front: Front,
         outage: Outage | None,
-        tell: Callable[[events.Event], object],
         note: events.Note,
     ) -> None:
         self.engine = engine
         self.front = front
         self.outage = outage
-        self.tell = tell
-        self.note = note  # the same, of an event that needn't be made
+        self.note = note
         self.flights = Flights()
         self._epochs = itertools.count(1)
         self.epoch = 0  # another one after every invalidate_all and clear of this process
@@ -115,7 +113,7 @@ class Scope:
         return claims, store
 
     def _bad(self, key: str, error: Exception) -> None:
-        self.core.tell(events.BadBytes(self.name, self.label(key), str(error)))
+        self.core.note(events.BadBytes, self.name, self.label(key), str(error))
 
     # -- keys -----------------------------------------------------------------------------------------------------
 
@@ -322,17 +320,16 @@ class Scope:
         self, colour: Colour, key: str, verb: str, act: Callable[[Store, str], Coroutine[Any, Any, Any]]
     ) -> Any:
         core, hard = self.core, verb != "expire"
-        known = {self.prefix + key}
-        core.forget(*known, hard=hard)  # before, so that it is gone here even if the engine can't be asked
+        known = physical = self.prefix + key
+        core.forget(known, hard=hard)  # before, so that it is gone here even if the engine can't be asked
         try:
             # Another process may have begun a new generation a moment ago, and its keys are the ones to change.
             physical = await self.learn(colour, sure=True) + key
-            known.add(physical)
             return await act(self._store(colour), physical)
         finally:
-            for each in known:  # after, for those who read the old one while it was being changed
+            for each in {known, physical}:  # after, for those who read the old one while it was being changed
                 core.forget(each, hard=hard)
-            core.tell(events.Invalidated(self.name, key, verb))
+            core.note(events.Invalidated, self.name, key, verb)
 
     async def bump(self, colour: Colour) -> None:
         """A new generation of this scope: everything older is gone."""
@@ -341,7 +338,7 @@ class Scope:
             await self._store(colour).bump(self.name)
         finally:
             core.forget_all(before + self.name, self.name)
-            core.tell(events.Invalidated(self.name, "", "invalidate_all"))
+            core.note(events.Invalidated, self.name, "", "invalidate_all")
         await self.learn(colour)
 
     async def clear(self, colour: Colour) -> None:
@@ -351,7 +348,7 @@ class Scope:
             await self._store(colour).bump(self.namespace)
         finally:
             core.forget_all()
-            core.tell(events.Invalidated(self.namespace, "", "clear"))
+            core.note(events.Invalidated, self.namespace, "", "clear")
         await self.learn(colour)
 
     def _store(self, colour: Colour) -> Store:

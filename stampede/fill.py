@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from math import inf
 from random import random
-from typing import Any, TypeVar
+from typing import Any
 
 from stampede import early, events
 from stampede.call import Call, Hold, Means, Opening
@@ -29,8 +29,6 @@ from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
 
 __all__ = ["fill", "opened"]
-
-T = TypeVar("T")
 
 SAFETY = 1.0
 """Seconds between two looks at a flight whose leader another event loop has: it may be closed under it."""

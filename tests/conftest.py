@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from proxy import Proxy
 
 # A shell that runs us in the background has Ctrl-C ignored, and so it would be in all processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -22,3 +25,27 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "stampede"))
 def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STAMPEDE_SETTINGS", "STAMPEDE_DISABLED"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def face(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Faces, as the test's file has them, that are closed at the end."""
+
+    def made(*args: Any, **options: Any) -> Any:
+        face = request.module.Face(*args, **options)
+        request.addfinalizer(face.close)
+        return face
+
+    return made
+
+
+@pytest.fixture
+def before(request: pytest.FixtureRequest) -> Callable[[Any], Proxy]:
+    """A proxy before a server, which is closed at the end."""
+
+    def made(server: Any) -> Proxy:
+        proxy = Proxy(server.port)
+        request.addfinalizer(proxy.close)
+        return proxy
+
+    return made

@@ -50,30 +50,6 @@ def own() -> Iterator[MemcachedServer]:
     mine.close()
 
 
-@pytest.fixture
-def face(request: pytest.FixtureRequest) -> Callable[..., Face]:
-    """Faces that are closed at the end."""
-
-    def made(*args: Any, **options: Any) -> Face:
-        face = Face(*args, **options)
-        request.addfinalizer(face.close)
-        return face
-
-    return made
-
-
-@pytest.fixture
-def before(request: pytest.FixtureRequest) -> Callable[[MemcachedServer], Proxy]:
-    """A proxy before a server."""
-
-    def made(server: MemcachedServer) -> Proxy:
-        proxy = Proxy(server.port)
-        request.addfinalizer(proxy.close)
-        return proxy
-
-    return made
-
-
 Faces = Callable[..., Face]
 Before = Callable[[MemcachedServer], Proxy]
 

@@ -49,30 +49,6 @@ def own() -> Iterator[RedisServer]:
     mine.close()
 
 
-@pytest.fixture
-def face(request: pytest.FixtureRequest) -> Callable[..., Face]:
-    """Faces that are closed at the end."""
-
-    def made(*args: Any, **options: Any) -> Face:
-        face = Face(*args, **options)
-        request.addfinalizer(face.close)
-        return face
-
-    return made
-
-
-@pytest.fixture
-def before(request: pytest.FixtureRequest) -> Callable[[RedisServer], Proxy]:
-    """A proxy before a server."""
-
-    def made(server: RedisServer) -> Proxy:
-        proxy = Proxy(server.port)
-        request.addfinalizer(proxy.close)
-        return proxy
-
-    return made
-
-
 Faces = Callable[..., Face]
 Before = Callable[[RedisServer], Proxy]
 

@@ -42,13 +42,11 @@ local answer = redis.pcall('SET', KEYS[2], token, 'PX', ARGV[2], force and 'GET'
 local refusal, nothing = refusal_of(answer), demoted(answer)
 if nothing then
   return nothing
-elseif force and not refusal then
-  if answer and answer ~= token then
+elseif (force or answer) and not refusal then
+  glance(KEYS[2])  -- as it looks to the server, the token may be as old as the last script: the first to be evicted
+  if force and answer and answer ~= token then
     wake(ARGV[8], '')
   end
-  return {GRANTED, left, entry}
-elseif answer and not refusal then
-  glance(KEYS[2])  -- as it looks to the server, the token may be as old as the last script: the first to be evicted
   return {GRANTED, left, entry}
 end
 
