@@ -4,8 +4,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-# Debian packages of the servers that tests start.
-SERVERS := redis-server memcached
+# Debian packages of the servers that tests start, and what steps their clocks.
+SERVERS := redis-server memcached faketime
 
 .PHONY: help demo test lint format bench clean venv servers
 .NOTPARALLEL:
