@@ -7,18 +7,19 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from disk_world import Connection, other
 
+from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines import open_engine
 from stampede.engines.disk import DiskEngine, boot
 from stampede.engines.disk.stamps import MARK
-from stampede.entry import Entry, new_id
+from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError, TooLarge
 from stampede.ports import Ask, Busy, Found, Granted, Reply
 
@@ -193,7 +194,9 @@ def scratched(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [garbage, truncated, emptied, scratched])
 @pytest.mark.parametrize("running", [True, False])
-def test_damaged_database(tmp_path: Path, damage: Callable[[Path], None], running: bool) -> None:
+def test_damaged_database(
+    tmp_path: Path, damage: Callable[[Path], None], running: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """A damaged file would be an outage for ever, or a crash with an error of somebody else's."""
     engine = DiskEngine(tmp_path / "cache")
     for number in range(500):
@@ -206,7 +209,7 @@ def test_damaged_database(tmp_path: Path, damage: Callable[[Path], None], runnin
     said = tries(lambda: [get(engine, f"k{number}") for number in range(500)])
     said += tries(lambda: put(engine, b"new"))
     said += tries(lambda: [run_blocking(engine.store.invalidate(f"k{number}")) for number in range(500)])
-    assert any("damaged" in each for each in said)
+    assert any("damaged" in each for each in [*said, *caplog.messages])
     assert list(engine.directory.glob("*.damaged-*"))
     put(engine, b"new")
     assert get(engine) == b"new"
@@ -215,6 +218,79 @@ def test_damaged_database(tmp_path: Path, damage: Callable[[Path], None], runnin
         assert get(survivor) == b"new"
         survivor.close()
     engine.close()
+
+
+def whole_life(engine: DiskEngine) -> None:
+    """Every verb, of keys that are there and of keys that aren't."""
+    token = new_id()
+    for key in ("k0", "new", "busy", "failed"):
+        if isinstance(claim(engine, token, key), Granted):
+            assert run_blocking(engine.claims.fill(key, token, Entry(b"x", new_id(), ttl=60, fresh=60, keep=60)))
+        engine.looks.look(key)  # type: ignore[union-attr]
+    run_blocking(engine.store.expire("k1"))
+    run_blocking(engine.store.invalidate("k2"))
+    run_blocking(engine.store.bump("f"))
+    assert isinstance(run_blocking(engine.store.generation("f")), str)
+    claim(engine, token, "other")
+    run_blocking(engine.claims.abandon("other", token, Verdict("failed", "E", "no"), 0.1))
+    run_blocking(engine.locks.acquire("lock", token, 5.0))
+    granted = run_blocking(engine.locks.acquire("another", token, 5.0))
+    assert isinstance(granted, Granted)
+    assert isinstance(granted.fence, int)
+    assert run_blocking(engine.locks.release("another", token))
+    put(engine, b"last", "last")
+    assert get(engine, "last") == b"last"
+
+
+def test_every_byte(tmp_path: Path) -> None:
+    """One byte that SQLite doesn't call corruption would end every call in an error, for ever, or in one of Python's.
+
+    Of the bytes that mean something every ninth is flipped; EVERY_BYTE=1 flips them all.
+    """
+    engine = DiskEngine(tmp_path / "whole")
+    for number in range(3):
+        put(engine, key=f"k{number}")
+    run_blocking(engine.store.bump("f"))
+    claim(engine, key="busy")
+    claim(engine, b"token", "failed")
+    run_blocking(engine.claims.abandon("failed", b"token", Verdict("failed", "ValueError", "no"), 300.0))
+    run_blocking(engine.locks.acquire("lock", b"token", 600.0))
+    file = database_of(engine)
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole, (stamps,) = file.read_bytes(), engine.directory.glob("stamps*")
+    directory = tmp_path / "flipped"
+    telling = [at for at, byte in enumerate(whole) if byte or at < 100]
+    for at in telling[:: 1 if os.environ.get("EVERY_BYTE") else 9]:
+        directory.mkdir()
+        shutil.copy(stamps, directory)
+        (directory / file.name).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+
+        def live() -> None:
+            flipped = DiskEngine(directory, timeout=0.5)
+            try:
+                whole_life(flipped)
+            finally:
+                flipped.close()
+
+        said = tries(live, 3)
+        assert len(said) < 3, f"byte {at}: {said[-1]}"
+        shutil.rmtree(directory)
+    engine.close()
+
+
+def test_a_damaged_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that was moved aside while a cache was opened would be gone without a word; the cache would not open."""
+    directory = tmp_path / "cache"
+    with Cache(f"disk://{directory}") as cache:
+        cache.get_or_compute("k", lambda: 1)
+    (file,) = directory.glob("*.sqlite")
+    raw = file.read_bytes()
+    file.write_bytes(raw.replace(b"tableentriesentries", b"table\x82ntriesentries").replace(b"TABLE ent", b"TXBLE ent"))
+    with Cache(f"disk://{directory}") as cache:
+        assert cache.get_or_compute("k", lambda: 2) == 2
+        assert cache.get("k") == 2
+    assert any("damaged" in message and "moved to" in message for message in caplog.messages)
 
 
 def test_damage_is_healed_once(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ def note(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> 
 
 def carry_over(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> bool:
     """After a reboot: move every end to this boot's clock and drop the leases. Inside a transaction."""
-    then = connection.execute("SELECT boot, now, wall FROM clock").fetchone()
+    then = connection.execute(
+        "SELECT boot, CAST(ifnull(now, 0) AS REAL), CAST(ifnull(wall, 0) AS REAL) FROM clock"
+    ).fetchone()
     if then is not None and then[0] == boot:
         return False
     passed = wall - then[2] if then is not None else -1.0

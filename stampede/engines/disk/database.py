@@ -6,6 +6,7 @@ by their inode that what it has open is no longer what the directory means.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -20,7 +21,7 @@ from stampede.engines.disk.stamps import MARK, Stamps, Unreadable
 from stampede.engines.flock import try_lock
 from stampede.errors import EngineError
 
-__all__ = ["Database", "Locked", "Opened", "Write"]
+__all__ = ["Damaged", "Database", "Locked", "Opened", "Write"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -36,11 +37,26 @@ NOTE = 60.0
 """Seconds between two notes of what both clocks show."""
 
 _IDLE = 16
-_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")
+_WORLD = (
+    "SQLITE_ABORT", "SQLITE_AUTH", "SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_CONSTRAINT", "SQLITE_FULL",
+    "SQLITE_INTERRUPT", "SQLITE_IOERR", "SQLITE_LOCKED", "SQLITE_MISMATCH", "SQLITE_MISUSE", "SQLITE_NOLFS",
+    "SQLITE_NOMEM", "SQLITE_PERM", "SQLITE_PROTOCOL", "SQLITE_RANGE", "SQLITE_READONLY", "SQLITE_TOOBIG",
+)  # fmt: skip
+"""What SQLite may say of a good file, too: a full disk, another program's lock, a question of ours that is wrong."""
+
+_log = logging.getLogger("stampede")
 
 
 class Locked(Exception):
     """Readers can't read at this very moment (a recovery, a last one closing). Ask again."""
+
+
+class Damaged(Exception):
+    """A row says what nobody has written."""
+
+
+# Python can't even tell some errors, whose message has a damaged byte: it raises UnicodeDecodeError instead.
+_TROUBLE = (sqlite3.Error, UnicodeDecodeError, Damaged)
 
 
 class Opened:
@@ -136,7 +152,7 @@ class Database:
                 self._forget(old)
             try:
                 self._opened = self._attach()
-            except (OSError, sqlite3.Error) as error:
+            except (OSError, *_TROUBLE) as error:
                 raise EngineError(
                     f"can't use {self.directory}: {error}: give a directory that can be made and written, "
                     "on a local disk with room"
@@ -166,10 +182,15 @@ class Database:
                 continue
             opened = Opened(stamps, self._file(stamps.incarnation))
             if opened.file.exists():
-                self._arrive(opened)
-                return opened
-            if stamps.current:
-                self._replace(stamps)
+                try:
+                    self._arrive(opened)
+                    return opened
+                except _TROUBLE as error:
+                    if not _damaged(error, opened.file):
+                        raise
+                    _log.warning("%s is damaged (%s): %s", opened.file, error, self._replace(opened))
+            elif stamps.current:
+                self._replace(opened)
         raise OSError("its files change faster than they can be opened")
 
     def _file(self, incarnation: str) -> Path:
@@ -203,15 +224,23 @@ class Database:
                 except OSError:
                     pass  # another process was first
 
-    def _replace(self, stamps: Stamps) -> None:
-        """In the gate: found anew, unless another process has done so."""
-        if self._enter(stamps, time.monotonic() + self._timeout):
-            try:
-                if stamps.current:
-                    self._found(os.replace)
-                    stamps.mark_all()
-            finally:
-                stamps.leave()
+    def _replace(self, opened: Opened) -> str:
+        """Through the gate: a new database in the place of one that is gone or damaged, if nobody else was faster."""
+        stamps = opened.stamps
+        if not self._enter(stamps, time.monotonic() + self._timeout):
+            raise EngineError(f"process {stamps.writer} is writing to {self.directory}, so it can't be replaced yet")
+        try:
+            if not stamps.current:
+                return "a new one has been begun"
+            self._found(os.replace)
+            aside = opened.file.with_suffix(f".damaged-{int(time.time())}")
+            for path in _files(opened.file):
+                _move(path, aside if path == opened.file else None)
+            self._keep_two_damaged()
+            stamps.mark_all()
+            return f"it was moved to {aside.name}, and a new one begun"
+        finally:
+            stamps.leave()
 
     def _replace_unreadable(self, root: Path) -> None:
         """Stamps that are none have no mapping, and still an inode to lock."""
@@ -224,20 +253,16 @@ class Database:
 
     def _arrive(self, opened: Opened) -> None:
         """After a reboot, before anything is read: move the ends to this boot's clock."""
+        connection = self._connect(opened)
         try:
-            connection = self._connect(opened)
-            try:
-                connection.execute(f"PRAGMA busy_timeout = {int(self._timeout * 1000)}")
-                then = connection.execute("SELECT boot FROM clock").fetchone()
-                if then is None or then[0] != boot.boot:
-                    connection.execute("BEGIN IMMEDIATE")
-                    boot.carry_over(connection, boot.boot, boot.clock(), time.time())
-                    connection.execute("COMMIT")
-            finally:
-                connection.close()
-        except sqlite3.Error as error:
-            if not _damaged(error):  # that is for the first call to find, to tell and to heal
-                raise
+            connection.execute(f"PRAGMA busy_timeout = {int(self._timeout * 1000)}")
+            then = connection.execute("SELECT boot FROM clock").fetchone()
+            if then is None or then[0] != boot.boot:
+                connection.execute("BEGIN IMMEDIATE")
+                boot.carry_over(connection, boot.boot, boot.clock(), time.time())
+                connection.execute("COMMIT")
+        finally:
+            connection.close()
 
     # -- connections ------------------------------------------------------------------------------------------------
 
@@ -296,7 +321,7 @@ class Database:
                 self._out -= 1
             if connection is not None:
                 connection.close()
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, _TROUBLE):
                 raise self._trouble(error, opened) from error
             raise
         with self._pool:
@@ -317,7 +342,7 @@ class Database:
                 connection.execute("BEGIN")
                 yield opened, connection
                 connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except _TROUBLE as error:
             raise self._trouble(error, opened) from error
 
     def patiently(self, read: Callable[[], T]) -> T:
@@ -339,7 +364,7 @@ class Database:
         deadline = time.monotonic() + self._timeout
         self._take_turn(self._timeout)
         opened: Opened | None = None
-        trouble: sqlite3.Error | None = None
+        trouble: Exception | None = None
         try:
             opened = self._gate(deadline)
             try:
@@ -356,7 +381,7 @@ class Database:
                         write.settle()
             finally:
                 opened.stamps.leave()
-        except sqlite3.Error as error:
+        except _TROUBLE as error:
             trouble = error
         finally:
             self._end_turn()
@@ -430,25 +455,25 @@ class Database:
                         opened.stamps.stamp(slot)
                 finally:
                     opened.stamps.leave()
-        except sqlite3.Error:
+        except _TROUBLE:
             pass  # the mark stays: nothing is kept locally
         finally:
             self._end_turn()
 
     # -- trouble ------------------------------------------------------------------------------------------------
 
-    def _trouble(self, error: sqlite3.Error, opened: Opened) -> Exception:
+    def _trouble(self, error: Exception, opened: Opened) -> Exception:
         return Locked() if _busy(error) else self._told(error, opened)
 
-    def _told(self, error: sqlite3.Error, opened: Opened) -> EngineError:
+    def _told(self, error: Exception, opened: Opened) -> EngineError:
         """What a caller can do about it. A damaged file is out of the way by then."""
         opened.looked = -1.0  # the next call looks again what the directory means
-        if _damaged(error):
+        if not opened.current:
+            return EngineError(f"{opened.file} was removed ({error}): the next call makes a new one")
+        if _damaged(error, opened.file):
             return EngineError(f"{opened.file} is damaged ({error}): {self._heal(opened)}")
         if _busy(error):
             return EngineError(f"another program has locked {opened.file} for {self._timeout:g} s")
-        if not opened.current:
-            return EngineError(f"{opened.file} was removed ({error}): the next call makes a new one")
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_FULL":
             return EngineError(f"there is no room for {opened.file} ({error}): make some, or lower max_bytes")
@@ -461,22 +486,11 @@ class Database:
         except EngineError:
             return "it is still in use"
         try:
-            if not self._enter(opened.stamps, time.monotonic() + self._timeout):
-                return f"process {opened.stamps.writer} is writing to it, so it can't be replaced yet"
-            try:
-                if not opened.stamps.current:
-                    return "a new one has been begun"
-                self._found(os.replace)
-                aside = opened.file.with_suffix(f".damaged-{int(time.time())}")
-                for path in _files(opened.file):
-                    _move(path, aside if path == opened.file else None)
-                self._keep_two_damaged()
-                opened.stamps.mark_all()
-                return f"it was moved to {aside.name}, and a new one begun"
-            except (OSError, sqlite3.Error) as failure:
-                return f"it can't be replaced ({failure}): remove {self.directory}"
-            finally:
-                opened.stamps.leave()
+            return self._replace(opened)
+        except EngineError as failure:
+            return str(failure)
+        except (OSError, *_TROUBLE) as failure:
+            return f"it can't be replaced ({failure}): remove {self.directory}"
         finally:
             self._end_turn()
 
@@ -565,10 +579,15 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         pass  # the error that brought us here tells more
 
 
-def _busy(error: sqlite3.Error) -> bool:
+def _busy(error: Exception) -> bool:
     return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
-def _damaged(error: sqlite3.Error) -> bool:
+def _damaged(error: Exception, file: Path) -> bool:
+    """Would a file that was just made not have raised this?"""
+    if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
+        return False  # a question of ours that is wrong
     name = getattr(error, "sqlite_errorname", "")
-    return name.startswith(_DAMAGE) or (name == "SQLITE_ERROR" and "no such table" in str(error))
+    if name == "SQLITE_READONLY":  # what we may write all the same says of itself that we may not
+        return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+    return name == "SQLITE_IOERR_SHORT_READ" or not name.startswith(_WORLD)

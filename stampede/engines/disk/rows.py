@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from math import inf
+from sqlite3 import IntegrityError
 from typing import Any, NamedTuple
 
 from stampede import early
 from stampede.engines.disk.boot import clock
-from stampede.engines.disk.database import Database, Locked, Opened, Write
+from stampede.engines.disk.database import Damaged, Database, Locked, Opened, Write
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
 from stampede.engines.flock import Life, dead, sweep
 from stampede.engines.wake import Post
@@ -30,11 +31,11 @@ SWEEP = 60.0
 _MESSAGE = 4000
 _LONGEST = 900_000_000  # SQLite's own limit is a little above
 
-# Whatever stands in the file: these columns are numbers, or 0.
+# Whatever stands in the file: these columns are bytes, or numbers, or 0.
 _COLUMNS = (
-    "key, id, "
+    "key, CAST(ifnull(id, '') AS BLOB), "
     + ", ".join(f"CAST(ifnull({name}, 0) AS REAL)" for name in ("fresh", "keep", "cost", "margin", "ttl"))
-    + ", raised, value"
+    + ", raised, CAST(ifnull(value, '') AS BLOB)"
 )
 _ENTRY = f"SELECT {_COLUMNS} FROM entries WHERE number = ?"
 _LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the rest is also in the value's header
@@ -314,7 +315,7 @@ class Rows:
             self._known = opened, now, generations
         if scope not in generations:
             with self.database.reading() as (_, connection):
-                sql = "SELECT generation FROM generations WHERE scope IN ('', ?) ORDER BY scope"
+                sql = "SELECT CAST(generation AS TEXT) FROM generations WHERE scope IN ('', ?) ORDER BY scope"
                 found = [row[0] for row in connection.execute(sql, (scope,))]
             if now == MARK:
                 self.database.mend(opened, GENERATIONS)
@@ -342,10 +343,7 @@ class Rows:
                     return Busy(lease.token, lease.ends - now)
                 fence = lease.fence
             else:
-                fences = write.execute("UPDATE fences SET last = last + 1 RETURNING last").fetchall()
-                if not fences:
-                    raise EngineError(f"{self.database.directory} has lost its fences: remove the directory")
-                fence = fences[0][0]
+                fence = _next_fence(write)
             _put_lease(write, number, raw, Lease(token, now + seconds, holder, fence))
         return Granted(fence=fence)
 
@@ -473,6 +471,16 @@ def _failed(
         if (token == awaited and ends > now) or (rests == rest > now):
             return Failed(Verdict(kind, type_name, message), entry, max(rest - now, 0.0))
     return None
+
+
+def _next_fence(write: Write) -> int:
+    try:
+        last = write.execute("UPDATE fences SET last = last + 1 RETURNING last").fetchall()[0][0]
+    except (IndexError, IntegrityError) as error:
+        raise Damaged("it has lost its fences") from error
+    if type(last) is not int:
+        raise Damaged(f"a fence is {last!r}")
+    return last
 
 
 def _put_lease(write: Write, number: int, raw: bytes, lease: Lease) -> None:
