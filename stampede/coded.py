@@ -28,16 +28,27 @@ class _Coded:
     def closed(self, key: str, entry: Entry[Any]) -> Entry[Any]:
         return entry.holding(self._codec.encode(key, entry))
 
-    def open(self, key: str, sealed: Entry[Any] | None) -> Entry[Any] | None:
-        """The entry in the bytes, with the time left that the engine tells; None if they are not to be believed."""
+    def open(self, key: str, sealed: Entry[Any] | None, lease: bytes | None = None) -> Entry[Any] | None:
+        """The entry in the bytes, with the time left that the engine tells; None if they are not to be believed.
+
+        With `lease`, only the one that was computed under it: an entry's own id is then its token.
+        """
         if sealed is None:
             return None
         try:
             entry = self._codec.decode(key, sealed.value)
+            if lease is not None and entry.id != lease:
+                raise CodecError("it was sent as another computation's")
         except CodecError as error:
             self._bad(key, error)
             return None
-        entry.id, entry.fresh, entry.keep = sealed.id, sealed.fresh, sealed.keep
+        entry.id = sealed.id
+        # What the engine says is in nobody's seal, and goes by a clock that may be set back: it can only take away.
+        # (Written so that what is no number is the end.)
+        if not sealed.fresh >= entry.fresh:
+            entry.fresh = sealed.fresh
+        if not sealed.keep >= entry.keep:
+            entry.keep = sealed.keep
         return entry
 
 
@@ -73,8 +84,11 @@ class CodedClaims(_Coded):
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         news = await self._port.wait(key, busy, timeout)
-        entry = self.open(key, news.entry) if news is not None else None
-        return Found(entry, news.ticket) if news is not None and entry is not None else None
+        if news is None:
+            return None
+        # What was pushed has the lease's token for its id; what was read (memcached) need not.
+        entry = self.open(key, news.entry, busy.token if news.entry.id == busy.token else None)
+        return Found(entry, news.ticket) if entry is not None else None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         return await self._port.renew(key, token, lease)

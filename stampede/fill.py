@@ -212,14 +212,17 @@ async def land(
 
 
 def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
-    """The entry to be stored. An exception of `raises` is an answer, kept by its name and arguments."""
+    """The entry to be stored. An exception of `raises` is an answer, kept by its name and arguments.
+
+    Its id is its lease's token: so those who waited for that lease know it from any other, also from older news.
+    """
     ttl = call.policy.ttl_of(value if error is None else error)
     if call.policy.jitter and ttl != inf:
         ttl *= 1 - call.policy.jitter * random()
     if error is not None:
         value = (f"{type(error).__module__}.{type(error).__qualname__}", error.args)
     typical, margin = early.observe(kept, cost)
-    return Entry(value, new_id(), typical, margin, ttl, ttl, ttl + call.policy.stale, error is not None)
+    return Entry(value, call.token, typical, margin, ttl, ttl, ttl + call.policy.stale, error is not None)
 
 
 async def store(

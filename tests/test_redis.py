@@ -939,9 +939,11 @@ def test_what_was_told_before_anybody_listened_is_seen_at_once(server: RedisServ
 
 def test_news_of_an_older_lease_bring_no_value(server: RedisServer, open_: Open) -> None:
     """A message that comes late would give an invalidated value to a call that began after the invalidation."""
-    message = b"12345678" + bytes(8) + wire.pack(some(), 60_000)
+    entry = Entry(b"value", b"12345678", ttl=LONG, fresh=LONG, keep=LONG)
+    message = b"12345678" + bytes(8) + wire.pack(entry, 60_000)
     assert wire.news_of(message, b"12345678") is not None
     assert wire.news_of(message, b"87654321") is None
+    assert wire.news_of(b"87654321" + message[8:], b"87654321") is None  # whoever can publish, can write that
     assert wire.news_of(message[:20], b"12345678") is None
 
 
@@ -964,7 +966,7 @@ def test_waiting_is_cheap(server: RedisServer, open_: Open, size: int) -> None:
         busy = claim(other)
         thread, result = waiting(other, busy)
         until(lambda: "cmd=getex" in server.cli("CLIENT", "LIST"))  # it has looked, and sleeps
-        run(engine.claims.fill("k", token, some(bytes(size))))
+        run(engine.claims.fill("k", token, Entry(bytes(size), token, ttl=LONG, fresh=LONG, keep=LONG)))
         thread.join(PATIENCE)
         (found,) = result
         if size > 4096:  # too large for a message

@@ -2,7 +2,7 @@
 
     offset  size
        0     2   magic, b"SG"
-       2     1   version of this layout: 1
+       2     1   version of this layout: 1, or 2 if signed
        3     1   codec: 1 sealed, 2 msgpack, 3 json, 4 pickle
        4     1   flags: 1 the value is a raised exception, 2 the body is compressed, 4 signed
        5     3   zero
@@ -13,15 +13,23 @@
       40     8   fresh
       48     8   keep
       56     8   fingerprint of the return type; 0: none is known
-      64     4   CRC-32 of key, header and body; or, if signed, 32 bytes of HMAC-SHA-256
-      68/96      body
+      64     4   CRC-32 of key, header and body
+      68         body
 
-The key is part of the seal, so that an entry is good for its own key only.
+and if it is signed
+
+      64     8   when it was, by its writer's wall clock: seconds since 1970
+      72    32   HMAC-SHA-256 of key, header, that moment, and body
+     104         body
+
+The key is part of the seal, so that an entry is good for its own key only, and in its own generation. What the engine
+says beside it is signed by nobody: it can make an entry end sooner, and never later (see `coded.py`).
 """
 
 from __future__ import annotations
 
 import hmac
+import time
 import zlib
 from collections.abc import Sequence
 from math import isnan
@@ -32,13 +40,19 @@ from stampede.entry import Entry
 from stampede.errors import CodecError, TooLarge
 
 HEADER = Struct(">2sBBB3x8sdddddQ")
-MAGIC, VERSION = b"SG", 1
+MAGIC, VERSION, SIGNED_VERSION = b"SG", 1, 2
 RAISED, COMPRESSED, SIGNED = 1, 2, 4
 INFLATED = 1 << 28  # bytes that a compressed body may grow to where no max_bytes says less
 
 COPIED = 4096  # bytes up to which a copy costs less than a view
 
-_CRC = Struct(">I")
+SKEW = 10.0
+"""Seconds by which the wall clocks of two machines that sign may differ. No time left is told by them: they only bound
+for how long an entry that somebody has put back is believed."""
+
+_clock = time.time
+
+_CRC, _WRITTEN = Struct(">I"), Struct(">d")
 _SIZE = HEADER.size
 
 
@@ -67,7 +81,7 @@ def _unpack(blob: bytes) -> tuple[Any, ...]:
     if len(blob) < _SIZE:
         raise CodecError(f"{len(blob)} bytes are too few for an entry")
     header = HEADER.unpack_from(blob)
-    if header[0] != MAGIC or header[1] != VERSION:
+    if header[0] != MAGIC or header[1] not in (VERSION, SIGNED_VERSION):
         raise CodecError("no entry of ours, or of a version that is not known here")
     return header
 
@@ -94,8 +108,10 @@ class Codec:
         self._compress = compress
         self._max_bytes = max_bytes
         self._signed = SIGNED if keys else 0
-        self._start = HEADER.size + (32 if keys else _CRC.size)  # of the body
-        self._expected = body.number, self._signed, body.fingerprint
+        self._version = SIGNED_VERSION if keys else VERSION
+        self._head = HEADER.size + (_WRITTEN.size if keys else 0)  # what stands before the seal
+        self._start = self._head + (32 if keys else _CRC.size)  # of the body
+        self._expected = self._version, body.number, self._signed, body.fingerprint
 
     def encode(self, key: str, entry: Entry[Any]) -> bytes:
         """The entry's bytes, good for this key only. CodecError: the value can't be held; TooLarge: it is too big."""
@@ -127,33 +143,42 @@ class Codec:
             body = zlib.compress(body, 1)
             flags |= COMPRESSED
         head = HEADER.pack(
-            MAGIC, VERSION, self._body.number, flags,
+            MAGIC, self._version, self._body.number, flags,
             entry.id, entry.cost, entry.margin, entry.ttl, entry.fresh, entry.keep, self._body.fingerprint,
         )  # fmt: skip
-        seal = _signature(self._keys[0], key, head, body) if self._keys else _checksum(key, head, body)
-        return head + seal + body
+        if not self._keys:
+            return head + _checksum(key, head, body) + body
+        head += _WRITTEN.pack(_clock())
+        return head + _signature(self._keys[0], key, head, body) + body
 
     def _decode(self, key: str, blob: bytes) -> Entry[Any]:
-        _, _, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint = _unpack(blob)
-        if (codec, flags & SIGNED, fingerprint) != self._expected or isnan(cost + margin + ttl + fresh + keep):
-            self._complain(codec, flags, fingerprint)
+        _, version, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint = _unpack(blob)
+        known = (version, codec, flags & SIGNED, fingerprint) == self._expected
+        if not known or isnan(cost + margin + ttl + fresh + keep):
+            self._complain(version, codec, flags, fingerprint)
         start = self._start
         body: bytes | memoryview = blob[start:] if len(blob) < COPIED else memoryview(blob)[start:]
         if self._max_bytes is not None and len(body) > self._max_bytes:
             raise CodecError(f"{len(body)} bytes are more than max_bytes, {self._max_bytes}")
-        if not self._seals(key, blob[:_SIZE], body, blob[_SIZE:start]):
+        if not self._seals(key, blob[: self._head], body, blob[self._head : start]):
             raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
+        if self._keys and (spent := _clock() - _WRITTEN.unpack_from(blob, _SIZE)[0] - SKEW) > 0:
+            fresh, keep = min(fresh, fresh - spent), min(keep, keep - spent)
+            if keep <= 0:
+                raise CodecError("its time is over: it was put back, or the machines' clocks differ")
         if flags & COMPRESSED:
             body = self._inflate(body)
         raised = flags & RAISED != 0
         return Entry(self._body.load(body, raised), id, cost, margin, ttl, fresh, keep, raised)
 
-    def _complain(self, codec: int, flags: int, fingerprint: int) -> None:
+    def _complain(self, version: int, codec: int, flags: int, fingerprint: int) -> None:
         """Say what is wrong with a header."""
         if codec != self._body.number:
             raise CodecError("the entry was written by another codec")
         if flags & SIGNED != self._signed:
             raise CodecError("the entry is not signed" if self._signed else "the entry is signed, and no key is known")
+        if version != self._version:
+            raise CodecError("the entry is of another layout")  # signed, perhaps, without a moment: good for ever
         if fingerprint != self._body.fingerprint:
             raise CodecError("the entry was written for another return type")
         raise CodecError("a duration is not a number")

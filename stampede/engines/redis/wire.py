@@ -157,13 +157,15 @@ def _verdict_of(string: bytes) -> Verdict:
 
 
 def news_of(message: bytes, token: bytes) -> Entry[Any] | None:
-    """The entry that a fill has sent along, if it was by the lease of this token: an older one's may be late."""
+    """The entry that a fill has sent along, if it was computed under the lease of this token: an older one's may be
+    late, and anybody can publish one. So the entry's own id has to be that token, which its codec signs."""
     if message[:8] != token or len(message) < 16 + _HEAD.size:
         return None
     try:
-        return entry_of(message[16:], _PX.unpack_from(message, 8)[0])
+        entry = entry_of(message[16:], _PX.unpack_from(message, 8)[0])
     except error:
         return None
+    return entry if entry.id == token else None
 
 
 _PX = Struct(">d")
