@@ -53,9 +53,14 @@ class Core:
         self.front = front
         self.outage = outage
         self.note = note
+        if engine.audience is not None:
+            engine.audience.add(self)
         self.flights = Flights()
         self._epochs = itertools.count(1)
         self.epoch = 0  # another one after every invalidate_all and clear of this process
+
+    def damaged(self, key: str, why: str) -> None:
+        self.note(events.BadBytes, "", key, why)
 
     def forget(self, key: str, *, hard: bool = True) -> None:
         """From now on nobody in this process gets what is kept here, nor (if hard) what is being computed."""

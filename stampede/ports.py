@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
+from weakref import WeakSet
 
 from stampede.entry import Entry, Verdict
 
@@ -21,6 +22,7 @@ __all__ = [
     "Failed",
     "Found",
     "Granted",
+    "Hears",
     "Locks",
     "Looks",
     "Many",
@@ -213,6 +215,14 @@ class Many(Protocol):
         ...
 
 
+class Hears(Protocol):
+    """Who is told of what an engine has mended by itself."""
+
+    def damaged(self, key: str, why: str) -> None:
+        """What the engine had under this name of its own was none of ours, and is gone."""
+        ...
+
+
 class Locks(Protocol):
     """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
 
@@ -257,6 +267,7 @@ class Engine(ABC):
     recalls: Recalls | None = None
     looks: Looks | None = None
     many: Many | None = None
+    audience: WeakSet[Hears] | None = None
     tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process
 
     @abstractmethod

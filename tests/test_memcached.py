@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from memcached_server import MemcachedServer, shared_memcached
 from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines import open_engine
+from stampede.engines.leases import Past
 from stampede.engines.memcached import MemcachedEngine, from_url, items, meta
 from stampede.engines.memcached.waiting import pause
 from stampede.entry import Entry, Verdict, new_id
@@ -520,6 +523,24 @@ def test_for_ever_is_for_ever_while_it_is_refreshed(server: MemcachedServer, eng
     token = granted(engine, force=True)
     run_blocking(engine.claims.abandon("k", token))
     assert b"t-1" in server.say(b"mg s:k t\r\n")
+
+
+def test_damaged_items_are_none_of_ours() -> None:
+    """A number that is none would reach every caller of the key as a ValueError, or make a lease stand for ever."""
+    entry = Entry(b"v", new_id(), 1.0, 1.0, 60.0, 60.0, 90.0)
+    past = Past()
+    past.add(b"t" * 8, Verdict("failed", "E", "m"), 5.0, 0.0)
+    for item in (items.Item(entry), items.Item(entry, b"t" * 8, 10.0), items.Item(entry, b"t" * 8, 10.0, past)):
+        data, flags, ttl = items.write(item)
+        for at in range(len(data)):
+            for number in (nan, inf, -inf):
+                reply = meta.Reply(b"VA")
+                reply.flags, reply.left = flags, ttl
+                reply.value = data[:at] + struct.pack(">d", number) + data[at + 8 :]
+                found = items.read(reply)
+                assert found.lease < inf
+                items.write(found)
+                items.answer(found, b"x" * 8, Ask(LONG))
 
 
 def test_keys_that_the_protocol_cannot_hold_are_hashed() -> None:

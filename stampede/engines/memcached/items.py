@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from math import ceil, inf
+from math import ceil, inf, isfinite
 from struct import Struct, error
 from typing import NamedTuple
 
@@ -163,9 +163,9 @@ def read(reply: Reply) -> Item:
         at += length
         entry = _unpacked(reply.value, at, reply.left) if len(reply.value) > at else None
         past = _heard(story, left) if story else Past()
-    except (error, ValueError, TypeError):
+    except (error, ValueError, TypeError, OverflowError, RecursionError):
         return Item()
-    lease = left - leaselag
+    lease = left - leaselag if isfinite(leaselag) else 0.0
     return Item(entry, holder if lease > 0 else b"", max(lease, 0.0), past)
 
 
@@ -174,7 +174,7 @@ def _unpacked(value: bytes, at: int, left: int) -> Entry[bytes] | None:
         version, flags, id, freshlag, keeplag, cost, margin, ttl = _ENTRY.unpack_from(value, at)
     except error:
         return None
-    if version != _VERSION:
+    if version != _VERSION or not (isfinite(freshlag + keeplag) and 0 <= cost < inf and margin >= 0 and ttl >= 0):
         return None
     fresh = inf if flags & _ALWAYS_FRESH else left - freshlag
     keep = inf if flags & _ALWAYS_KEPT else left - keeplag
@@ -186,9 +186,11 @@ def _heard(story: bytes, left: float) -> Past:
     restlag, why, verdicts = json.loads(story)
     if restlag is not None:
         past.rest = left - restlag
-    past.why = Verdict(*why)
-    past.verdicts = {bytes.fromhex(token): (Verdict(*rest), left - lag) for token, lag, *rest in verdicts}
+    past.why = Verdict(*map(str, why))
+    past.verdicts = {bytes.fromhex(token): (Verdict(*map(str, rest)), left - lag) for token, lag, *rest in verdicts}
     past.end = max([past.rest, *(end for _, end in past.verdicts.values())])
+    if not past.end < inf:
+        raise ValueError(story)
     return past
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.breaker import Breaker
 from stampede.engines.memcached.meta import Reply
-from stampede.errors import EngineError, OptionError, TooLarge
+from stampede.errors import EngineError, OptionError
 
 if TYPE_CHECKING:
     from pymemcache.client.base import Client
 
-__all__ = ["Server", "Servers", "checked", "refusal", "trouble"]
+__all__ = ["NoRoom", "Server", "Servers", "checked", "refusal", "trouble"]
 
 OLDEST = (1, 6, 13)
 
@@ -109,9 +109,15 @@ def trouble(server: Server, error: BaseException) -> EngineError:
     return failure
 
 
-def refusal(server: Server, reply: Reply) -> EngineError | TooLarge:
+class NoRoom(EngineError):
+    """It answers, and takes no more: of what it has, others may ask for."""
+
+    partial = refused = True
+
+
+def refusal(server: Server, reply: Reply) -> EngineError:
     """The server's own words: "large" is an item above its limit, "out of memory" one for which it finds no room."""
     told = reply.text.decode("utf-8", "replace")
     if b"large" in reply.text or b"out of memory" in reply.text:
-        return TooLarge(f"{server.name}: {told}")
+        return NoRoom(f"{server.name}: {told}")
     return EngineError(f"{server.name}: {told}")

@@ -16,7 +16,7 @@ from stampede.colour import Bell, Colour, run_blocking
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import Hold, Holds, Link, alias, is_alias
 from stampede.engines.memcached.items import PLAIN, Body, Item
-from stampede.engines.memcached.servers import Server, Servers
+from stampede.engines.memcached.servers import NoRoom, Server, Servers
 from stampede.engines.memcached.waiting import pause
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
@@ -117,8 +117,6 @@ class Keys(Versioned):
                 if verdict is not None:
                     return verdict
             raise EngineError("others change this key faster than it can be claimed")
-        except TooLarge as full:
-            raise EngineError(f"there is no room even for a lease: {full}") from full
         finally:
             if not given:
                 self._line.give(link)
@@ -209,11 +207,11 @@ class Keys(Versioned):
                 if reply.code == b"NF":
                     return False
             return await self._over(link, name, token, entry.id, body)
-        except TooLarge:
+        except (TooLarge, NoRoom) as refusal:
             if hold is not None:
                 self._holds.add(hold)
                 hold.lost = True
-            raise
+            raise TooLarge(str(refusal)) from refusal
         finally:
             if hold is None or not hold.lost:
                 self._holds.pop(name, token)
@@ -294,7 +292,7 @@ class Keys(Versioned):
                 return hold.signed
             try:
                 return run_blocking(self._sign(signer, hold, Item(), hold.cas))
-            except (EngineError, TooLarge):
+            except EngineError:
                 return False  # its fill will see
             finally:
                 if link is not None:
@@ -359,6 +357,8 @@ class Keys(Versioned):
         try:
             _fits(link, name, body)
             await link.ask(_put(name, body), twice=True)
+        except NoRoom as full:
+            raise TooLarge(str(full)) from full
         finally:
             self._line.give(link)
 
@@ -377,6 +377,8 @@ class Keys(Versioned):
                 if (await link.ask(command))[0].code == b"HD":
                     return True
             return False
+        except NoRoom as full:
+            raise TooLarge(str(full)) from full
         finally:
             self._line.give(link)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import packed
-from stampede.engines.redis.scripts import Command, Scripts
+from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.errors import EngineError
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class Blocking:
         self._broken = (exceptions.ConnectionError, OSError)
         self._hung = exceptions.TimeoutError
         self._refused = exceptions.ResponseError
-        self._unknown = exceptions.NoScriptError
         self._readonly = exceptions.ReadOnlyError
         self._any = (exceptions.RedisError, OSError)
 
@@ -89,8 +88,13 @@ class Blocking:
         try:
             replies, told = self._sent(commands)
             for number, reply in enumerate(replies):
-                if isinstance(reply, self._unknown):
-                    (reply,), teller = self._sent([self._scripts.whole(commands[number])])
+                command = commands[number]
+                for _ in range(REMEDIES):
+                    instead = self._scripts.instead(command, reply)
+                    if not instead:
+                        break
+                    command = instead[-1]
+                    (*_, reply), teller = self._sent(instead)
                     replies[number], told = reply, told if teller == told else 0
                 if isinstance(reply, Exception):
                     raise reply

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from stampede.engines.redis.scripts import is_damage
 from stampede.engines.url import flag, safe_url
 from stampede.errors import EngineError, OptionError
 
@@ -186,7 +187,9 @@ def made_with(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def trouble(server: str, error: Exception) -> EngineError:
     """What the library raised, as ours."""
-    return EngineError(f"{server}: {type(error).__name__}: {error}")
+    failure = EngineError(f"{server}: {type(error).__name__}: {error}")
+    failure.partial = is_damage(error)
+    return failure
 
 
 def never() -> Any:

@@ -50,7 +50,7 @@ class Cluster:
     ) -> None:
         self._name = name
         self._seeds = list(seeds)
-        self._scripts = Scripts(sharded=True)
+        self.scripts = Scripts(sharded=True)
         self._kind, self._options, self._tracking = kind, options, tracking
         self._shards: dict[Address, Master] = {}
         self._owners: list[Address | None] = []
@@ -170,7 +170,7 @@ class Cluster:
     def _asking(self, address: Address, colour: Colour) -> tuple[Master, Ports]:
         """The ports of a shard that is being given the slot."""
         shard = self._shard(address)
-        line = Asking(shard.at_hand(colour).line, self._scripts)
+        line = Asking(shard.at_hand(colour).line, self.scripts)
         return shard, Ports(line, *shard.ports(line, colour))
 
     async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]:
@@ -244,7 +244,7 @@ class Cluster:
             raise EngineError(f"{self._name}: the engine is closed")
         its = {**self._options, "host": address.host, "port": address.port}
         server = Server(f"{self._name} ({address.host}:{address.port})", self._kind, its)
-        shard = Master(address, server, self._scripts, tracking=self._tracking)
+        shard = Master(address, server, self.scripts, tracking=self._tracking)
         shard.news.on_void = partial(self._voided, address)
         return shard
 

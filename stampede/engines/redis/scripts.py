@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
-__all__ = ["Command", "Script", "Scripts"]
+from stampede.ports import Hears
+
+__all__ = ["REMEDIES", "Command", "Script", "Scripts", "is_damage"]
+
+REMEDIES = 3
+"""So many of them for one command: somebody may damage its keys faster than they can be mended."""
 
 Command: TypeAlias = tuple[Any, ...]
 """A command as it is sent. A call of a script names it by its hash; `Scripts.whole` is the same with its text."""
@@ -49,7 +56,50 @@ class Scripts:
         self.get, self.set, self.replace = load("get"), load("set"), load("replace")
         self.expire, self.invalidate, self.generation = load("expire"), load("invalidate"), load("generation")
         self.acquire, self.release, self.standing = load("acquire"), load("release"), load("standing")
+        self.mend = load("mend")
+        self.audience: WeakSet[Hears] = WeakSet()
 
     def whole(self, command: Command) -> Command:
         """The call with the script's text, for a server that doesn't know it: flushed, restarted, failed over."""
         return (b"EVAL", self._by_hash[command[1]].source, *command[2:])
+
+    def instead(self, command: Command, reply: Any) -> list[Command]:
+        """What to send where the server could not do as it was told, for a reason that can be mended; the last reply is
+        the command's. Nothing, if it has done it, or can't.
+
+        A key of the wrong type (a list where a string belongs) is damage to what it stands for, and to nothing else: it
+        is removed.
+        """
+        if not isinstance(reply, Exception):
+            return []
+        if command[0] == b"EVALSHA" and _is_unknown(reply):
+            return [self.whole(command)]
+        if not is_damage(reply):
+            return []
+        keys = keys_of(command)
+        for hears in list(self.audience):
+            hears.damaged(_TAG.sub("", keys[0].decode("utf-8", "replace")), str(reply))
+        return [self.whole(self.mend(keys)), command]
+
+
+def is_damage(refusal: BaseException) -> bool:
+    """Whether it is about what one key holds. All other refusals are about the server, or what we may do there."""
+    return "WRONGTYPE" in str(refusal) or _LUA.search(str(refusal)) is not None
+
+
+_TAG = re.compile(r"^\{\w+\}:")
+_LUA = re.compile(r"(?<!@)user_script:\d+: ")
+"""A script has stumbled over what it found: not the server's error (behind `@user_script:`), but Lua's own."""
+
+
+def keys_of(command: Command) -> Sequence[bytes]:
+    """The keys that a command names."""
+    if command[0] in (b"EVALSHA", b"EVAL"):
+        return command[3 : 3 + command[2]]
+    return command[1:2]
+
+
+def _is_unknown(reply: Exception) -> bool:
+    from redis.exceptions import NoScriptError
+
+    return isinstance(reply, NoScriptError)

@@ -18,7 +18,7 @@ class Shard:
     """A server as the engine sees it. It is the whole engine, or one of a cluster's masters."""
 
     def __init__(self, server: Server, scripts: Scripts, *, tracking: bool, sharded: bool = False) -> None:
-        self._scripts = scripts
+        self.scripts = scripts
         self.name = server.name
         self.news = News(lambda: server.connection(protocol=3), tracks=tracking, sharded=sharded, current=server.still)
         server.on_move, server.on_meet = self.news.stray, self.news.start
@@ -31,8 +31,8 @@ class Shard:
 
     def ports(self, line: Line, colour: Colour) -> tuple[Keys, LockPort]:
         """The verbs of one colour, over any line to this server."""
-        keys = Keys(line, self._scripts, self.news, self.generations, colour)
-        return keys, LockPort(line, self._scripts, self.news, colour)
+        keys = Keys(line, self.scripts, self.news, self.generations, colour)
+        return keys, LockPort(line, self.scripts, self.news, colour)
 
     def follow(self) -> None:
         """Have the server tell of changes from now on."""

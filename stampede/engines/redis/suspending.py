@@ -18,7 +18,7 @@ from stampede.colour import Loop
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, Parser, packed, parser
-from stampede.engines.redis.scripts import Command, Scripts
+from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 
 __all__ = ["Suspending"]
 
@@ -37,7 +37,6 @@ class Suspending:
         self._server = server
         self._scripts = scripts
         self._news = news
-        self._unknown = exceptions.NoScriptError
         self._any = (exceptions.RedisError, OSError, asyncio.TimeoutError)
         self._lock = threading.Lock()
         self._pipes: WeakKeyDictionary[Loop, _Pipe] = WeakKeyDictionary()
@@ -73,10 +72,15 @@ class Suspending:
                 raise
             replies = question.replies
             for number, reply in enumerate(replies):
-                if isinstance(reply, self._unknown):
-                    again = pipe.ask([self._scripts.whole(commands[number])])
+                command = commands[number]
+                for _ in range(REMEDIES):
+                    instead = self._scripts.instead(command, reply)
+                    if not instead:
+                        break
+                    command = instead[-1]
+                    again = pipe.ask(instead)
                     await again.future
-                    replies[number] = reply = again.replies[0]
+                    replies[number] = reply = again.replies[-1]
                     question.told = question.told if again.told == question.told else 0
                 if isinstance(reply, Exception):
                     raise reply

@@ -148,9 +148,10 @@ def verdict_string(verdict: Verdict) -> bytes:
 
 def _verdict_of(string: bytes) -> Verdict:
     try:
-        return Verdict(*json.loads(string))
-    except (TypeError, ValueError):
+        kind, type_name, message = json.loads(string)
+    except (TypeError, ValueError, RecursionError):
         return Verdict("failed")
+    return Verdict(str(kind), str(type_name), str(message))
 
 
 # -- news ---------------------------------------------------------------------------------------------------------

@@ -13,10 +13,14 @@ local function refusal_of(answer)
   return type(answer) == 'table' and answer.err
 end
 
--- A server that is not the master any more has nothing to say: of what is invalidated elsewhere it may never hear.
+-- Not an answer to this claim: a server that is not the master any more has nothing to say, since of what is invalidated
+-- elsewhere it may never hear; and a key of another type is to be mended first.
 local function demoted(answer)
   local why = refusal_of(answer)
-  return why and string.find(why, 'READONLY', 1, true) and redis.error_reply('READONLY this is a replica by now')
+  if why and string.find(why, 'READONLY', 1, true) then
+    return redis.error_reply('READONLY this is a replica by now')
+  end
+  return why and string.find(why, 'WRONGTYPE', 1, true) and redis.error_reply(why)
 end
 
 local entry, left, fresh, keep, id, cost, margin, ttl = look(KEYS[1])

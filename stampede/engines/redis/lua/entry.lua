@@ -12,6 +12,9 @@ local function look(key)
   end
   local left = redis.call('PTTL', key)
   local _, _, id, lag, keeplag, cost, margin, ttl = struct.unpack(LAYOUT, string)
+  if not (lag == lag and keeplag == keeplag and cost >= 0 and cost < math.huge and margin >= 0 and ttl >= 0) then
+    return  -- damaged bytes: what is no number (NaN) compares to nothing
+  end
   local ms = left < 0 and math.huge or left
   return string, left, ms - lag, ms - keeplag, id, cost, margin, ttl
 end
