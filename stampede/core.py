@@ -70,13 +70,18 @@ class Core:
             self.outage.forget(key)
         self.front.drop(key)
 
+    def bury(self, key: str) -> None:
+        """The same for a key of an older generation: nobody asks for it, but its resident may still be at home."""
+        self.forget(key)
+        self.front.bury(key)
+
     def forget_all(self, prefix: str = "", scope: str | None = None) -> None:
         """The same for the keys with this prefix, of this scope; or for all."""
         self.epoch = next(self._epochs)
-        self.flights.detach_all(prefix)
+        self.front.drop_all(scope)  # before thousands are woken: meanwhile others call
         if self.outage is not None:
             self.outage.forget_all()
-        self.front.drop_all(scope)
+        self.flights.detach_all(prefix)
 
 
 class Scope:
@@ -108,6 +113,7 @@ class Scope:
         # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
         # be asked for, one of this scope's own: no other's values are to be found in it.
         self._known = -1, f"{new_id().hex()}|", "", ""
+        self._older: list[str] = []  # prefixes known before, whose residents may still be at home
         run_blocking(self.learn(BLOCKING))
 
     def _ports(self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None) -> tuple[Claims, Store]:
@@ -163,6 +169,9 @@ class Scope:
         if known[0] == epoch and known[2] == own and known[3] == whole:
             return known[1]
         prefix = f"{whole},{own}|" if whole else f"{own}|"
+        if prefix != known[1]:
+            self._older.append(known[1])  # before anybody can see the new one
+            del self._older[:-8]
         self._known = epoch, prefix, own, whole
         return prefix
 
@@ -191,9 +200,13 @@ class Scope:
         if found is None or entry is None or entry.raised:
             return None
         if front.tier is not None:
+            landing = Landing(entry, ticket=found.ticket, at=at)
+            resident = front.place(physical, self.name, landing, None)
             if self._known_prefix() + key != physical:
-                return None  # bumped before the ticket was taken: it would hold for ever
-            front.keep(physical, self.name, Landing(entry, ticket=found.ticket, at=at), None, self.policy)
+                front.tier.drop(physical)
+                return None
+            if resident is not None:
+                front.open(resident, landing, self.policy)
         elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
             return None
         core.note(events.Found, self.name, key)
@@ -211,7 +224,8 @@ class Scope:
     ) -> Landing:
         """What the local tier could not answer. `home` is told of the resident, if there is one now."""
         policy, core, epoch = policy or self.policy, self.core, self.core.epoch
-        physical, front = (self._recall() or await self.learn(colour)) + key, core.front
+        prefix, front = self._recall() or await self.learn(colour), core.front
+        physical = prefix + key
         means, loop = (self._suspending, running_loop()) if colour.suspending else (self._blocking, None)
         seen = sample = None
         if front.tier is not None:
@@ -226,13 +240,19 @@ class Scope:
             landing = await (self._aside(call, sample) if policy.background and not force else fill(call))
         if front.tier is None:
             return landing
-        if landing.ticket is not None and (self._recall() or await self.learn(colour)) + key != physical:
-            return landing  # bumped before the ticket was taken: kept, it would hold for ever
-        resident = front.keep(physical, self.name, landing, sample, policy)
-        if resident is not None and home is not None:
+        resident = front.place(physical, self.name, landing, sample)
+        if resident is None:
+            return landing
+        today = self._recall() or (await self.learn(colour) if landing.ticket is not None else prefix)
+        # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer generation
+        # has killed the resident by then, or we see that generation here. Neither the resident's home nor a ticket
+        # that was taken after the change knows of generations.
+        if epoch != core.epoch or today != prefix:
+            front.tier.drop(physical)
+            return landing
+        front.open(resident, landing, policy)
+        if home is not None:
             home.take_home(resident)
-            if epoch != core.epoch:
-                front.tier.drop(physical)  # of an older generation by now: its home doesn't know generations
         return landing
 
     async def _aside(self, call: Call, sample: Ticket | None) -> Landing:
@@ -249,7 +269,15 @@ class Scope:
 
     async def _kept(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket | None) -> None:
         """What is computed beside its caller."""
-        self.core.front.keep(call.key, self.name, await work, sample, call.policy)
+        landing, front = await work, self.core.front
+        resident = front.place(call.key, self.name, landing, sample)
+        if resident is None:
+            return
+        today = self._recall() or (await self.learn(call.means.colour) if landing.ticket is not None else None)
+        if today is None or today + call.label == call.key:
+            front.open(resident, landing, call.policy)
+        elif front.tier is not None:
+            front.tier.drop(call.key)
 
     async def at_once(self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
         """What each piece of work, over calls `of_many`, returned or raised; in as few round trips as can be."""
@@ -332,8 +360,10 @@ class Scope:
             physical = await self.learn(colour, sure=True) + key
             return await act(self._store(colour), physical)
         finally:
-            for each in {known, physical}:  # after, for those who read the old one while it was being changed
-                core.forget(each, hard=hard)
+            core.forget(physical, hard=hard)  # after, for those who read the old one while it was being changed
+            # Whoever begins a new generation, another thread perhaps, may not have got to this key's resident yet.
+            for older in {known, *[prefix + key for prefix in self._older.copy()]} - {physical}:
+                core.bury(older)
             core.note(events.Invalidated, self.name, key, verb)
 
     async def bump(self, colour: Colour) -> None:

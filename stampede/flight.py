@@ -214,7 +214,7 @@ class Flights:
 
     def _forget(self, flight: Flight) -> None:
         if self._flights.get(flight.key) is flight:
-            del self._flights[flight.key]
+            self._flights.pop(flight.key, None)  # a finalizer may have done so just now
 
 
 _all: weakref.WeakSet[Flights] = weakref.WeakSet()

@@ -67,8 +67,8 @@ class Front:
         resident.end = resident.fresh
         return replace(resident.entry, fresh=resident.fresh - now, keep=resident.keep - now)
 
-    def keep(self, key: str, scope: str, landing: Landing, sample: Ticket | None, policy: Policy) -> Resident | None:
-        """Keep what a call ended with, if it is known to be true, and draw its early moment."""
+    def place(self, key: str, scope: str, landing: Landing, sample: Ticket | None) -> Resident | None:
+        """The resident of what a call ended with, if that is known to be true. A new one isn't hit yet."""
         tier, entry = self.tier, landing.entry
         if tier is None or entry is None or entry.raised:
             return None
@@ -79,12 +79,16 @@ class Front:
                 return None
             tier.put(resident)
         resident.scope = scope
+        return resident
+
+    def open(self, resident: Resident, landing: Landing, policy: Policy) -> None:
+        """Let it be hit from now on, until its early moment, which is drawn here."""
+        entry = resident.entry
         if landing.until is not None:
             resident.end = min(resident.fresh, _clock() + landing.until)
         elif resident.end == 0.0:
             ahead = early.lead(entry, early.draw(policy.early)) if policy.early else 0.0
             resident.end = resident.fresh - ahead
-        return resident
 
     def _resident(
         self, key: str, scope: str, entry: Entry[Any], landing: Landing, sample: Ticket | None
@@ -103,6 +107,11 @@ class Front:
         """This process changes the key: what it keeps, and what it is about to keep, is true no more."""
         self._stamps[hash(key) % _SLOTS] = next(self._next)
         if self._shared and self.tier is not None:
+            self.tier.drop(key)
+
+    def bury(self, key: str) -> None:
+        """The key is of an older generation: the engine's own resident has no reader left, either."""
+        if self.tier is not None:
             self.tier.drop(key)
 
     def drop_all(self, scope: str | None = None) -> None:

@@ -97,7 +97,7 @@ class Tier:
         """Kill and remove the resident of a key; it is returned."""
         resident = self._residents.get(key)
         if resident is not None:
-            resident.end = 0.0  # at once, even where the rest of this comes later
+            resident.fresh = resident.end = 0.0  # at once, even where the rest comes later, and for who is opening it
         self._write(self._drop, key)
         return resident
 

@@ -17,6 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from interrupting import Line, lines_of
 from servers import RedisServer, shared_redis
 
 from stampede import Cache, EngineError, RecursiveComputation, events
@@ -74,34 +75,6 @@ def test_a_hostile_holder_s_name_is_nobody_s_and_no_path(tmp_path: Path, holder:
             file.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", row)
         assert cache.get_or_compute("k", lambda: "mine") == "mine"
     assert victim.exists()
-
-
-Line = tuple[str, int]
-
-
-def lines_of(act: Callable[[], object], at: Callable[[Line], object]) -> None:
-    """Do `act`, and tell of each line of ours before it runs: any of them may be interrupted by a finalizer."""
-    busy = False
-
-    def trace(frame: Any, event: str, _: object) -> Any:
-        nonlocal busy
-        name = frame.f_code.co_filename
-        if busy or ("/stampede/" not in name and "<stampede" not in name):
-            return None
-        if event == "line":
-            busy = True
-            try:
-                at((name, frame.f_lineno))
-            finally:
-                busy = False
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    finally:
-        sys.settrace(before)
 
 
 @pytest.mark.parametrize("url", ["memory://", "disk://{}"])
