@@ -69,6 +69,7 @@ async def _ask_all(
             call = await scope.of_many(colour, key, impatient)
             flight, leading = call.means.flights.join(call.key, call.loop)
             if leading:
+                call.flight = flight
                 led.append((key, call, flight))
             else:
                 flight.leave()
@@ -103,7 +104,7 @@ async def _claimed(call: Call) -> Landing | Granted | None:
     except WaitTimeout:
         return None
     except EngineError as error:
-        return Landing(error=error)
+        return Landing(error=error, as_of=call.now)
 
 
 async def _compute(scope: Scope, colour: Colour, granted: list[_Grant], loader: Loader) -> dict[str, Landing]:

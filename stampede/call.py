@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol, TypeAlias
 
 from stampede import events
@@ -78,6 +79,8 @@ class Call:
     seen: Entry[Any] | None = None  # the local tier's entry, which is due
     force: bool = False  # compute, whatever is there
     opening: Opening | None = None  # if its first move has been made
+    flight: Flight | None = None  # that it leads
+    asked: float = -inf  # the moment before its last claim was sent
     spawn: Spawn | None = None  # a place beside the caller, if it has one
     token: bytes = field(default_factory=new_id)
     pid: int = field(default_factory=os.getpid)
@@ -89,6 +92,11 @@ class Call:
     @property
     def waited(self) -> float:
         return self.means.clock() - self.began
+
+    @property
+    def followed(self) -> bool:
+        """Does anybody else wait for what it computes?"""
+        return self.flight is not None and self.flight.callers > 1
 
     def tell(self, event: Callable[..., events.Event], *what: Any) -> None:
         self.means.note(event, self.means.scope, self.label, *what)

@@ -86,11 +86,11 @@ async def fill(call: Call) -> Landing:
 async def lead(call: Call, flight: Flight) -> Landing:
     """Claim for the whole flight; compute if the claim is granted."""
     answer: Landing | Granted | None = None
-    means, asked_at = call.means, call.opening.at if call.opening else call.now
+    means, call.flight = call.means, flight
     try:
         answer = await claim(call)
     except EngineError as error:
-        answer = Landing(error=error)  # for all of the flight: not each must run into it
+        answer = Landing(error=error, as_of=call.now)  # for all of the flight: not each must run into it
     finally:
         if not isinstance(answer, Granted):
             means.flights.end(flight, answer)
@@ -101,7 +101,7 @@ async def lead(call: Call, flight: Flight) -> Landing:
             del answer  # its error, if it has one, refers to this frame
     kept = answer.entry
     if kept is not None and not call.force:
-        means.flights.offer(flight, Landing(kept, as_of=asked_at))
+        means.flights.offer(flight, Landing(kept, as_of=call.asked))
         if call.spawn is not None:
             flight.hand_over()
             call.spawn(compute(call, flight, kept), lambda: never_begun(call, flight))
@@ -122,7 +122,7 @@ async def claim(call: Call) -> Landing | Granted:
     due = call.seen
     ask = call.opening.ask if call.opening else terms(call.means, call.policy, due, force=call.force)
     while True:
-        at = call.opening.at if call.opening else call.now
+        call.asked = at = call.opening.at if call.opening else call.now
         reply = await asked(call, ask)
         match reply:
             case Found() if ask.draw is not None and due is None and early.due(reply.entry, ask.draw):
@@ -135,12 +135,13 @@ async def claim(call: Call) -> Landing | Granted:
                 return reply
             case Failed(verdict, entry, rest):
                 if entry or due:
-                    return served(call, entry or due, "resting", until=rest, shared=entry is not None)
+                    return served(call, entry or due, "resting", until=rest, as_of=at if entry else -inf)
                 if verdict.kind == "unkept":
                     return await alone(call)
-                return Landing(error=ComputationFailed(call.label, verdict.type_name, verdict.message))
+                error = ComputationFailed(call.label, verdict.type_name, verdict.message)
+                return Landing(error=error, as_of=at)
             case Busy(entry=entry) if entry or due:
-                return served(call, entry or due, "computing", until=reply.lease, shared=entry is not None)
+                return served(call, entry or due, "computing", until=reply.lease, as_of=at if entry else -inf)
             case Busy():
                 patience, verdict_of_waiting = limit(call)
                 if patience <= 0:
@@ -150,7 +151,8 @@ async def claim(call: Call) -> Landing | Granted:
                 ask.draw = None  # what was computed while we waited is good, however short its life
                 if news is not None:
                     tell_found(call, ask)
-                    return Landing(news.entry, ticket=news.ticket, at=call.now)
+                    # It may have been under way for long: what is sure is that its lease stood when we asked.
+                    return Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
 
 
 def terms(means: Means, policy: Policy, seen: Entry[Any] | None = None, *, force: bool = False) -> Ask:
@@ -230,7 +232,7 @@ async def store(
 ) -> Landing:
     """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
     if hold.foreign:
-        return Landing(entry, error, shared=False)
+        return Landing(entry, error)
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
         return await unkept(call, entry, error, "cache_if refused it")
     at = call.now
@@ -242,16 +244,16 @@ async def store(
         return await unkept(call, entry, error, str(refusal))
     except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
         await release(call)
-        return Landing(error=trouble)
+        return Landing(error=trouble, as_of=call.now)
     call.tell(events.Computed, why, cost, stored)
     if not stored:
         call.tell(events.LeaseLost)
-    return Landing(entry, error, shared=stored, stored=stored, at=at, as_of=at)
+    return Landing(entry, error, stored=stored, at=at, as_of=at if stored else -inf)
 
 
 async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why: str) -> Landing:
     """The value goes to this flight; other processes are told not to wait for it."""
-    as_of = call.now
+    as_of = await stood(call)
     await release(call, Verdict("unkept", message=why))
     call.tell(events.Unkept, why)
     return Landing(entry, error, as_of=as_of)
@@ -262,16 +264,30 @@ async def give_up(
 ) -> Landing:
     """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
     if hold.foreign:
-        return Landing(error=error, shared=False)
+        return Landing(error=error)
     if not isinstance(error, Exception):  # cancelled, interrupted, exiting: that is this caller's own business
         await release(call)
-        return Landing(error=error, shared=False)
+        return Landing(error=error)
     may_serve = kept is not None and not call.force and not isinstance(error, (CodecError, RecursiveComputation))
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
     verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
+    as_of = await stood(call)
     await release(call, verdict, rest)
     call.tell(events.Failed, why, cost, error)
-    return served(call, kept, "failed", until=rest) if kept and may_serve else Landing(error=error)
+    if kept and may_serve:
+        return served(call, kept, "failed", until=rest, as_of=as_of)
+    return Landing(error=error, as_of=as_of)
+
+
+async def stood(call: Call) -> float:
+    """The moment as of which our lease is known to have stood: what came of it is good for those who began before."""
+    if not call.followed:
+        return call.asked
+    at = call.now
+    try:
+        return at if await call.means.port.renew(call.key, call.token, call.policy.lease) else -inf
+    except EngineError:
+        return call.asked
 
 
 async def follow(call: Call, flight: Flight) -> Landing | None:
@@ -332,7 +348,7 @@ async def alone(call: Call) -> Landing:
     finally:
         flight.ended = True  # for tasks and threads that outlive it in copies of its context
     call.tell(events.Computed, "alone", call.now - began, False)
-    return Landing(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0), shared=False)
+    return Landing(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0))
 
 
 def tell_found(call: Call, ask: Ask) -> None:
@@ -343,11 +359,11 @@ def tell_found(call: Call, ask: Ask) -> None:
 
 
 def served(
-    call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, shared: bool = True
+    call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, as_of: float = -inf
 ) -> Landing:
-    """`shared=False`: only this caller has seen it. It may have been invalidated before its followers came."""
+    """Without `as_of`, only this caller has seen it: it may have been invalidated before its followers came."""
     call.tell(events.Served, why)
-    return Landing(entry, shared=shared, until=until)
+    return Landing(entry, until=until, as_of=as_of)
 
 
 async def release(call: Call, verdict: Verdict | None = None, rest: float = 0.0) -> None:

@@ -181,7 +181,7 @@ class Flights:
         with self._lock:
             flight.ended = True
             flight.unborn = None  # it refers to the flight
-            if landing is not None and landing.shared and not flight.detached:
+            if landing is not None and not flight.detached:
                 flight.landing = landing
             self._forget(flight)
         flight.bell.ring()

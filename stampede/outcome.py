@@ -17,16 +17,15 @@ __all__ = ["Landing", "landed", "own_copy"]
 # Not frozen, for the same reason as an entry; nobody writes to one.
 @dataclass(slots=True)
 class Landing:
-    """How a call ends: an entry or an error, and whether it may be shared."""
+    """How a call ends: an entry or an error, and who else may have it: whoever began before `as_of`."""
 
     entry: Entry[Any] | None = None
     error: BaseException | None = None
-    shared: bool = True  # False: whoever else waits must claim again
     ticket: Ticket | None = None  # the entry was read from the engine under this proof
     stored: bool = False  # computed here, and the engine has it
     at: float = 0.0  # the moment from which the entry's durations count
     until: float | None = None  # nobody needs to ask again before so many seconds have passed
-    as_of: float = inf  # the moment before the engine was asked: who began later must ask it anew
+    as_of: float = -inf  # the moment before the engine was asked for this: who began later must ask it anew
 
     def for_follower(self) -> Landing:
         """The same end for another caller: errors are copied, so that tracebacks don't grow together."""

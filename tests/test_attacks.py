@@ -61,6 +61,37 @@ def test_who_comes_after_another_process_s_invalidation_is_not_given_what_was_st
     assert (old, new) == (["old"], ["new"])
 
 
+def test_who_comes_after_another_process_s_invalidation_is_not_given_what_was_pushed_before_it() -> None:
+    """A busy event loop reads its news late: whoever calls meanwhile would be given an invalidated value."""
+    begun, go, done = threading.Event(), threading.Event(), threading.Event()
+    url = shared_redis().url
+    with Cache(url, namespace="late", ttl=60) as here, Cache(url, namespace="late", ttl=60) as there:
+
+        def elsewhere() -> None:
+            there.get_or_compute("k", lambda: begun.set() or (go.wait(10) and "old"))
+            there.invalidate("k")
+            done.set()
+
+        async def main() -> list[str]:
+            leader = asyncio.create_task(here.aget_or_compute("k", lambda: "the leader's"))
+            while not asleep():
+                await asyncio.sleep(0.005)
+            go.set()
+            assert done.wait(10)  # this loop is busy meanwhile
+            return await asyncio.gather(here.aget_or_compute("k", lambda: "new"), leader)
+
+        def asleep() -> bool:
+            """The leader listens, and has looked at the lease since."""
+            news = next(iter(here.engine.claims._news._channels.values()), None)  # type: ignore[union-attr]
+            return news is not None and any(ear.bell._listeners for ear in news.ears)
+
+        holder, _ = in_thread(elsewhere)
+        assert begun.wait(10)
+        got = asyncio.run(main())
+        holder.join(10)
+    assert got[0] != "old"
+
+
 @pytest.mark.parametrize("holder", ["{}", "../{}", "", ".", "..", "x\0y", b"\xff", 5, "9" * 400 + "-1-2"], ids=repr)
 def test_a_hostile_holder_s_name_is_nobody_s_and_no_path(tmp_path: Path, holder: Any) -> None:
     """Who can write a row could have any file of the user removed, as the sign of life of a dead process."""

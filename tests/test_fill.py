@@ -49,6 +49,15 @@ WORLDS = {
     "invalidated by a mate": Scenario([[ask(), then(invalidate(), ask())], [ask()]]),
     "invalidated from outside, with followers": Scenario([[ask(), ask()], [then(invalidate(), ask())]]),
     "invalidated twice": Scenario([[ask()], [then(invalidate(), ask())], [then(invalidate(), ask())]]),
+    "news that are late": Scenario([[ask(), ask()], [then(ask(), invalidate())]], news=True),
+    "busy and stale, invalidated from outside": Scenario([[ask(), ask()], [ask()], [invalidate()]], kept=(-1, 100)),
+    "failed elsewhere, then put right": Scenario([[ask(), ask()], [then(ask(origin=failing), put())]]),
+    "failing, and invalidated from outside": Scenario(
+        [[ask(origin=failing), ask(origin=failing)], [invalidate()]], kept=(-1, 100)
+    ),
+    "unkept, and invalidated from outside": Scenario(
+        [[ask(), ask()], [invalidate()]], Policy(early=0.0, cache_if=lambda value: False), alone=True
+    ),
     "found as it is invalidated": Scenario([[ask(), then(invalidate(), ask())]], kept=(50, 100)),
     "one caller of a hung origin": Scenario([[ask(origin=hung)]]),
     "set from outside": Scenario([[ask()], [ask()], [then(put(), ask())]]),
@@ -218,7 +227,7 @@ def _shares(patch: pytest.MonkeyPatch) -> None:
     end = Flights.end
 
     def generous(self: Flights, flight: Flight, landing: Landing | None) -> None:
-        end(self, flight, landing and replace(landing, shared=True))
+        end(self, flight, landing and replace(landing, as_of=inf))
 
     patch.setattr(Flights, "end", generous)
 
@@ -227,8 +236,8 @@ def _shares_what_was_seen(patch: pytest.MonkeyPatch) -> None:
     """What only the leader's local tier held goes to its followers."""
     served = fill.served
 
-    def generous(*args: Any, shared: bool = True, **terms: Any) -> Landing:
-        return served(*args, **terms)
+    def generous(call: Call, *args: Any, as_of: float = -inf, **terms: Any) -> Landing:
+        return served(call, *args, as_of=call.now, **terms)
 
     patch.setattr(fill, "served", generous)
 
@@ -237,11 +246,31 @@ def _offers_for_long(patch: pytest.MonkeyPatch) -> None:
     """What is kept is offered also to those who come after an invalidation."""
 
     def offer(self: Flights, flight: Flight, landing: Landing) -> None:
-        flight.offered = landing
+        flight.offered = replace(landing, as_of=inf)
         flight.bell.ring()
 
     patch.setattr(Flights, "offer", offer)
     patch.setattr(Flights, "detach", lambda self, key: None)
+
+
+def _believes_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """What an engine has said is good for whoever comes until the leader has heard it."""
+    claim = fill.claim
+
+    async def claimed(call: Call) -> Any:
+        answer = await claim(call)
+        return replace(answer, as_of=inf) if isinstance(answer, Landing) else answer
+
+    patch.setattr(fill, "claim", claimed)
+
+
+def _computes_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """The same of what was computed here and isn't stored."""
+
+    async def stood(call: Call) -> float:
+        return inf
+
+    patch.setattr(fill, "stood", stood)
 
 
 def _never_detaches(patch: pytest.MonkeyPatch) -> None:
@@ -255,6 +284,7 @@ def _detaches_first(patch: pytest.MonkeyPatch) -> None:
     async def invalidate(self: Process, key: str) -> None:
         self.flights.detach(key)
         await self.trial.port.invalidate(key)
+        self.flights.changes[key] += 1
         ledger = self.trial.ledger
         self.told[key] = ledger.returned[key] = ledger.epochs[key]
 
@@ -302,13 +332,15 @@ def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 ALGORITHMS: dict[Breakage, tuple[str, tuple[str, ...], str]] = {
+    _believes_for_ever: ("news that are late", (), "invalidated before"),
+    _computes_for_ever: ("unkept, and invalidated from outside", (), "invalidated before"),
     _asks_on: ("two callers here, one there", ("lose",), "still stands"),
     _keeps_the_lease: ("one fails", (), "still stands"),
     _shares: ("two callers here, one there", ("lapse",), "never took"),
     _shares_what_was_seen: ("stale at home, invalidated by a mate", (), "invalidated before"),
-    _offers_for_long: ("stale, invalidated by a mate", (), "invalidated before"),
-    _never_detaches: ("invalidated by a mate", (), "invalidated before"),
-    _detaches_first: ("found as it is invalidated", (), "invalidated before"),
+    _offers_for_long: ("stale, invalidated by a mate", (), "before this process invalidated it"),
+    _never_detaches: ("invalidated by a mate", (), "before this process invalidated it"),
+    _detaches_first: ("found as it is invalidated", (), "before this process invalidated it"),
     _everybody_leaves: ("two callers in one process", ("cancel",), "CancelledError"),
     _nobody_leaves: ("one caller of a hung origin", ("cancel",), "nobody waits"),
     _rings_never: ("two callers in one process", (), "never ends"),

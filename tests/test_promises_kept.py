@@ -16,7 +16,7 @@ from herd import Herd, Origin, until
 from stampede import Cache, CodecError, EngineError, Lock, core, events, front, try_lock
 from stampede.engines.disk import rows
 from stampede.engines.memory import MemoryEngine
-from stampede.ports import Engine
+from stampede.ports import Busy, Engine, Found
 from stampede.testing import FakeClock
 
 
@@ -95,7 +95,7 @@ def test_who_reads_during_an_invalidation_keeps_nothing(world: World) -> None:
         assert cache.get_or_compute("k", lambda: "new") == "new"
 
 
-@pytest.mark.parametrize("kept", ["found", "stale"])
+@pytest.mark.parametrize("kept", ["found", "stale", "busy", "news"])
 def test_who_calls_after_an_invalidation_elsewhere_is_given_nothing_older(world: World, kept: str) -> None:
     """Who joins a flight whose reply is under way would be given what was invalidated before the call."""
     later: list[Herd] = []
@@ -105,31 +105,58 @@ def test_who_calls_after_an_invalidation_elsewhere_is_given_nothing_older(world:
         later.append(Herd(lambda: cache.get_or_compute("k", lambda: "new")))
         until(lambda: any(flight.callers == 2 for flight in cache._core.flights._flights.values()))
 
-    world.claims = _Overtaken(world.claims, meanwhile)
     terms: dict[str, Any] = {"ttl": 600, "stale": 600, "early": 0}
-    with Cache(engine=world, **terms) as cache, Cache(engine=world, **terms) as elsewhere:
-        elsewhere.set("k", "old")
-        if kept == "stale":
+    with Cache(engine=world, **terms) as elsewhere:
+        if kept != "news":
+            elsewhere.set("k", "old")
+        if kept in ("stale", "busy"):
             elsewhere.expire("k")
-        cache.get_or_compute("k", lambda: "computed from before")
-        assert later[0].join() == ["new"]
+        origin = Origin()
+        holder = Herd(lambda: elsewhere.get_or_compute("k", origin)) if kept in ("busy", "news") else None
+        if holder is not None:
+            origin.has_begun()
+        world.claims = (_Told if kept == "news" else _Overtaken)(world, meanwhile, origin.let_on)
+        with Cache(engine=world, **terms) as cache:
+            cache.get_or_compute("k", lambda: "computed from before")
+            assert later[0].join() == ["new"]
+        origin.let_on()
+        assert holder is None or holder.join() == [1]
 
 
 class _Overtaken:
     """Something happens while the first reply is under way."""
 
-    def __init__(self, port: Any, *meanwhile: Callable[[], object]) -> None:
-        self._port = port
-        self._meanwhile = list(meanwhile)
+    def __init__(self, world: World, meanwhile: Callable[[], object], let_on: Callable[[], object]) -> None:
+        self._port: Any = world.claims
+        self._store = world.store
+        self._meanwhile = [meanwhile]
+        self._let_on = let_on
 
     async def claim(self, *args: Any) -> Any:
         reply = await self._port.claim(*args)
+        self._overtake()
+        return reply
+
+    def _overtake(self) -> None:
         while self._meanwhile:
             self._meanwhile.pop()()
-        return reply
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
+
+
+class _Told(_Overtaken):
+    """The news bring the value along, and something happens before they are read."""
+
+    async def claim(self, *args: Any) -> Any:
+        return await self._port.claim(*args)
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        self._let_on()
+        await self._port.wait(key, busy, timeout)
+        [entry] = await self._store.get([key])
+        self._overtake()
+        return None if entry is None else Found(entry)
 
 
 def test_a_refresh_joins_no_older_computation(cache: Cache) -> None:

@@ -187,8 +187,8 @@ class Caller:
     lag: int  # the same, of those that this process knew of
     force: bool
     nested: bool  # a computation asks: it may pass the error on
+    call: Call | None = None
     seen: Entry[Any] | None = None
-    followed: bool = False
     cancelled: bool = False
     ended: bool = False
     value: str | None = None
@@ -265,7 +265,7 @@ class Ledger:
             return
         mine = self.computations.get(caller.value)
         epoch = self.values[caller.value] if mine is None else mine.epoch
-        lagging = caller.followed or (caller.seen is not None and caller.seen.value == caller.value)
+        lagging = caller.seen is not None and caller.seen.value == caller.value
         if epoch < (caller.lag if lagging else caller.floor):
             self.objects(f"{caller.label} was given {caller.value}, which was invalidated before the call")
         if mine is not None and mine.caller is not caller and mine.fate in ("refused", "open"):
@@ -334,7 +334,9 @@ class Fibre:
     @property
     def state(self) -> tuple[object, ...]:
         """All that it knows, and where it stands."""
-        return self.digest, self.done or (self.trap.words, self.ready, self.cancelling, self.trap.until)
+        trap = self.trap
+        unread = trap.listener and trap.listener.news and trap.listener.news.value
+        return self.digest, self.done or (trap.words, self.ready, self.cancelling, trap.until, unread)
 
     def step(self, error: BaseException | None = None) -> None:
         """Go on to the next trap, or to the end."""
@@ -355,7 +357,7 @@ class Fibre:
                         self.cancelling, error = False, CancelledError()
                 else:
                     break
-            trap.until = inf if trap.timeout is None else self.trial.now + max(trap.timeout, 0.0)
+            trap.until = inf if trap.timeout is None else round(self.trial.now + max(trap.timeout, 0.0), 3)
             self.trap = trap
         except StopIteration as end:
             self.done, self.value = True, end.value
@@ -378,6 +380,8 @@ class _Flights(Flights):
         super().__init__()
         self._trial = trial
         self.ever: list[tuple[str, Flight]] = []
+        self.changes: Counter[str] = Counter()  # of each key, by this process
+        self._born: dict[Flight, int] = {}  # after how many of them
 
     def lead(self, key: str, loop: Any) -> Flight | None:
         flight = super().lead(key, loop)
@@ -395,9 +399,10 @@ class _Flights(Flights):
         assert fibre is not None
         if leading:
             self.ever.append((f"{fibre.label} {len(self.ever)}", flight))
+            self._born[flight] = self.changes[key]
+        elif self._born[flight] < self.changes[key]:
+            self._trial.ledger.objects(f"{fibre.label} waits for what was computed before this process invalidated it")
         fibre.note(next(name for name, each in self.ever if each is flight), leading)
-        if fibre.caller is not None and fibre.caller.key == key:
-            fibre.caller.followed = not leading
 
     def summary(self) -> tuple[object, ...]:
         """The flights that anybody may still be in."""
@@ -411,7 +416,7 @@ class _Flights(Flights):
 
 
 def _value(landing: Landing | None) -> object:
-    return landing and (landing.entry and landing.entry.value, repr(landing.error), landing.shared)
+    return landing and (landing.entry and landing.entry.value, repr(landing.error))
 
 
 class Process:
@@ -497,14 +502,15 @@ class Process:
             return TrapHold(trial.model, call.key, call.token, call.policy.lease, seconds)
 
         means = Means(
-            scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=lambda: trial.now, hold=hold,
+            scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
             drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), note=note, draws=False,
         )  # fmt: skip
-        return Call(
+        caller.call = Call(
             key=caller.key, label=caller.key, origin=compute, policy=policy, means=means, loop=self.loop,
-            began=trial.now, seen=caller.seen, force=caller.force,
+            began=trial.clock(), seen=caller.seen, force=caller.force,
             spawn=self.spawn if policy.background else None, token=token,
         )  # fmt: skip
+        return caller.call
 
     def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:
         parent = self.trial.running
@@ -532,12 +538,23 @@ class Process:
         epoch = self.trial.running.epoch
         self.tier.pop(key, None)
         self.flights.detach(key)
+        self.flights.changes[key] += 1
         self.told[key] = max(self.told[key], epoch)
         ledger = self.trial.ledger
         ledger.returned[key] = max(ledger.returned[key], epoch)
 
     def summary(self) -> tuple[object, ...]:
-        return self.dead, self.flights.summary(), tuple(self.tier), tuple(self.told.items())
+        return self.dead, self.flights.summary(), tuple(self.tier), tuple(self.told.items()), self._order()
+
+    def _order(self) -> tuple[int, ...]:
+        """Which came first: calls that have begun, questions, and what anybody may still be given."""
+        if self.solo:
+            return ()
+        calls = [c.call for c in self.trial.ledger.callers if c.call is not None and c.process is self and not c.ended]
+        moments = [moment for call in calls for moment in (call.began, call.asked)]
+        moments += [each.as_of for _, flight in self.flights.ever for each in (flight.landing, flight.offered) if each]
+        ranks = {moment: rank for rank, moment in enumerate(sorted(set(moments)))}
+        return tuple(ranks[moment] for moment in moments)
 
 
 class Trial:
@@ -556,6 +573,7 @@ class Trial:
         self.budget = budget
         self.algorithm = algorithm
         self.now = 0.0
+        self.reading = count(1)
         self.counter = count(1)
         self.words: list[str] = []
         self.spent: Counter[str] = Counter()
@@ -581,6 +599,10 @@ class Trial:
             for process in self.processes:
                 process.tier["k"] = first if scenario.local else process.tier.get("k", first)
 
+    def clock(self) -> float:
+        """As callers read it: what comes later is later, if only by a moment that lets nothing end."""
+        return self.now + next(self.reading) * 1e-7
+
     def _watch(self, verb: str, key: str, token: bytes | None, reply: Any) -> None:
         self.ledger.watch(verb, key, token, reply)
         if self.running is not None:
@@ -596,7 +618,6 @@ class Trial:
 
         async def courier() -> None:
             process.tier.pop(key, None)
-            process.flights.detach(key)
             process.told[key] = max(process.told[key], epoch)
 
         fibre = Fibre(self, process, f"the news for {process.name}", courier())

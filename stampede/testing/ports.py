@@ -301,13 +301,14 @@ class TrapPort:
         return reply
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        ask.since = round(ask.since, 3)  # the explorer's clock moves a little at each look: that lets nothing end
         return await self._verb("claim", key, token, lambda: self.model.claim(key, token, ask))
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return await self._verb("fill", key, token, lambda: self.model.fill(key, token, entry))
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-        await self._verb("abandon", key, token, lambda: self.model.abandon(key, token, verdict, rest))
+        await self._verb("abandon", key, token, lambda: self.model.abandon(key, token, verdict, round(rest, 3)))
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         await Trap("effect", f"wait for {key!r}")
