@@ -30,6 +30,15 @@ _log = logging.getLogger("stampede")
 THREADS = 8
 """At most; there are more than two only after engines have hung, or many leases were due at once."""
 
+SHORTEST = 0.005
+"""Seconds between two renewals of one lease, however short it is."""
+
+LONGEST = 3600.0
+"""Seconds between two looks at what is due next: some clocks can't be waited for longer."""
+
+STUMBLE = 0.1
+"""Seconds that a thread rests after an error of its own."""
+
 
 class Renewable(Protocol):
     """A lease as its keeper sees it, on the blocking side of its engine."""
@@ -38,22 +47,28 @@ class Renewable(Protocol):
 
 
 class Hold:
-    """One lease in the keeper's hands, as a context: renewal ends with the block, or after `max_hold`."""
+    """One lease in the keeper's hands, as a context: renewal ends with the block, or after `max_hold`.
+
+    `lost` needs no thread: whatever the engine's clock says, the lease stood for its length from the moment before
+    it was last asked for, and whether it stands longer is known only when a renewal has been answered.
+    """
 
     __slots__ = (
         "_keeper",
-        "_sure",
+        "_lost",
         "_until",
         "alive",
         "drop",
+        "due",
         "ended",
+        "ends",
         "foreign",
         "key",
         "lease",
-        "lost",
         "on_lost",
         "port",
         "token",
+        "under_way",
     )
 
     def __init__(
@@ -67,17 +82,21 @@ class Hold:
         drop: Callable[[], object],
         alive: Callable[[], bool] | None = None,
         on_lost: Callable[[], object] | None = None,
+        since: float | None = None,
     ) -> None:
+        now = time.monotonic()
         self._keeper = keeper
-        self._sure = time.monotonic()  # the lease stood then
-        self._until = self._sure + max_hold
+        self._until = now + max_hold
+        self.ends = (now if since is None else since) + lease  # `since`: before the question was sent that granted it
         self.port, self.key, self.token, self.lease = port, key, token, lease
         self.drop = drop  # gives the lease back, blocking: when its holder is gone, or at exit
         self.alive = alive  # False: the holder can never end (its loop was closed)
         self.on_lost = on_lost
-        self.lost = False
+        self.due = inf  # when the keeper looks at it again
+        self.under_way: threading.Thread | None = None  # who renews it just now
         self.ended = False
         self.foreign = False  # we are a forked child: the lease is the parent's
+        self._lost = False
 
     def __enter__(self) -> Hold:
         self._keeper.add(self)
@@ -86,6 +105,13 @@ class Hold:
     def __exit__(self, *exc: object) -> None:
         self.end()
 
+    @property
+    def lost(self) -> bool:
+        """Somebody else may have the lease: it was seen to be lost, or has not been renewed in time."""
+        if not self._lost and time.monotonic() >= self.ends:
+            self._lost = True  # for good, even if a renewal is answered after all: somebody may have been told
+        return self._lost
+
     def end(self) -> None:
         self.ended = True
         self._keeper.remove(self)
@@ -93,29 +119,37 @@ class Hold:
         self.drop, self.alive, self.on_lost = _nothing, None, None
 
     def lose(self) -> None:
-        self.lost = True
+        self._lost = True
         on_lost = self.on_lost
         if on_lost is not None:
             on_lost()
 
-    def renew(self, now: float) -> bool:
-        """Renew once. False: there is nothing to renew any more."""
+    def attend(self, now: float) -> float | None:
+        """Renew, or lose it if its time is over; then, when to do so again. None: never."""
         alive = self.alive
         if alive is not None and not alive():
             self.drop()
-            return False
-        if now >= self._until:
-            return False
-        try:
-            if run_blocking(self.port.renew(self.key, self.token, self.lease)):
-                self._sure = now
-                return True
-        except EngineError:
-            if now - self._sure < self.lease:
-                return True  # unknown is not lost: the next round may reach it
-        if not self.ended:
+            return None
+        if self.lost:
             self.lose()
-        return False
+            return None
+        if now >= self._until:
+            return self.ends  # not renewed any more, and then it is lost
+        stands: bool | None = None
+        try:
+            stands = run_blocking(self.port.renew(self.key, self.token, self.lease))
+        except EngineError:
+            pass  # unknown is not lost: the next round may reach it
+        except BaseException:  # CancelledError is one, too
+            _log.exception("a lease could not be kept")
+        if stands is False and not self.ended:
+            self.lose()
+        if stands is False or self._lost:
+            return None
+        if stands:
+            self.ends = now + self.lease
+        pause = self.lease / 3 if stands else self.lease / 6  # there is less time left
+        return min(time.monotonic() + max(pause, SHORTEST), self.ends)
 
 
 class Keeper:
@@ -144,9 +178,9 @@ class Keeper:
             hold.foreign = hold.ended = True
         self._reset()
 
-    def add(self, hold: Hold) -> None:
+    def add(self, hold: Hold, *, soon: bool = False) -> None:
         """Without a lock, as a rule: most holds end before the watch looks for what is new."""
-        moment = self._clock() + hold.lease / 3
+        hold.due = moment = self._clock() + (0.0 if soon else hold.lease / 3)
         self._holds.add(hold)
         self._new.append((moment, hold))
         if moment < self._alarm or len(self._new) > 64:
@@ -183,26 +217,42 @@ class Keeper:
             hold.ended = True
             _quietly(hold.drop)
 
+    def let_go(self, hold: Hold) -> None:
+        """Have a lease given back, and soon, whose holder is gone. From a finalizer: nothing is asked here."""
+        hold.alive = _never
+        self.add(hold, soon=True)
+
     def _schedule(self, moment: float, hold: Hold) -> None:
+        hold.due = moment
         heapq.heappush(self._due, (moment, next(self._count), hold))
         if moment < self._alarm:
             self._changed.notify()
 
-    def _next(self) -> Hold:
-        """The lease whose time has come. Who gets it leaves the watch to another thread."""
+    def _next(self) -> tuple[Hold, bool]:
+        """The lease whose time has come, and whether it is to be renewed: else its end came before the answer to its
+        renewal. Who gets it leaves the watch to another thread."""
         with self._changed:
             self._idle += 1
-            while self._watched:
-                self._turn.wait()
-            self._watched = True
-            hold = self._watch()
-            self._watched, self._alarm = False, -inf
-            self._idle -= 1
-            if self._idle:
-                self._turn.notify()
-            elif self._threads < THREADS:
-                self._start()
-            return hold
+            try:
+                while self._watched:
+                    self._turn.wait()
+                self._watched = True
+                try:
+                    hold = self._watch()
+                    renews = hold.under_way is None
+                    if renews:
+                        hold.under_way = threading.current_thread()
+                    if renews and hold.ends > self._clock():
+                        self._schedule(hold.ends, hold)
+                finally:
+                    self._watched, self._alarm = False, -inf
+            finally:
+                self._idle -= 1
+                if self._idle:
+                    self._turn.notify()
+                elif self._threads < THREADS:
+                    self._start()
+            return hold, renews
 
     def _watch(self) -> Hold:
         while True:
@@ -215,35 +265,69 @@ class Keeper:
                 continue  # it may have been added before it could see when we look again
             pause = self._alarm - self._clock()
             if pause <= 0:
-                hold = heapq.heappop(self._due)[2]
-                if hold in self._holds:
+                moment, _, hold = heapq.heappop(self._due)
+                if hold in self._holds and moment == hold.due:
                     return hold
             else:
-                self._changed.wait(None if pause == inf else pause)
+                self._changed.wait(min(pause, LONGEST))
 
     def _run(self) -> None:
-        while True:
-            hold = self._next()
-            renewing = _quietly(lambda hold=hold: hold.renew(self._clock()))  # type: ignore[misc]
+        try:
+            while True:
+                try:
+                    self._attend(*self._next())
+                except Exception:  # our own bug, or no memory for a moment: whose leases should that end?
+                    _log.exception("the keeper of leases stumbled")
+                    self._take_up()
+                    time.sleep(STUMBLE)
+        finally:  # an exception was thrown into it
             with self._changed:
-                if hold in self._holds:
-                    if renewing:
-                        self._schedule(self._clock() + hold.lease / 3, hold)
-                    else:
-                        self._holds.discard(hold)
-            del hold
+                self._threads -= 1
+                if not self._threads:
+                    self._alarm = inf  # the next lease that comes starts another
+                self._take_up()
+
+    def _take_up(self) -> None:
+        """Have all holds looked at again but those that others are renewing: which of them was dropped isn't known."""
+        with self._changed:
+            for hold in list(self._holds):
+                if hold.under_way in (None, threading.current_thread()):
+                    hold.under_way = None
+                    self._schedule(self._clock(), hold)
+            if self._holds and not self._threads:
+                self._start()
+
+    def _attend(self, hold: Hold, renews: bool) -> None:
+        again: float | None = None
+        try:
+            if renews:
+                again = hold.attend(self._clock())
+            elif hold.lost:
+                hold.lose()
+        except BaseException:  # its holder's own callback
+            _log.exception("a lease could not be kept")
+        with self._changed:
+            if renews:
+                hold.under_way = None
+            if again is None:
+                self._holds.discard(hold)
+            elif hold in self._holds:
+                self._schedule(again, hold)
+
+
+def _never() -> bool:
+    return False
 
 
 def _nothing() -> None: ...
 
 
-def _quietly(action: Callable[[], Any]) -> Any:
-    """A port's own bug, or a dying interpreter, must not end the thread that keeps all the others' leases."""
+def _quietly(action: Callable[[], object]) -> None:
+    """A port's own bug, or a dying interpreter, must not keep the others' leases from being given back."""
     try:
-        return action()
+        action()
     except BaseException:  # CancelledError is one, too
-        _log.exception("a lease could not be kept")
-        return True
+        _log.exception("a lease could not be given back")
 
 
 keeper = Keeper()

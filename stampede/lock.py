@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 from collections.abc import Callable
 from math import inf
 from time import monotonic
@@ -29,6 +30,7 @@ class Lock:
     One object may be used again after release, and by several threads and tasks, which exclude each other. It is not
     re-entrant. `release_via` gets the release at the end of the block and calls it when it sees fit (a database's
     on-commit hook); renewal ends with the block, and an exception releases at once.
+    Who lets go of the object without a release gets a ResourceWarning, and the lock is given back.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Lock:
         self._wait = seconds("wait", wait)
         self._max_hold = seconds("max_hold", max_hold)
         self._release_via = release_via
+        self._engine = engine  # whoever keeps the lock keeps its engine open
         self._locks, self._alocks = engine.locks, engine.alocks
         self._grips: dict[object, _Grip] = {}
         self._refused: set[object] = set()  # callers inside a block of a TryLock that they didn't get
@@ -68,7 +71,11 @@ class Lock:
 
     @property
     def lost(self) -> bool:
-        """Has it ended before its release? Somebody else may be inside."""
+        """Has it ended before its release, or may it have? Somebody else may be inside.
+
+        True as soon as `lease` has passed, by this process's own clock, since it was last renewed: after `max_hold`,
+        or while its engine can't be reached, that is before anybody else can have it.
+        """
         grip = self._mine()
         return grip is not None and grip.hold.lost
 
@@ -86,6 +93,13 @@ class Lock:
 
     def __bool__(self) -> bool:
         return self.held
+
+    def __del__(self) -> None:
+        for grip in list(getattr(self, "_grips", {}).values()):
+            if not grip.hold.ended:
+                message = f"the lock {self.name!r} was held, and never released"
+                warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
+                keeper.let_go(grip.hold)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: {'lost' if self.lost else 'held' if self.held else 'free'}>"
@@ -138,9 +152,10 @@ class Lock:
         token, began = new_id(), monotonic()
         try:
             while True:
+                asked = monotonic()
                 reply = await port.acquire(self.name, token, self._lease)
                 if isinstance(reply, Granted):
-                    self._grips[me] = _Grip(self, token, reply.fence)
+                    self._grips[me] = _Grip(self, token, reply.fence, asked)
                     return True
                 left = began + patience - monotonic()
                 if left <= 0:
@@ -176,11 +191,12 @@ class Lock:
             raise
 
     async def _give_back(self, colour: Colour, port: Locks, grip: _Grip, error: BaseException | None) -> None:
+        lost = grip.hold.lost
         grip.hold.end()
         if grip.hold.foreign:
             return  # a forked child: the lock is its parent's
         try:
-            kept = await colour.whole(port.release(self.name, grip.token)) and not grip.hold.lost
+            kept = await colour.whole(port.release(self.name, grip.token)) and not lost
         except EngineError:
             if error is None:
                 raise
@@ -230,15 +246,15 @@ class _Grip:
 
     __slots__ = ("fence", "hold", "token")
 
-    def __init__(self, lock: Lock, token: bytes, fence: int) -> None:
+    def __init__(self, lock: Lock, token: bytes, fence: int, asked: float) -> None:
         self.token = token
         self.fence = fence
-        port, name = lock._locks, lock.name
+        engine, port, name = lock._engine, lock._locks, lock.name
 
-        def drop() -> None:
+        def drop(engine: Engine = engine) -> None:  # which closes itself when nobody has it any more
             run_blocking(quietly(port.release, name, token))
 
-        self.hold = Hold(keeper, port, name, token, lock._lease, lock._max_hold, drop)
+        self.hold = Hold(keeper, port, name, token, lock._lease, lock._max_hold, drop, since=asked)
         keeper.add(self.hold)
 
 

@@ -11,11 +11,15 @@ from typing import Any
 
 from stampede.errors import OptionError
 
-__all__ = ["DEFAULT", "Policy", "nearest", "seconds"]
+__all__ = ["DEFAULT", "LONGEST", "Policy", "nearest", "seconds"]
+
+
+LONGEST = 100 * 365.25 * 24 * 3600
+"""No duration is longer, unless it is for ever: what waits for it asks the system for a time-out, which has an end."""
 
 
 def seconds(name: str, value: object, *, least: float = 0.0) -> float:
-    """A number of seconds out of a number or a timedelta; None is for ever."""
+    """A number of seconds out of a number or a timedelta, of a hundred years at most; None is for ever."""
     if value is None:
         return inf
     if isinstance(value, timedelta):
@@ -25,7 +29,9 @@ def seconds(name: str, value: object, *, least: float = 0.0) -> float:
     try:
         number = float(value)
     except OverflowError:
-        raise OptionError(f"{name} is more seconds than can be counted: None is for ever") from None
+        number = 2 * LONGEST
+    if LONGEST < number < inf:
+        raise OptionError(f"{name} is more than a hundred years: give {LONGEST:.0f} seconds at most")
     if isnan(number) or number < least:
         raise OptionError(f"{name} is {value!r}: it must be at least {least:g}")
     return number

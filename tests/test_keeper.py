@@ -145,7 +145,75 @@ def test_renewal_ends_after_max_hold() -> None:
             other.wait(3)
         assert 1 <= renewed <= 15
         assert port.renewed == renewed
-        assert not lost.is_set()
+        assert lost.is_set()
+
+
+def test_the_clock_tells_that_a_lease_is_lost() -> None:
+    """Whoever asks, and whoever is to be told, would wait for an engine that hangs, while somebody else is in."""
+    keeper, opened, lost = Keeper(), threading.Event(), threading.Event()
+    port = Port(lambda: opened.wait(LONG))
+    began = time.monotonic()
+    with hold_of(keeper, port, since=began - SHORT / 3, on_lost=lost.set) as hold:
+        assert not hold.lost or time.monotonic() - began >= SHORT / 3
+        port.wait()
+        assert lost.wait(LONG)
+        assert hold.lost
+        opened.set()  # the answer comes after all: it was told to be lost, and stays so
+        until(lambda: not keeper._holds)
+        assert hold.lost
+    assert hold_of(keeper, port, since=began - SHORT).lost  # it is counted from before the question
+
+
+def test_what_is_not_renewed_is_lost_with_its_lease() -> None:
+    """After max_hold somebody else gets the lease, and its holder would still believe in it."""
+    keeper, lost, began = Keeper(), threading.Event(), time.monotonic()
+    with hold_of(keeper, Port(), max_hold=0.0, on_lost=lost.set):
+        assert lost.wait(LONG)
+        assert time.monotonic() - began >= SHORT
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), MemoryError(), SystemExit()])
+def test_a_watch_that_fails_ends_no_renewal(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lease of this process would ever be renewed again."""
+    keeper, port, watch, failures = Keeper(), Port(), Keeper._watch, [error]
+
+    def fails_once(self: Keeper) -> Hold:
+        if failures:
+            raise failures.pop()
+        return watch(self)
+
+    monkeypatch.setattr(Keeper, "_watch", fails_once)
+    with hold_of(keeper, Port()):
+        until(lambda: not failures)
+        with hold_of(keeper, port):
+            port.wait(2)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_was_killed_is_replaced() -> None:
+    """The same, by an exception that somebody throws into our thread."""
+    import ctypes
+
+    keeper, port = Keeper(), Port()
+    with hold_of(keeper, port, lease=1.0):
+        until(lambda: len(keeper._changed._waiters) == 1)  # type: ignore[attr-defined]
+        doomed = [each for each in threading.enumerate() if getattr(each, "_target", None) == keeper._run]
+        for thread in doomed:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        later = Port()
+        with hold_of(keeper, later):
+            later.wait(2)
+        assert not all(thread.is_alive() for thread in doomed)
+        port.wait()
+
+
+def test_no_lease_is_too_short_or_too_long() -> None:
+    """The one would be renewed in a spin; the other asks the system for a time-out that it can't take."""
+    keeper, brief, port = Keeper(), Port(), Port()
+    with hold_of(keeper, Port(), lease=1e300), hold_of(keeper, port), hold_of(keeper, brief, lease=1e-9):
+        port.wait(3)
+    assert brief.renewed <= 3 * LONG / 0.005
 
 
 def test_a_lost_lease_is_noticed() -> None:

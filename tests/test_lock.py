@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from herd import PATIENCE, Herd, until
 
+import stampede
 from stampede import EngineError, Lock, LockLost, LockTimeout, OptionError, try_lock
 from stampede.engines import open_engine
 from stampede.keeper import keeper
@@ -393,6 +395,49 @@ def test_a_held_lock_is_renewed(engine: Engine) -> None:
         assert lock.held
 
 
+def test_who_overran_max_hold_hears_of_it_in_time(engine: Engine) -> None:
+    """It would go on, sure of its lock, beside the one that got it next."""
+    lock = Lock("a", on=engine, lease=0.15, max_hold=0.01)
+    lock.acquire()
+    with Lock("a", on=engine, wait=PATIENCE):
+        assert lock.lost
+        assert not lock.held
+    with pytest.raises(LockLost):
+        lock.release()
+
+
+@pytest.mark.parametrize("options", [{"lease": 1e11}, {"lease": 10**400}, {"wait": 1e11}, {"max_hold": 1e11}])
+def test_absurd_durations_are_refused(options: dict[str, float]) -> None:
+    """What waits for such a lease would fail much later, and far from whoever wrote it."""
+    with pytest.raises(OptionError, match=rf"{next(iter(options))} is more than a hundred years"):
+        Lock("a", on="memory://", **options)
+    with pytest.raises(OptionError, match="is more than a hundred years"):
+        stampede.Cache("memory://", **options)
+    with pytest.raises(OptionError, match="is more than a hundred years"):
+        stampede.Cache("memory://").get_or_compute("k", lambda: 1, **options)
+    with pytest.raises(OptionError, match="is more than a hundred years"):
+        stampede.cached(**options)(lambda: 1)
+
+
+def test_a_lock_that_is_forgotten_while_it_is_held_is_released(on: str) -> None:
+    """Nobody could ever release it, and it would be renewed for ever."""
+    held = [Lock("a", on=on)]
+    held[0].acquire()
+    with pytest.warns(ResourceWarning, match="the lock 'a' was held, and never released"):
+        held.clear()
+    with Lock("a", on=on, wait=PATIENCE):
+        pass
+
+
+def test_a_lock_keeps_its_engine() -> None:
+    """Of a cache that nobody else keeps: its lock would find the engine closed."""
+    for made in (lambda: Lock("a", on=stampede.Cache("memory://")), lambda: stampede.Cache("memory://").lock("a")):
+        lock = made()
+        gc.collect()
+        with lock:
+            assert lock.held
+
+
 def test_max_hold_ends_a_block_that_hangs(engine: Engine) -> None:
     """One hung job must not hold a nightly lock for ever."""
     lock = Lock("a", on=engine, lease=0.1, max_hold=0.1)
@@ -550,9 +595,11 @@ def test_a_lock_without_settings_works_over_processes(tmp_path: Path, monkeypatc
     try:
         with try_lock("a") as attempt:
             assert not attempt
-        waiter = Herd(lambda: Lock("a", wait=PATIENCE).acquire())
+        lock = Lock("a", wait=PATIENCE)
+        waiter = Herd(lock.acquire)
         process.communicate("")
         assert waiter.join() == [True]
+        lock.release()
     finally:
         ended(process)
 
@@ -562,11 +609,13 @@ def test_a_killed_holder_frees_the_lock(shared: str) -> None:
     process = holder(shared)
     try:
         assert not free("a", shared)
-        waiter = Herd(lambda: Lock("a", on=shared, wait=PATIENCE).acquire())
+        lock = Lock("a", on=shared, wait=PATIENCE)
+        waiter = Herd(lock.acquire)
         started = time.monotonic()
         os.kill(process.pid, signal.SIGKILL)
         assert waiter.join() == [True]
         assert time.monotonic() - started < 5
+        lock.release()
     finally:
         ended(process)
 
@@ -576,11 +625,13 @@ def test_a_killed_holder_frees_the_lock_for_tasks(shared: str) -> None:
     process = holder(shared)
 
     async def main() -> None:
-        waiter = asyncio.create_task(Lock("a", on=shared, wait=PATIENCE).aacquire())
+        lock = Lock("a", on=shared, wait=PATIENCE)
+        waiter = asyncio.create_task(lock.aacquire())
         await asyncio.sleep(0.02)
         assert not waiter.done()
         os.kill(process.pid, signal.SIGKILL)
         assert await asyncio.wait_for(waiter, 5) is True
+        await lock.arelease()
 
     try:
         asyncio.run(main())

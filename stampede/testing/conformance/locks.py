@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+import unittest
 
 from stampede.entry import new_id
+from stampede.errors import LockLost
+from stampede.lock import Lock
 from stampede.ports import Busy, Granted, Locks
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, case, is_granted, there
 
@@ -27,6 +30,10 @@ class LocksSuite(Suite):
         token = new_id()
         assert isinstance(await self.locks.acquire(name, token, lease), Granted)
         return token
+
+    async def taken(self, lock: Lock) -> bool:
+        """The user's face of the same."""
+        return await lock.aacquire() if self.suspending else lock.acquire()
 
     async def refused(self, name: str = "l") -> Busy:
         reply = await self.far_locks.acquire(name, new_id(), LONG)
@@ -108,6 +115,23 @@ class LocksSuite(Suite):
         await self.lapse(self.beyond)
         assert not await self.locks.renew("l", token, LONG)
         assert await self.locks.release("l", token) is False
+
+    @case
+    async def test_who_lost_it_knows_before_the_next_is_in(self) -> None:
+        """Two would be inside, each sure to be alone: `lost` must not wait for a renewal, or for an answer to it."""
+        if self.clock is not None:
+            raise unittest.SkipTest("a holder goes by its own clock")
+        first = Lock("l", self.engine, lease=self.short, max_hold=self.short / 100, wait=0)
+        second = Lock("l", self.peer, lease=self.short, wait=SOON)
+        assert await self.taken(first)
+        assert await self.taken(second)
+        assert (first.lost, first.held) == (True, False)
+        second.release() if not self.suspending else await second.arelease()
+        try:
+            first.release() if not self.suspending else await first.arelease()
+        except LockLost:
+            return
+        raise AssertionError("its release said nothing")
 
     @case
     async def test_renew_moves_the_end(self) -> None:
