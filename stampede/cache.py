@@ -20,6 +20,7 @@ from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
 from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options, PolicyOptions
 from stampede.front import Front
+from stampede.loaders import Together
 from stampede.local import Tier
 from stampede.lock import Lock
 from stampede.metrics import Counters, Observers, Stats, log_events, unread
@@ -228,14 +229,10 @@ class Cache:
             return dict(await colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
-        found = {key: resident.value for key in wanted if (resident := self._root.hit(key)) is not None}
+        found = {key: there.value for key in wanted if (there := self._root.at_hand(key)) is not None}
         missing = [key for key in wanted if key not in found]
-
-        def load(inner: list[str]) -> Any:
-            return function([wanted[key] for key in inner])
-
-        landings = await fetch_many(self._root, colour, missing, load, policy)
-        found |= {key: landed(landing, policy) for key, landing in landings.items()}
+        landings = await fetch_many(self._root, colour, missing, Together(colour, function, wanted), policy)
+        found |= {key: landed(landings[key], policy) for key in missing if key in landings}
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
-from stampede.batch import fetch_many, one_by_one
+from stampede.batch import fetch_many
 from stampede.codec import make_codec, returns_of
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.core import Scope
 from stampede.errors import KeyingError, OptionError
 from stampede.hot import Hot
 from stampede.keys import Parameters, key_maker, name_of
+from stampede.loaders import OneByOne
 from stampede.local import Resident
 from stampede.outcome import landed
 from stampede.policy import DEFAULT, Policy, nearest
@@ -266,8 +267,9 @@ class Cached:
         wanted = dict(zip(keys, calls, strict=True))
         values = {key: found.value for key in wanted if (found := scope.at_hand(key)) is not None}
         missing = [key for key in wanted if key not in values]
-        loader = one_by_one(self.colour, {key: functools.partial(self.function, *wanted[key]) for key in missing})
+        loader = OneByOne(self.colour, {key: functools.partial(self.function, *wanted[key]) for key in missing})
         landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
+        landings = {key: landings[key] for key in missing if key in landings}  # what ended the others is among them
         values |= {key: landed(landing, scope.policy) for key, landing in landings.items()}
         return [values[key] for key in keys]
 

@@ -244,16 +244,16 @@ BLOCKING: Colour = _Blocking()
 SUSPENDING: Colour = _Suspending()
 
 
-async def until_one_fails(work: Iterable[Awaitable[T]]) -> dict[int, T | BaseException]:
-    """By their numbers: what was returned, and what was raised first. The others are cancelled then."""
+async def until_one_fails(work: Iterable[Awaitable[object]], then: Callable[[], object]) -> None:
+    """Until all have ended or one has raised: `then` is called, and the others are cancelled."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
+        then()
         for task in tasks:
             task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-    return {number: end for number, end in enumerate(ended) if not isinstance(end, asyncio.CancelledError)}
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def settled(work: Iterable[Awaitable[T]]) -> list[T | BaseException]:

@@ -26,7 +26,7 @@ from stampede.policy import Policy
 from stampede.ports import Asked, Claims, Engine, Store, Ticket
 from stampede.workers import Place
 
-__all__ = ["Core", "Scope"]
+__all__ = ["Core", "Scope", "later"]
 
 T = TypeVar("T")
 
@@ -261,7 +261,7 @@ class Scope:
         if place.reserved:
             call.spawn = lambda work, unborn: place.spawn(self._kept(call, work, sample), lambda: _close(work, unborn))
         elif call.seen is not None:
-            return Landing(call.seen, until=call.seen.fresh / 4)  # there is no place: look again a little later
+            return later(call.seen)
         try:
             return await fill(call)
         finally:
@@ -269,7 +269,11 @@ class Scope:
 
     async def _kept(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket | None) -> None:
         """What is computed beside its caller."""
-        landing, front = await work, self.core.front
+        await self.keep(call, await work, sample)
+
+    async def keep(self, call: Call, landing: Landing, sample: Ticket | None) -> None:
+        """Keep in this process what a call ended with, as far as it is known to be true."""
+        front = self.core.front
         resident = front.place(call.key, self.name, landing, sample)
         if resident is None:
             return
@@ -286,11 +290,11 @@ class Scope:
         many = self.core.engine.many
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
-    async def of_many(self, colour: Colour, key: str, policy: Policy) -> Call:
-        """One caller's question for many keys, of which one is to be asked for `at_once` with the others."""
+    async def of_many(self, colour: Colour, key: str, origin: Callable[[], Any], policy: Policy) -> Call:
+        """One of a caller's questions for many keys, to be asked `at_once` with the others."""
         physical = (self._recall() or await self.learn(colour)) + key
         means, loop = (self._suspending, running_loop()) if colour.suspending else (self._together, None)
-        return Call(physical, key, _nothing, policy, means, loop, _clock(), self.core.front.take_due(physical))
+        return Call(physical, key, origin, policy, means, loop, _clock())
 
     def _means(self, port: Claims, colour: Colour) -> Means:
         core = self.core
@@ -396,8 +400,9 @@ def _close(work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None
     unborn()
 
 
-def _nothing() -> None:
-    """Who asks for many computes them with one call, of another function."""
+def later(seen: Entry[Any]) -> Landing:
+    """What is due, since there is no place beside the caller to refresh it in: to be looked at again a little later."""
+    return Landing(seen, until=seen.fresh / 4)
 
 
 def _nothing_to_ask(asked: Sequence[Asked]) -> list[Any]:

@@ -24,11 +24,11 @@ from stampede.errors import (
     WaitTimeout,
 )
 from stampede.flight import Flight, nested
-from stampede.outcome import Landing
+from stampede.outcome import Landing, LeftOut
 from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
 
-__all__ = ["fill", "opened"]
+__all__ = ["admitted", "alone", "covered", "fill", "land", "never_begun", "opened", "quietly", "served"]
 
 SAFETY = 1.0
 """Seconds between two looks at a flight whose leader another event loop has: it may be closed under it."""
@@ -72,7 +72,10 @@ async def fill(call: Call) -> Landing:
     if call.opening is not None:
         return await lead(call, call.opening.flight)
     flights = call.means.flights
-    if flights.computing(call.key):
+    inside = flights.computing(call.key)
+    if inside is not None:
+        if inside.answers is not None:
+            return await inside.answers(call)
         raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
     while True:
         flight, leading = flights.join(call.key, call.loop, anew=call.force)
@@ -85,6 +88,23 @@ async def fill(call: Call) -> Landing:
 
 async def lead(call: Call, flight: Flight) -> Landing:
     """Claim for the whole flight; compute if the claim is granted."""
+    answer = await admitted(call, flight)
+    if isinstance(answer, Landing):
+        try:
+            return answer
+        finally:
+            del answer  # its error, if it has one, refers to this frame
+    kept = answer.entry
+    if kept is not None and not call.force and call.spawn is not None:
+        flight.hand_over()
+        call.spawn(compute(call, flight, kept), lambda: never_begun(call, flight))
+        return served(call, kept, "computing", until=call.policy.lease)
+    flight.unborn = lambda: never_begun(call, flight)
+    return await call.means.colour.aside(compute(call, flight, kept), flight)
+
+
+async def admitted(call: Call, flight: Flight) -> Landing | Granted:
+    """The claim of a whole flight: it ends here, unless it is granted; what is kept meanwhile is for its followers."""
     answer: Landing | Granted | None = None
     means, call.flight = call.means, flight
     try:
@@ -94,20 +114,12 @@ async def lead(call: Call, flight: Flight) -> Landing:
     finally:
         if not isinstance(answer, Granted):
             means.flights.end(flight, answer)
-    if isinstance(answer, Landing):
-        try:
-            return answer
-        finally:
-            del answer  # its error, if it has one, refers to this frame
-    kept = answer.entry
-    if kept is not None and not call.force:
-        means.flights.offer(flight, Landing(kept, as_of=call.asked))
-        if call.spawn is not None:
-            flight.hand_over()
-            call.spawn(compute(call, flight, kept), lambda: never_begun(call, flight))
-            return served(call, kept, "computing", until=call.policy.lease)
-    flight.unborn = lambda: never_begun(call, flight)
-    return await means.colour.aside(compute(call, flight, kept), flight)
+    if isinstance(answer, Granted) and answer.entry is not None and not call.force:
+        means.flights.offer(flight, Landing(answer.entry, as_of=call.asked))
+    try:
+        return answer
+    finally:
+        del answer  # its error, if it has one, refers to this frame
 
 
 def never_begun(call: Call, flight: Flight) -> None:
@@ -204,6 +216,8 @@ async def land(
     """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
     why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
     try:
+        if isinstance(error, LeftOut):
+            return await left_out(call, hold, error)
         if error is not None and not isinstance(error, call.policy.raises):
             return await give_up(call, hold, error, kept, why, cost)
         return await store(call, hold, entry_of(call, kept, value, error, cost), error, why, cost)
@@ -259,6 +273,15 @@ async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why
     return Landing(entry, error, as_of=as_of)
 
 
+async def left_out(call: Call, hold: Hold, error: LeftOut) -> Landing:
+    """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value."""
+    if hold.foreign:
+        return Landing(error=error)
+    as_of = await stood(call)
+    await release(call, Verdict("unkept", message="the function of many keys has left it out"))
+    return Landing(error=error, as_of=as_of)
+
+
 async def give_up(
     call: Call, hold: Hold, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
 ) -> Landing:
@@ -268,7 +291,7 @@ async def give_up(
     if not isinstance(error, Exception):  # cancelled, interrupted, exiting: that is this caller's own business
         await release(call)
         return Landing(error=error)
-    may_serve = kept is not None and not call.force and not isinstance(error, (CodecError, RecursiveComputation))
+    may_serve = covered(call, kept, error)
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
     verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
     as_of = await stood(call)
@@ -290,6 +313,12 @@ async def stood(call: Call) -> float:
         return call.asked
 
 
+def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
+    """A caller whose computation failed like this is given what is kept."""
+    theirs = not isinstance(error, Exception) or isinstance(error, (CodecError, RecursiveComputation))
+    return kept is not None and not call.force and not theirs and not isinstance(error, call.policy.raises)
+
+
 async def follow(call: Call, flight: Flight) -> Landing | None:
     """What the flight's leader got, or what is there meanwhile. None: claim again."""
     try:
@@ -309,6 +338,8 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
     landing, offered = flight.landing, flight.offered
     # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
     if landing is not None and call.began <= landing.as_of:
+        if isinstance(landing.error, LeftOut):
+            return await alone(call)
         call.tell(events.Waited, call.waited)
         return landing.for_follower()
     if offered is not None and call.began <= offered.as_of:

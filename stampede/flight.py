@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from threading import get_ident
+from typing import Any
 
 from stampede.colour import Bell, Loop
 from stampede.outcome import Landing
@@ -29,6 +30,7 @@ class Flight:
     """All callers of one key in this process."""
 
     __slots__ = (
+        "answers",
         "bell",
         "callers",
         "cancel",
@@ -56,6 +58,7 @@ class Flight:
         self.offered: Landing | None = None  # to be had without waiting, while the leader computes
         self.cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
         self.unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
+        self.answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
         self.detached = False
         self.ended = False
 
@@ -156,14 +159,14 @@ class Flights:
             flight = self._flights[key] = Flight(self, key, loop)
             return flight
 
-    def computing(self, key: str) -> bool:
-        """Is the caller itself inside this key's computation?"""
-        inside = _inside.get()
-        if inside and any(f.key == key and f.owner is self and not f.ended for f in inside):
-            return True
+    def computing(self, key: str) -> Flight | None:
+        """The flight of this key, inside whose computation the caller itself is."""
+        for flight in _inside.get():
+            if flight.key == key and flight.owner is self and not flight.ended:
+                return flight
         # Perhaps it is the very thread that leads it, in a context of its own (a signal, a finalizer).
-        flight = self._flights.get(key)
-        return flight is not None and flight.thread == get_ident()
+        led = self._flights.get(key)
+        return led if led is not None and led.thread == get_ident() else None
 
     def leave(self, flight: Flight) -> bool:
         """One caller less. True: it was the last one, and the computation was cancelled."""
@@ -180,7 +183,7 @@ class Flights:
         """Land: the followers share what may be shared, and claim again otherwise."""
         with self._lock:
             flight.ended = True
-            flight.unborn = None  # it refers to the flight
+            flight.unborn = flight.answers = None  # they refer to the flight
             if landing is not None and not flight.detached:
                 flight.landing = landing
             self._forget(flight)

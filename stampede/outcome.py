@@ -11,7 +11,7 @@ from stampede.entry import Entry
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
-__all__ = ["Landing", "landed", "own_copy"]
+__all__ = ["Landing", "LeftOut", "landed", "own_copy"]
 
 
 # Not frozen, for the same reason as an entry; nobody writes to one.
@@ -30,6 +30,10 @@ class Landing:
     def for_follower(self) -> Landing:
         """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
         return self if self.error is None else replace(self, error=own_copy(self.error))
+
+
+class LeftOut(Exception):
+    """The function of many keys has no value for one that it was asked for. Only the batch that asked hears of it."""
 
 
 def landed(landing: Landing, policy: Policy) -> Any:

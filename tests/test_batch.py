@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from herd import PATIENCE, Herd, Origin, until, until_async
+from herd import PATIENCE, Herd, Origin, had, until, until_async
 
-from stampede import Cache, CodecError, KeyingError, OptionError
+from stampede import Cache, CodecError, KeyingError, OptionError, RecursiveComputation
 from stampede.testing import isolated
 
 
@@ -261,3 +261,194 @@ def test_many_of_a_function_that_fails(cache: Cache) -> None:
         assert await asyncio.wait_for(f.many([(1,), (2,), (3,)]), 5) == [1, 2, 3]
 
     asyncio.run(main())
+
+
+def test_what_a_batch_leaves_out_others_ask_for_themselves(tmp_path: Path) -> None:
+    """Callers of one key, in this process and in others, would get the batch's private exception; and one by one."""
+    with Cache(f"disk://{tmp_path}/c") as here, Cache(f"disk://{tmp_path}/c") as there:
+        origin = Origin()
+
+        def leaves_out(keys: list[str]) -> dict[str, int]:
+            origin()
+            return {}
+
+        first = Herd(lambda: here.get_or_compute_many(["k"], leaves_out))
+        origin.has_begun()
+        batches = Herd(*[lambda cache=cache: cache.get_or_compute_many(["k"], leaves_out) for cache in (here, there)])
+        singles = Herd(*[lambda cache=cache: cache.get_or_compute("k", lambda: 42) for cache in (here, there)])
+        until(lambda: sum(flight.callers for flight in list(here._core.flights._flights.values())) == 3)
+        until(lambda: there._core.flights._flights)
+        origin.let_on()
+        assert singles.join() == [42, 42]
+        assert first.join() + batches.join() == [{}, {}, {}]
+
+
+def test_what_is_stale_is_served_while_a_batch_refreshes_it_beside(cache: Cache) -> None:
+    """`background=True`: a batch would wait where a call of one key returns at once."""
+    origin = Origin()
+    options: dict[str, Any] = {"stale": 60, "background": True}
+    cache.set_many({"a": "old", "b": "old", "c": "old"}, stale=60)
+
+    def load(keys: list[str]) -> dict[str, Any]:
+        return dict.fromkeys(keys, origin())
+
+    cache.expire("a")
+    cache.expire("b")
+    cache.invalidate("c")
+    assert cache.get_or_compute_many(["a", "b"], load, **options) == {"a": "old", "b": "old"}
+    assert cache.get_or_compute_many(["a", "c"], Loader(), **options) == {"a": "old", "c": "C"}
+    assert cache.get_or_compute("b", lambda: "mine", **options) == "old"
+    origin.has_begun()
+    origin.let_on()
+    until(lambda: cache.get_many(["a", "b"]) == {"a": 1, "b": 1})
+    assert origin.calls == 1
+
+
+def test_an_async_batch_refreshes_beside(cache: Cache) -> None:
+    """The same, awaited."""
+    origin = Origin()
+
+    async def load(keys: list[str]) -> dict[str, Any]:
+        return dict.fromkeys(keys, await origin.suspending())
+
+    async def main() -> None:
+        cache.set_many({"a": "old", "b": "there"}, stale=60)
+        cache.expire("a")
+        got = await cache.aget_or_compute_many(["a", "b"], load, stale=60, background=True)
+        assert got == {"a": "old", "b": "there"}
+        await until_async(lambda: origin.calls)
+        origin.let_on()
+        await until_async(lambda: cache.get("a") == 1)
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_ends_leaves_no_refresh_of_a_batch(cache: Cache) -> None:
+    """A task that is cancelled would leave the key locked and its flight under way."""
+
+    async def load(keys: list[str]) -> dict[str, Any]:
+        await asyncio.sleep(PATIENCE)
+        return {}
+
+    async def main() -> None:
+        cache.set("a", "old", stale=60)
+        cache.expire("a")
+        await cache.aget_or_compute_many(["a"], load, stale=60, background=True, lease=60)
+
+    asyncio.run(main())
+    assert cache.get_or_compute("a", lambda: "now", stale=60) == "now"
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_many_of_a_function_refreshes_beside(colour: str, cache: Cache) -> None:
+    """`f.many([(1,)])` would wait for the computation where `f(1)` returns what is stale."""
+    origin = Origin(open=True)
+
+    def numbered(n: int) -> tuple[int, int]:
+        return n, origin()
+
+    async def anumbered(n: int) -> tuple[int, int]:
+        return n, await origin.suspending()
+
+    f: Any = cache.cached(stale=60, background=True)(numbered if colour == "sync" else anumbered)
+
+    async def main() -> None:
+        assert await gone_on(f.many([(1,), (2,)])) == [(1, 1), (2, 2)]
+        await gone_on(f.expire(1))
+        origin.hold()
+        assert await gone_on(f.many([(1,), (2,)])) == [(1, 1), (2, 2)]
+        await until_async(lambda: origin.calls == 3)
+        origin.let_on()
+        found: list[Any] = []
+        while found != [(1, 3)]:
+            found = await gone_on(f.many([(1,)]))
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+async def gone_on(value: Any) -> Any:
+    return await value if asyncio.iscoroutine(value) else value
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_many_of_a_function_is_its_calls_one_by_one(colour: str, cache: Cache) -> None:
+    """A failure that a stale value covers ended the others: a bare KeyError. And the first error is the one raised."""
+    broken: set[int] = set()
+
+    def compute(n: int) -> int:
+        if n in broken:
+            raise LookupError(n)
+        return n
+
+    async def acompute(n: int) -> int:
+        return compute(n)
+
+    f: Any = cache.cached(stale=60)(compute if colour == "sync" else acompute)
+    had(f(1))
+    had(f.expire(1))
+    broken |= {1}
+    assert had(f.many([(1,), (2,), (3,)])) == [1, 2, 3]
+    broken |= {5, 6}
+    with pytest.raises(LookupError, match="5"):
+        had(f.many([(4,), (5,), (6,)]))
+    assert had(f.many([(4,), (1,)])) == [4, 1]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_many_of_a_function_that_calls_itself(colour: str, cache: Cache) -> None:
+    """A call of the batch that another one of it asks for was taken for recursion; real recursion is still an error."""
+
+    def fibonacci(n: int) -> int:
+        return n if n < 2 else f(n - 1) + f(n - 2)
+
+    async def afibonacci(n: int) -> int:
+        return n if n < 2 else await f(n - 1) + await f(n - 2)
+
+    def circle(n: int) -> int:
+        return g((n + 1) % 3)
+
+    async def acircle(n: int) -> int:
+        return await g((n + 1) % 3)
+
+    f: Any = cache.cached(fibonacci if colour == "sync" else afibonacci)
+    g: Any = cache.cached(circle if colour == "sync" else acircle)
+    assert had(f.many([(10,), (9,), (8,), (11,)])) == [55, 34, 21, 89]
+    with pytest.raises(RecursiveComputation):
+        had(g.many([(0,), (1,), (2,)]))
+
+
+def test_batches_in_a_namespace() -> None:
+    """The function was asked for the right keys, and what it gave was thrown away: the cache looked for its own."""
+    load = Loader()
+    with Cache(namespace="shop") as cache:
+        assert cache.get_or_compute_many(["a", "b"], load) == {"a": "A", "b": "B"}
+        assert cache.get_or_compute_many(["b", "c"], load) == {"b": "B", "c": "C"}
+        assert asyncio.run(cache.aget_or_compute_many(["c", "d"], load)) == {"c": "C", "d": "D"}
+    assert load.asked == [["a", "b"], ["c"], ["d"]]
+
+
+def test_a_batch_fills_the_local_tier(tmp_path: Path) -> None:
+    """Its values would be read from the engine again by each batch."""
+    with Cache(f"disk://{tmp_path}/c", local={"entries": 10}) as cache:
+        cache.get_or_compute_many(["a", "b"], Loader())
+        cache.get_or_compute_many(["a", "b"], Loader())
+        hits = cache.stats().hits
+        assert cache.get_or_compute_many(["a", "b"], Loader()) == {"a": "A", "b": "B"}
+        assert cache.stats().hits == hits + 2
+
+
+def test_a_refresh_that_failed_in_a_batch_is_tried_again() -> None:
+    """Who reaches the early moment takes it: given back by nobody, the key was not refreshed before its end."""
+    cache, load = Cache(), Loader()
+    cache.get_or_compute_many(["k"], lambda keys: {"k": 1}, ttl=0.4, early=1e9, stale=60)
+    cache.get_or_compute_many(["k"], load, ttl=0.4, early=1e9, stale=60)
+    time.sleep(0.2)  # half of ttl: its early moment
+
+    def fails(keys: list[str]) -> dict[str, int]:
+        raise ZeroDivisionError
+
+    assert cache.get_or_compute_many(["k"], fails, early=1e9, stale=60) == {"k": 1}
+    assert load.asked == []
+    time.sleep(0.01)  # it rests for its cost
+    assert cache.get_or_compute_many(["k"], load, early=1e9, stale=60) == {"k": "K"}

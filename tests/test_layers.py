@@ -30,6 +30,7 @@ LAYERS = """
     hot faces
     lock limiter batch
     core
+    loaders
     front fill workers gather
     call
     flight

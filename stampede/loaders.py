@@ -1,0 +1,224 @@
+"""How the values of many keys are had: by one call of one function, or by one call for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from stampede.call import Call
+from stampede.colour import Bell, Colour, kept_whole, run_blocking, running_loop, until_one_fails
+from stampede.entry import Entry, new_id
+from stampede.errors import RecursiveComputation
+from stampede.fill import alone, covered, served
+from stampede.flight import Flight
+from stampede.outcome import Landing, LeftOut, own_copy
+
+__all__ = ["Answer", "Loader", "OneByOne", "Together", "Wanted"]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One key that is ours to compute, and what is kept of it meanwhile."""
+
+    key: str
+    call: Call
+    flight: Flight
+    kept: Entry[Any] | None
+
+
+class Answer(NamedTuple):
+    """What came of one key's computation."""
+
+    value: Any
+    error: BaseException | None
+    cost: float
+
+
+class Loader(Protocol):
+    def origin(self, key: str) -> Callable[[], Any]:
+        """How a key is computed by itself; LeftOut: there is nothing to be had."""
+        ...
+
+    async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
+        """What came of each; of those that are missing, nobody has asked."""
+        ...
+
+
+class Together:
+    """One function of many keys. `names` are the keys as it knows them."""
+
+    def __init__(self, colour: Colour, function: Callable[[list[str]], Any], names: Mapping[str, str]) -> None:
+        self._colour = colour
+        self._function = function
+        self._names = names
+
+    def origin(self, key: str) -> Callable[[], Any]:
+        one = partial(self._one, key)
+        return one if self._colour.suspending else lambda: run_blocking(one())
+
+    async def _one(self, key: str) -> Any:
+        return _picked(await self._values([key]), self._names[key])
+
+    async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
+        clock = wanted[0].call.means.clock
+        began = clock()
+        keys = [each.key for each in wanted]
+        try:
+            values = await self._values(keys)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            return dict.fromkeys(keys, Answer(None, error, clock() - began))
+        cost = clock() - began
+        return {key: _answer(partial(_picked, values, self._names[key]), cost) for key in keys}
+
+    async def _values(self, keys: list[str]) -> Mapping[str, Any]:
+        names = [self._names[key] for key in keys]
+        values = await self._colour.call(lambda: self._function(names))
+        if not isinstance(values, Mapping):
+            raise TypeError(f"the function of many keys returned {type(values).__name__}: it must map keys to values")
+        return values
+
+
+def _picked(values: Mapping[str, Any], name: str) -> Any:
+    if name not in values:
+        raise LeftOut(name)
+    return kept_whole(values[name])
+
+
+def _answer(get: Callable[[], Any], cost: float) -> Answer:
+    """One key's value, or what is wrong with it: its neighbours are kept all the same."""
+    try:
+        return Answer(get(), None, cost)
+    except Exception as error:
+        return Answer(None, error, cost)
+
+
+class OneByOne:
+    """A function of one key for each; all at once, where the colour can. A failure that nothing covers ends it.
+
+    While it is at work, its caller leads the flights of all its keys. A computation that asks for another one of them
+    gets it from here: to follow that flight would be to wait for oneself.
+    """
+
+    def __init__(self, colour: Colour, origins: Mapping[str, Callable[[], Any]]) -> None:
+        self._colour = colour
+        self._origins = origins
+
+    def origin(self, key: str) -> Callable[[], Any]:
+        return self._origins[key]
+
+    async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
+        run = _Run(self._colour)
+        works = [_Work(run, each, self._origins[each.key]) for each in wanted]
+        for work in works:
+            work.wanted.flight.answers = work.answers
+        try:
+            await (run.all_at_once(works) if self._colour.suspending else run.in_turn(works))
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # the caller's own cancellation
+            for work in works:
+                work.answer = work.answer or Answer(None, error, 0.0)
+        return {work.wanted.key: work.answer for work in works if work.answer is not None}
+
+
+class _Run:
+    """One run over the keys of a batch, until one fails."""
+
+    def __init__(self, colour: Colour) -> None:
+        self.colour = colour
+        self.loop = running_loop() if colour.suspending else None
+        self.ended = False
+
+    async def in_turn(self, works: list[_Work]) -> None:
+        for work in works:
+            if (await work.done()).error is not None and not work.covered:
+                return
+
+    async def all_at_once(self, works: list[_Work]) -> None:
+        await until_one_fails([work.begin() for work in works], self._end)
+
+    def _end(self) -> None:
+        self.ended = True
+
+
+class _Work:
+    """One key's computation."""
+
+    def __init__(self, run: _Run, wanted: Wanted, origin: Callable[[], Any]) -> None:
+        self.wanted = wanted
+        self.answer: Answer | None = None
+        self._run = run
+        self._origin = origin
+        self._begun = False
+        self._bell = Bell()
+        self._asks: set[_Work] = set()
+
+    @property
+    def covered(self) -> bool:
+        """Its caller will not hear of its failure."""
+        error = self.answer.error if self.answer is not None else None
+        return error is not None and covered(self.wanted.call, self.wanted.kept, error)
+
+    async def begin(self) -> None:
+        """As one of many at once: raises what ends them all."""
+        answer = await self.done()
+        if answer.error is not None and not self.covered:
+            raise answer.error
+
+    async def done(self) -> Answer:
+        if self.answer is not None:
+            return self.answer
+        self._begun = True
+        clock, inside = self.wanted.call.means.clock, _inside.set(self)
+        began = clock()
+        try:
+            answer = Answer(await self._run.colour.call(self._origin), None, clock() - began)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if self._run.ended:  # cancelled, as another one has failed
+                raise
+            answer = Answer(None, error, clock() - began)
+        finally:
+            _inside.reset(inside)
+        self.answer = answer
+        self._bell.ring()
+        return answer
+
+    async def answers(self, call: Call) -> Landing:
+        """For a computation of this very batch: the value as it is, or will be."""
+        asking = _inside.get()
+        if self.answer is None and asking is not None:
+            if self._waits_for(asking):
+                raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
+            asking._asks.add(self)
+            try:
+                await self._ended()
+            finally:
+                asking._asks.discard(self)
+        if self.answer is None:
+            return await alone(call)
+        value, error, _ = self.answer
+        if self.covered:
+            return served(call, self.wanted.kept, "failed")
+        if error is not None:
+            return Landing(error=own_copy(error))
+        return Landing(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0))
+
+    def _waits_for(self, other: _Work) -> bool:
+        return self is other or any(each._waits_for(other) for each in self._asks)
+
+    async def _ended(self) -> None:
+        """Have it computed, if it can be waited for here."""
+        if self._run.loop is not None and self._run.loop is running_loop():
+            await self._run.colour.park(self._bell, None)
+        elif self._run.loop is None and not self._begun:
+            await self.done()
+
+
+_inside: ContextVar[_Work | None] = ContextVar("stampede_batch", default=None)
