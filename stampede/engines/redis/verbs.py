@@ -24,6 +24,7 @@ from stampede.engines.redis.wire import (
     news_of,
     pack,
     reply_of,
+    token_of,
     verdict_string,
 )
 from stampede.entry import Entry, Verdict
@@ -209,14 +210,14 @@ class Keys(Versioned):
         return bool(await self._line.ask(self._renewing(key, token, lease)))
 
     def _renewing(self, key: str, token: bytes, lease: float) -> Command:
-        return self._scripts.renew([names(key).lease], token, ms(lease))
+        return self._scripts.prolong([names(key).lease], token, ms(lease))
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         its, end = names(key), time.monotonic() + min(timeout, busy.lease)
         with self._news.listen(its.channel) as ear:
             ready = await self._colour.park(ear.ready, min(timeout, LOOK))
             # What fell before we listened was told to nobody here.
-            if await self._line.ask((b"GETEX", its.lease)) == busy.token:
+            if token_of(await self._line.ask((b"GETEX", its.lease))) == busy.token:
                 longest = (SAFETY if ready and ear.hears else LOOK) * uniform(0.9, 1.1)
                 await self._colour.park(ear.bell, min(end - time.monotonic(), longest))
         entry = news_of(ear.message, busy.token)

@@ -24,6 +24,7 @@ __all__ = [
     "news_of",
     "pack",
     "reply_of",
+    "token_of",
     "verdict_string",
 ]
 
@@ -144,6 +145,11 @@ def _refusal(why: bytes) -> EngineError:
 def verdict_string(verdict: Verdict) -> bytes:
     """A verdict as a string."""
     return json.dumps([verdict.kind, verdict.type_name[:_MESSAGE], verdict.message[:_MESSAGE]]).encode()
+
+
+def token_of(string: bytes | None) -> bytes | None:
+    """Whose a lease is: behind the token stands for how long it was given. (`entry.lua` writes it.)"""
+    return string[: -_PX.size] if string is not None and len(string) > _PX.size else string
 
 
 def _verdict_of(string: bytes) -> Verdict:

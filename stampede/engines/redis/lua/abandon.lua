@@ -2,7 +2,7 @@
 --
 -- KEYS: lease, past, rest
 -- ARGV: token, verdict ('': none), ms for which it is told, ms of rest, the rest's verdict, channel
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+if token_of(redis.call('GET', KEYS[1])) ~= ARGV[1] then
   return 0
 end
 redis.call('DEL', KEYS[1])
@@ -15,7 +15,7 @@ if ARGV[2] ~= '' then
   redis.call('PEXPIRE', KEYS[2], ARGV[3])
 end
 if ARGV[4] ~= '0' then
-  redis.call('SET', KEYS[3], ARGV[5], 'PX', ARGV[4])
+  redis.call('SET', KEYS[3], noted(ARGV[5], ARGV[4]), 'PX', ARGV[4])
 end
 wake(ARGV[6], '')
 return 1

@@ -37,29 +37,34 @@ if not force then
   local verdict = awaited ~= '' and redis.call('HGET', KEYS[3], awaited)
   local rest = redis.call('PTTL', KEYS[4])
   if verdict or rest > 0 then
-    return {FAILED, left, entry, verdict or redis.call('GET', KEYS[4]), math.max(rest, 0)}
+    local why, given = token_of(redis.call('GET', KEYS[4]))
+    if given and rest > given then
+      rest = left_of(KEYS[4], given)
+    end
+    return {FAILED, left, entry, verdict or why, math.max(rest, 0)}
   end
 end
 
 -- Nothing is written before it, or a server that is full would not refuse it.
-local answer = redis.pcall('SET', KEYS[2], token, 'PX', ARGV[2], force and 'GET' or 'NX')
+local answer = redis.pcall('SET', KEYS[2], noted(token, ARGV[2]), 'PX', ARGV[2], force and 'GET' or 'NX')
 local refusal, nothing = refusal_of(answer), demoted(answer)
 if nothing then
   return nothing
 elseif (force or answer) and not refusal then
   glance(KEYS[2])  -- as it looks to the server, the token may be as old as the last script: the first to be evicted
-  if force and answer and answer ~= token then
+  if force and answer and token_of(answer) ~= token then
     wake(ARGV[8], '')
   end
   return {GRANTED, left, entry}
 end
 
-local standing = not force and redis.call(refusal and 'GET' or 'GETEX', KEYS[2])  -- (GETEX is a write, as this counts)
+-- (GETEX is a write, as this counts)
+local standing, given = token_of(not force and redis.call(refusal and 'GET' or 'GETEX', KEYS[2]))
 if standing == token then
-  redis.call('PEXPIRE', KEYS[2], ARGV[2])
+  prolong(KEYS[2], token, ARGV[2], given)
   return {GRANTED, left, entry}
 elseif standing then
-  return {BUSY, left, entry, standing, redis.call('PTTL', KEYS[2])}
+  return {BUSY, left, entry, standing, left_of(KEYS[2], given or tonumber(ARGV[2]))}
 elseif good and fresh > 0 then
   return {FOUND, left, entry}  -- it was due, and can't be refreshed
 end

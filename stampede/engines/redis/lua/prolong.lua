@@ -1,0 +1,8 @@
+-- Let the lease stand for so long from now. 0: it is lost.
+--
+-- KEYS: lease   ARGV: token, ms
+local token, given = token_of(glance(KEYS[1]))
+if token ~= ARGV[1] then
+  return 0
+end
+return prolong(KEYS[1], token, ARGV[2], given)
