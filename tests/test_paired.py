@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from memcached_server import shared_memcached
+from servers import shared_redis
 
 from stampede.colour import run_blocking
+from stampede.engines import open_engine
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.null import NullEngine
 from stampede.engines.paired import PAST, Paired
@@ -360,6 +364,26 @@ def test_a_pair_is_what_its_parts_are() -> None:
     assert (pair.scheme, pair.shared, pair.fenced, pair.pushes) == ("memory+null", True, True, True)
     assert not Paired(NullEngine(), MemoryEngine()).fenced
     assert pair.ping() >= 0
+
+
+@pytest.mark.parametrize("part", ["memory", "disk", "redis", "memcached"])
+def test_any_store_keeps_a_pairs_tombstones(part: str, tmp_path: Path) -> None:
+    """Promise 4: a tombstone that a store took for damaged bytes would let the late value in."""
+    if part == "redis":
+        url = shared_redis().url
+    elif part == "memcached":
+        url = shared_memcached().url
+    else:
+        url = "memory://?codec=sealed" if part == "memory" else f"disk://{tmp_path}/d"
+    key, store = f"tombstone:{new_id().hex()}", open_engine(url)
+    assert store.store is not None
+    try:
+        run_blocking(Paired(store, MemoryEngine()).store.invalidate(key))
+        (tombstone,) = run_blocking(store.store.get([key]))
+        assert tombstone is not None
+        assert not run_blocking(store.store.replace(key, None, some(b"late")))
+    finally:
+        store.close()
 
 
 def test_parts_must_have_what_they_are_for() -> None:

@@ -28,14 +28,6 @@ class StoreSuite(KeyedSuite):
         assert LONG - SOON < found.keep <= LONG
 
     @case
-    async def test_a_mark_of_a_pair_is_kept(self) -> None:
-        """Over this store, a pair's tombstones would be taken for damage: what was invalidated would be stored late."""
-        await self.store.set("k", some(b"", fresh=0.0, keep=LONG, cost=-1.0))
-        (found,) = await self.far_store.get(["k"])
-        assert found is not None
-        assert (found.cost, found.fresh <= 0) == (-1.0, True)
-
-    @case
     async def test_set_replaces(self) -> None:
         """The first value would stay."""
         await self.store.set("k", some(b"one"))
