@@ -7,13 +7,14 @@ PY := .venv/bin/python
 # Debian packages of the servers that tests start, and what steps their clocks.
 SERVERS := redis-server memcached faketime
 
-.PHONY: help demo test lint format bench clean venv servers
+.PHONY: help demo test soak lint format bench clean venv servers
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help:  ## what there is
 	@echo "make demo    four herds, with and without stampede; writes demo.html"
 	@echo "make test    the whole test suite (ARGS='-k lock' goes to pytest)"
+	@echo "make soak    chaos on every engine (ARGS='--engine redis --minutes 20 --seed 7')"
 	@echo "make lint    ruff, mypy --strict, pyright"
 	@echo "make format  let ruff fix and format"
 	@echo "make bench   us and the peers, measured in one run"
@@ -24,6 +25,9 @@ demo: .venv/.cli
 
 test: servers .venv/.dev
 	$(PY) -m pytest $(ARGS)
+
+soak: servers .venv/.dev
+	cd tests && ../$(PY) -m chaos $(ARGS)
 
 lint: .venv/.dev
 	$(PY) -m ruff check

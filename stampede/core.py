@@ -58,6 +58,7 @@ class Core:
         self.flights = Flights()
         self._epochs = itertools.count(1)
         self.epoch = 0  # another one after every invalidate_all and clear of this process
+        self.ended: dict[str | None, int] = {}  # the epoch that the last of these began: of a scope, of all by None
 
     def damaged(self, key: str, why: str) -> None:
         self.note(events.BadBytes, "", key, why)
@@ -77,7 +78,7 @@ class Core:
 
     def forget_all(self, prefix: str = "", scope: str | None = None) -> None:
         """The same for the keys with this prefix, of this scope; or for all."""
-        self.epoch = next(self._epochs)
+        self.epoch = self.ended[scope] = next(self._epochs)
         self.front.drop_all(scope)  # before thousands are woken: meanwhile others call
         if self.outage is not None:
             self.outage.forget_all()
@@ -112,7 +113,8 @@ class Scope:
         self._nested = bool(namespace) and namespace != name  # `clear` of the namespace ends its generations, too
         # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
         # be asked for, one of this scope's own: no other's values are to be found in it.
-        self._known = -1, f"{new_id().hex()}|", "", ""
+        self._own = new_id().hex()
+        self._known = -1, f"{self._own}|", "", ""
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
         run_blocking(self.learn(BLOCKING))
 
@@ -139,7 +141,7 @@ class Scope:
         """The prefix of every key in today's generation; as far as the engine can be asked, unless it must be sure."""
         outage, epoch = self.core.outage, self.core.epoch
         if outage is not None and outage.down and not sure:
-            return self.prefix
+            return self._unsure()
         store = self._store(colour)
         try:
             own = await store.generation(self.name, sure=sure)
@@ -149,8 +151,15 @@ class Scope:
                 raise
             if outage is not None:
                 outage.failed(error)
-            return self.prefix
+            return self._unsure()
         return self._keep_prefix(epoch, own, whole)
+
+    def _unsure(self) -> str:
+        """The prefix that is known, while the engine can't say it: unless this process has ended that generation. The
+        engine may be back before we know, and would be asked for what was cleared."""
+        ended = max(self.core.ended.get(self.name, 0), self.core.ended.get(None, 0))
+        known = self._known[0]
+        return self._keep_prefix(ended, f"{self._own}.{ended}", "") if known < ended else self.prefix
 
     def _recall(self) -> str | None:
         """The same, where the engine knows it at once: without the price of coroutines."""

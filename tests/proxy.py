@@ -6,6 +6,7 @@
     proxy.hold()                                   # accepts, and nothing passes any more, until let_go()
     proxy.cut()                                    # all connections, now
     proxy.piece, proxy.delay = 1, 0.01             # replies come byte by byte, and late
+    proxy.double = True                            # every piece of a reply comes twice
     proxy.at(b"GET", sent=7)                       # the next request that holds this is cut off behind its 7th byte
     proxy.at(b"GET", answered=3, times=2)          # the replies to the next two are
     proxy.at(b"GET", answered=3, silent=True)      # 3 bytes of its reply come, and nothing after them
@@ -44,6 +45,7 @@ class Proxy:
         self.target = target
         self.delay = 0.0  # seconds before each piece of a reply
         self.piece = _PIECE  # bytes of a reply that go together
+        self.double = False  # every piece of a reply comes twice
         self.met = 0  # how many faults have come true
         self.accepted = 0
         self._faults: list[_Fault] = []
@@ -101,7 +103,7 @@ class Proxy:
         """Nothing more goes wrong from here on."""
         with self._lock:
             self._faults.clear()
-        self.delay, self.piece = 0.0, _PIECE
+        self.delay, self.piece, self.double = 0.0, _PIECE, False
         self.let_go()
 
     def close(self) -> None:
@@ -212,6 +214,6 @@ class _Pair:
                 if self._left is not None:
                     some = some[: self._left]
                     self._left -= len(some)
-                self._client.sendall(some)
+                self._client.sendall(some * 2 if self._proxy.double else some)
                 if self._left == 0 and not self._silent:
                     return

@@ -13,6 +13,7 @@ import pytest
 from herd import Herd, Origin, had, until, until_async
 
 from stampede import Cache, EngineError, Lock, cached, events, try_lock
+from stampede.engines.disk import DiskEngine
 from stampede.engines.memory import MemoryEngine
 from stampede.ports import Engine
 from stampede.testing import FakeClock, isolated
@@ -60,9 +61,9 @@ class Switched(Engine):
     scheme = "switched"
     shared = fenced = pushes = True
 
-    def __init__(self) -> None:
+    def __init__(self, inner: Engine | None = None) -> None:
         self.plug = Plug()
-        self.inner = MemoryEngine(sealed=True)
+        self.inner = inner or MemoryEngine(sealed=True)
         self.claims: Any = Port(self.plug, self.inner.claims)
         self.aclaims: Any = Port(self.plug, self.inner.aclaims)
         self.store: Any = Port(self.plug, self.inner.store)
@@ -271,6 +272,22 @@ def test_invalidate_all_and_clear_raise_and_yet_local_values_are_gone(colour: st
     assert [had(f(1)) for _ in range(3)] == [2] * 3
     with pytest.raises(EngineError):
         cache.clear()
+    assert had(f(1)) == 3
+
+
+@both
+def test_what_was_cleared_before_an_outage_stays_so(colour: str, clock: FakeClock, tmp_path: Path) -> None:
+    """A function that hasn't asked for its new generation in time would ask for values of the old one after it."""
+    engine = Switched(DiskEngine(tmp_path))
+    cache = Cache(engine=engine, ttl=60)
+    f = cache.cached(counting(colour))
+    assert had(f(1)) == 1
+    cache.clear()
+    engine.plug.pull()
+    assert [had(f(2)), had(f(2))] == [2, 2]
+    engine.plug.put_back()
+    assert had(f.peek(1)) is None
+    clock.advance(2)
     assert had(f(1)) == 3
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +70,26 @@ def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
         return engine
 
     return opened
+
+
+def test_a_closed_engine_leaves_no_connection_to_a_sentinel() -> None:
+    """Each cache that was opened and closed would cost the process, and a sentinel, one connection."""
+    house = flushed()
+    with Cache(house.url) as cache:
+        cache.get_or_compute("k", lambda: 1)
+        assert any(_connected(sentinel.port) for sentinel in house.sentinels)
+    assert not any(_connected(sentinel.port) for sentinel in house.sentinels)
+
+
+def _connected(port: int) -> bool:
+    """Has this process a connection to that port of the loopback?"""
+    ours = {os.readlink(each) for each in _descriptors()}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(int(line[2].split(":")[1], 16) == port and f"socket:[{line[9]}]" in ours for line in lines)
+
+
+def _descriptors() -> list[Path]:
+    return [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
 
 
 @pytest.fixture

@@ -91,6 +91,9 @@ class Server:
         made: Connection = getattr(connection, self._kind)(**self._options | options, retry=never())
         return made
 
+    def close(self) -> None:
+        """Let go of what it takes to know where to connect."""
+
     def current(self, connection: Any) -> bool:
         """Whether a connection, made once, leads where a new one would."""
         return True

@@ -60,6 +60,10 @@ class Guarded(Server):
         made: SuspendingConnection = _kind("redis.asyncio.sentinel", self._kind)(**self._options | its)
         return made
 
+    def close(self) -> None:
+        for sentinel in self._watch.sentinels:
+            sentinel.close()
+
     def current(self, connection: Any) -> bool:
         return self._master is None or (connection.host, connection.port) == self._master
 

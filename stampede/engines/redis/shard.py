@@ -18,6 +18,7 @@ class Shard:
     """A server as the engine sees it. It is the whole engine, or one of a cluster's masters."""
 
     def __init__(self, server: Server, scripts: Scripts, *, tracking: bool, sharded: bool = False) -> None:
+        self._server = server
         self.scripts = scripts
         self.name = server.name
         self.news = News(lambda: server.connection(protocol=3), tracks=tracking, sharded=sharded, current=server.still)
@@ -42,7 +43,7 @@ class Shard:
         await self.line.ask((b"PING",))
 
     def close(self) -> None:
-        for part in (self.news, self.line, self.aline):
+        for part in (self.news, self.line, self.aline, self._server):
             part.close()
 
     def start_again(self) -> None:

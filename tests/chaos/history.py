@@ -1,0 +1,128 @@
+"""What a round's processes have told, put together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from chaos.faults import Fault
+
+__all__ = ["Call", "Grip", "History", "Making"]
+
+
+@dataclass
+class Call:
+    id: str
+    worker: str
+    pid: int
+    verb: str
+    keys: list[str]
+    began: float
+    colour: str
+    wait: float | None
+    nap: float
+    ended: float = inf
+    outcome: str = "never ended"
+    values: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome == "ok"
+
+
+@dataclass
+class Making:
+    """One computation."""
+
+    id: str
+    worker: str
+    pid: int
+    call: str
+    keys: list[str]
+    born: float
+    ended: float = inf
+    outcome: str = "never ended"
+
+
+@dataclass
+class Grip:
+    """A lock, held once."""
+
+    id: str
+    worker: str
+    name: str
+    asked: float
+    got: float
+    fence: int
+    inside: list[float] = field(default_factory=list)  # moments at which its holder was told that it has it
+    left: float = inf
+
+
+class History:
+    """All calls, computations and locks of a round, and what went wrong meanwhile."""
+
+    def __init__(self, lines: Iterable[tuple[str, list[Any]]], faults: list[Fault], deaths: dict[str, float]) -> None:
+        self.faults = faults
+        self.deaths = deaths  # when a process was killed
+        self.calls: dict[str, Call] = {}
+        self.makings: dict[str, Making] = {}
+        self.grips: dict[str, Grip] = {}
+        self.stalls: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.downs: list[tuple[str, float, str]] = []  # process, moment, what it was told
+        self.hangs: list[str] = []
+        self.left: dict[str, list[str]] = {}
+        self.bad = 0
+        for worker, (what, pid, *details) in lines:
+            self._read(worker, what, pid, details)
+        for each in (*self.calls.values(), *self.makings.values()):
+            each.ended = min(each.ended, deaths.get(each.worker, inf))
+        for grip in self.grips.values():
+            grip.left = min(grip.left, deaths.get(grip.worker, inf))
+
+    def _read(self, worker: str, what: str, pid: int, told: list[Any]) -> None:
+        match what:
+            case "call":
+                self.calls[told[0]] = Call(told[0], worker, pid, *told[1:6], nap=sum(told[6]))
+            case "done":
+                call = self.calls[told[0]]
+                call.ended, call.outcome, call.values, call.text = told[1:]
+            case "make":
+                self.makings[told[0]] = Making(told[0], worker, pid, *told[1:])
+            case "made":
+                self.makings[told[0]].ended, self.makings[told[0]].outcome = told[1:]
+            case "locked":
+                self.grips[told[0]] = Grip(told[0], worker, *told[1:])
+            case "inside":
+                self.grips[told[0]].inside.append(told[1])
+            case "leaving":
+                self.grips[told[0]].left = told[1]
+            case "stall":
+                self.stalls[worker].append((told[0], told[1]))
+            case "down":
+                self.downs.append((worker, told[0], told[1]))
+            case "hang":
+                self.hangs.append(f"{worker}: {told[0]}")
+            case "closed":
+                self.left[worker] = told[0]
+            case "bad":
+                self.bad += 1
+
+    # -- what went wrong between two moments ------------------------------------------------------------------------
+
+    def at(self, worker: str, start: float, end: float) -> Iterator[Fault]:
+        """Faults that this process may have felt then."""
+        for fault in self.faults:
+            if fault.began <= end and fault.until >= start and fault.worker in (None, worker):
+                yield fault
+
+    def blurred(self, worker: str, start: float, end: float) -> bool:
+        """The engine may have been out of this process's reach, or have forgotten leases."""
+        return any(fault.effect.hides for fault in self.at(worker, start, end))
+
+    def stalled(self, worker: str, start: float, end: float) -> float:
+        """Seconds between these moments in which the process didn't run."""
+        return sum(max(0.0, min(b, end) - max(a, start)) for a, b in self.stalls[worker])

@@ -1,0 +1,315 @@
+"""The judge: which values were allowed, who may have computed beside whom, which errors, how long a call may take.
+
+It is sound rather than sharp: what it complains of breaks a promise of the README. While a fault is felt (from its
+begin until a documented time after its end) other processes may compute for themselves and lag behind, as is said
+there; what a process changed itself it must see at once even then, no call may outlast its bound, and nothing but the
+documented errors may reach a caller. When all faults are over, everything must be as if there had been none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+from chaos.engines import World
+from chaos.history import Call, Grip, History, Making
+from chaos.plan import LOCK_LEASE, all_keys, kind_of
+
+__all__ = ["Finding", "judged"]
+
+NOISE = 1.0
+"""Seconds that a busy machine may add to anything, besides the stalls that a process notices itself."""
+
+_ENDS = {"invalidate", "set", "set_many", "clear", "end_all"}  # after these, nothing older is to be seen
+_ALLOWS = _ENDS | {"refresh", "expire"}  # after these, a second computation may begin beside one that is under way
+_COMPUTES = {"compute", "call", "many", "refresh", "cancel"}
+_LOCKS = {"lock", "try_lock"}
+_LINGERS = 6.0
+"""Seconds in which a change of unknown outcome may still come true."""
+
+
+@dataclass
+class Finding:
+    """One broken promise, and where to look for it."""
+
+    what: str
+    key: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class _Change:
+    call: Call
+    began: float
+    ended: float
+
+    @property
+    def of_all(self) -> bool:
+        return self.call.verb in ("clear", "end_all")
+
+
+def judged(history: History, world: World, local: dict[str, bool], phases: list[tuple[float, float]]) -> list[Finding]:
+    """All that was wrong. `local`: which processes have a local tier. `phases`: the two of healing."""
+    judge = _Judge(history, world, local, phases)
+    return [
+        *judge.values(), *judge.computations(), *judge.errors(), *judge.times(), *judge.locks(), *judge.healing(),
+        *judge.rests(),
+    ]  # fmt: skip
+
+
+class _Judge:
+    def __init__(
+        self, history: History, world: World, local: dict[str, bool], phases: list[tuple[float, float]]
+    ) -> None:
+        self.history = history
+        self.world = world
+        self.local = local
+        self.phases = phases
+        self.calls = sorted(history.calls.values(), key=lambda call: call.began)
+        self.changes: dict[str, list[_Change]] = defaultdict(list)  # that have returned
+        self.allows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for call in self.calls:
+            self._note(call)
+
+    def _note(self, call: Call) -> None:
+        if call.verb not in _ALLOWS:
+            return
+        sure = call.ok and not self._forgotten(call)
+        ended = call.ended if call.ok else min(call.ended, call.began + 60) + _LINGERS
+        if call.verb in ("clear", "end_all"):
+            ended += max(self.world.lag_of_all.values())
+        for key in self._concerned(call):
+            if call.verb in _ENDS and sure:
+                self.changes[key].append(_Change(call, call.began, call.ended))
+            self.allows[key].append((call.began, ended))
+
+    def _concerned(self, call: Call) -> list[str]:
+        if call.verb == "clear":
+            return all_keys()
+        if call.verb == "end_all":
+            prefix = call.keys[0].rpartition("/")[0]
+            return [key for key in all_keys(prefix.split("/")[0]) if key.startswith(prefix + "/")]
+        return call.keys
+
+    def _forgotten(self, call: Call) -> bool:
+        """Acknowledged by a server whose successor may not have heard of it."""
+        return any(
+            fault.effect.forgets and fault.began - 1.5 <= call.ended <= fault.until for fault in self.history.faults
+        )
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def values(self) -> Iterator[Finding]:
+        for call in self.calls:
+            for key, maker in call.values.items():
+                if isinstance(maker, dict):
+                    yield self._found(f"{_of(call)} was given what nobody has made: {maker['wrong']}", key, call)
+                elif maker is not None:
+                    yield from self._value(call, key, maker)
+
+    def _value(self, call: Call, key: str, maker: str) -> Iterator[Finding]:
+        making, by = self.history.makings.get(maker), self.history.calls.get(maker)
+        source = making or by
+        if source is None or key not in source.keys:
+            yield self._found(f"{_of(call)} was given a value of {maker}, which made none for it", key, call)
+            return
+        if making is not None:
+            born, ended = making.born, making.ended
+            if call.verb == "refresh" and born < call.began:
+                yield self._found(f"{_of(call)} joined an older computation ({maker})", key, call, born)
+        else:
+            assert by is not None
+            # It may have come to be stored as late as that; of one that failed, nobody knows.
+            born = ended = by.ended if by.ok else inf
+        yield from self._older(call, key, maker, born)
+        yield from self._aged(call, key, maker, ended)
+
+    def _older(self, call: Call, key: str, maker: str, born: float) -> Iterator[Finding]:
+        """Promise 4: nothing older than a change that had returned when the call began."""
+        for change in self.changes[key]:
+            if change.began <= born or change.ended >= call.began:
+                continue
+            if change.call.pid != call.pid:
+                has_tier = self.local.get(call.worker, False)
+                lag = (self.world.lag_of_all if change.of_all else self.world.lag)[has_tier]
+                if lag:
+                    lag += NOISE + 2 * self.history.stalled(call.worker, change.ended, call.began)
+                if call.began - change.ended <= lag or self.history.blurred(call.worker, change.ended, call.ended):
+                    continue
+            yield self._found(
+                f"{_of(call)} was given {maker}, begun {change.began - born:.3f} s before {_of(change.call)}, "
+                f"which had returned {call.began - change.ended:.3f} s before",
+                key, call, born,
+            )  # fmt: skip
+            return
+
+    def _aged(self, call: Call, key: str, maker: str, ended: float) -> Iterator[Finding]:
+        """No value outlives its time."""
+        kind = kind_of(key)
+        allowed = float(kind.options["ttl"]) if call.verb in ("get", "get_many") else kind.age
+        if any(fault.effect.step and ended <= fault.until for fault in self.history.faults):
+            return
+        over = call.began - ended - allowed
+        if over > 2 + NOISE + self.history.stalled(call.worker, ended, call.began):
+            yield self._found(f"{_of(call)} was given {maker}, {over:.1f} s after its end", key, call, ended)
+
+    # -- computations -----------------------------------------------------------------------------------------------
+
+    def computations(self) -> Iterator[Finding]:
+        """Promise 1: one at a time, unless somebody has asked for another."""
+        by_key: dict[str, list[Making]] = defaultdict(list)
+        for making in sorted(self.history.makings.values(), key=lambda making: making.born):
+            for key in making.keys:
+                by_key[key].append(making)
+        for key, makings in by_key.items():
+            standing: list[Making] = []
+            for making in makings:
+                standing = [each for each in standing if each.ended > making.born]
+                for each in standing:
+                    if not self._may_overlap(key, each, making):
+                        yield Finding(
+                            f"{making.id} began for {_name(self.history, making)} while {each.id} was under way "
+                            f"for {_name(self.history, each)}, since {making.born - each.born:.3f} s",
+                            key, each.born, making.born,
+                        )  # fmt: skip
+                standing.append(making)
+
+    def _may_overlap(self, key: str, first: Making, second: Making) -> bool:
+        history = self.history
+        calls = [history.calls[each.call] for each in (first, second) if each.call in history.calls]
+        start = min([first.born, *(call.began for call in calls)])
+        if any(began < second.born and ended > start for began, ended in self.allows[key]):
+            return True
+        if second.born - first.born >= kind_of(key).hold:
+            return True
+        workers = {first.worker, second.worker}
+        if any(history.blurred(worker, start, second.born) for worker in workers):
+            return True
+        return history.stalled(first.worker, first.born, second.born) > kind_of(key).lease / 3
+
+    # -- errors -----------------------------------------------------------------------------------------------------
+
+    def errors(self) -> Iterator[Finding]:
+        for call in self.calls:
+            if not call.ok and not self._may_fail(call):
+                yield self._found(f"{_of(call)} ended with {call.outcome}: {call.text}", call.keys[0], call)
+
+    def _may_fail(self, call: Call) -> bool:
+        blurred = self.history.blurred(call.worker, call.began, call.ended)
+        match call.outcome:
+            case "Broken" | "ComputationFailed":
+                return call.verb in _COMPUTES and any(kind_of(key).fails > 0 for key in call.keys)
+            case "WaitTimeout":
+                return call.wait is not None and call.verb in _COMPUTES
+            case "CancelledError":
+                return call.verb == "cancel"
+            case "EngineError":
+                return call.verb not in _COMPUTES and blurred
+            case "LockTimeout":
+                return call.verb in _LOCKS
+            case "LockLost":
+                return call.verb in _LOCKS and (
+                    blurred or self.history.stalled(call.worker, call.began, call.ended) > LOCK_LEASE / 3
+                )
+            case "never ended":
+                return call.worker in self.history.deaths
+        return False
+
+    # -- times ------------------------------------------------------------------------------------------------------
+
+    def times(self) -> Iterator[Finding]:
+        for call in self.calls:
+            if call.ended == inf or call.worker in self.history.deaths:
+                continue
+            for what, start, end, bound in self._bounds(call):
+                bound += NOISE + 2 * self.history.stalled(call.worker, start, end)
+                if end - start > bound:
+                    yield self._found(f"{what} took {end - start:.2f} s, and may take {bound:.2f}", call.keys[0], call)
+
+    def _bounds(self, call: Call) -> Iterator[tuple[str, float, float, float]]:
+        """What has a bound of its own, from when to when, and its seconds."""
+        trouble = 6.0 if self.history.blurred(call.worker, call.began, call.ended) else 0.0
+        if call.verb == "fork":
+            return
+        if call.verb in _LOCKS:
+            grip = self.history.grips.get(call.id)
+            wait = call.wait or 0.0
+            if grip is None:
+                yield _of(call), call.began, call.ended, wait + trouble
+            else:
+                yield f"the way into {_of(call)}", grip.asked, grip.got, wait + trouble
+                yield f"the way out of {_of(call)}", grip.left, call.ended, trouble
+        elif call.verb in _COMPUTES:
+            longest = sum(kind_of(key).longest for key in call.keys)
+            if call.wait is not None and len(call.keys) == 1:
+                longest = call.wait + call.nap
+            yield _of(call), call.began, call.ended, longest + trouble
+        else:
+            yield _of(call), call.began, call.ended, trouble * len(call.keys)
+
+    # -- locks ------------------------------------------------------------------------------------------------------
+
+    def locks(self) -> Iterator[Finding]:
+        by_name: dict[str, list[Grip]] = defaultdict(list)
+        for grip in sorted(self.history.grips.values(), key=lambda grip: grip.got):
+            by_name[grip.name].append(grip)
+        for grips in by_name.values():
+            for at, second in enumerate(grips):
+                for first in grips[max(0, at - 20) : at]:
+                    yield from self._two(first, second)
+
+    def _two(self, first: Grip, second: Grip) -> Iterator[Finding]:
+        losses = [
+            fault for fault in self.history.faults
+            if not fault.effect.keeps and fault.began <= second.left and fault.until >= first.asked
+        ]  # fmt: skip
+        wrong = [moment for moment in first.inside if second.got < moment < second.left]
+        if wrong and not losses:
+            yield Finding(
+                f"{first.id} believed to have {first.name} {wrong[0] - second.got:.3f} s after {second.id} had got it",
+                first.name, first.asked, wrong[0],
+            )  # fmt: skip
+        survives = not losses if not self.world.fences_last else not any(fault.effect.step for fault in losses)
+        if second.asked > first.got and second.fence <= first.fence and survives:
+            yield Finding(
+                f"{second.id} got {first.name} with fence {second.fence} after {first.id} had {first.fence}",
+                first.name, first.asked, second.got,
+            )  # fmt: skip
+
+    # -- afterwards -------------------------------------------------------------------------------------------------
+
+    def healing(self) -> Iterator[Finding]:
+        """All goes well again: no errors (`errors` sees them), one computation of a key, and one value."""
+        for number, (start, end) in enumerate(self.phases):
+            calls = [call for call in self.calls if start <= call.began <= end]
+            firm = [key for key in all_keys() if kind_of(key).options["ttl"] == 600]
+            made = Counter(key for making in self.history.makings.values() if start <= making.born <= end
+                           for key in making.keys)  # fmt: skip
+            for key in firm:
+                if made[key] > 1 - number:
+                    yield Finding(f"computed {made[key]} times in phase {number + 1} of healing", key, start, end)
+                given = {call.values[key] for call in calls if key in call.values and call.ok}
+                if number and len(given) != 1:  # at first, somebody may be given what was made stale and is refreshed
+                    yield Finding(f"the processes don't agree after healing: {given}", key, start, end)
+
+    def rests(self) -> Iterator[Finding]:
+        for each in self.history.hangs:
+            yield Finding(each, "", 0.0, inf)
+        for worker, left in self.history.left.items():
+            if left:
+                yield Finding(f"{worker} has left behind when its cache was closed: {left}", "", 0.0, inf)
+
+    def _found(self, what: str, key: str, call: Call, since: float = inf) -> Finding:
+        return Finding(what, key, min(call.began, since), min(call.ended, call.began + 60))
+
+
+def _of(call: Call) -> str:
+    return f"{call.colour} {call.verb} {call.id}"
+
+
+def _name(history: History, making: Making) -> str:
+    call = history.calls.get(making.call)
+    return _of(call) if call is not None else making.call

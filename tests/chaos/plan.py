@@ -1,0 +1,138 @@
+"""What a round does: the keys and how they behave, and the steps of each caller, all drawn from its seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+__all__ = ["FACES", "KINDS", "LEASE", "LOCK_LEASE", "Kind", "Part", "Step", "Whim", "all_keys", "kind_of", "steps"]
+
+LEASE = 3.0  # longer than this machine is ever asleep
+LOCK_LEASE = 2.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How keys of one kind are computed and kept."""
+
+    options: dict[str, Any]
+    weight: int
+    nap: float = 0.03  # seconds of a computation at most
+    fails: float = 0.0  # of its computations
+    hangs: float = 0.0  # of its computations
+    hang: float = 0.0  # seconds of those
+    size: int = 0  # bytes beside the value
+    waits: float | None = None  # for which half of its callers wait at most
+
+    @property
+    def lease(self) -> float:
+        return float(self.options["lease"])
+
+    @property
+    def hold(self) -> float:
+        return float(self.options.get("max_hold", 60.0))
+
+    @property
+    def age(self) -> float:
+        """Seconds for which a value may be given."""
+        return float(self.options["ttl"] + self.options.get("stale", 0.0))
+
+    @property
+    def longest(self) -> float:
+        """Seconds that one may wait for another's computation, and for his own after that."""
+        others = self.lease + 2 + (self.hold if self.hangs else self.nap)  # memcached's leases end up to 2 s later
+        return others + max(self.nap, self.hang)
+
+
+KINDS = {
+    "firm": Kind({"ttl": 600, "early": 0, "lease": LEASE}, weight=8),
+    "brief": Kind({"ttl": 2, "early": 1.0, "lease": LEASE}, weight=4, nap=0.05),
+    "stale": Kind({"ttl": 2, "stale": 30, "background": True, "lease": LEASE}, weight=3, nap=0.1),
+    "frail": Kind({"ttl": 2, "stale": 4, "retry_after": 0.3, "lease": LEASE}, weight=2, nap=0.05, fails=0.4),
+    "failing": Kind({"ttl": 2, "early": 0, "lease": LEASE}, weight=2, fails=0.5),
+    "slow": Kind({"ttl": 600, "early": 0, "lease": LEASE}, weight=2, nap=0.8, waits=0.3),
+    "hung": Kind({"ttl": 600, "early": 0, "lease": 1, "max_hold": 1.5}, weight=1, nap=0.05, hangs=0.1, hang=3.0),
+    "big": Kind({"ttl": 600, "early": 0, "lease": LEASE}, weight=1, nap=0.05, size=60_000),
+}
+FACES = {"cache": list(KINDS), "sync": ["firm", "stale", "frail"], "async": ["firm", "stale", "frail"]}
+"""Who asks: the cache's verbs (of both colours), a cached function, a cached async function."""
+
+_EACH = 2  # keys of each kind
+
+_CACHE = {
+    "compute": 60, "get": 12, "peek": 4, "set": 3, "expire": 3, "invalidate": 7, "many": 6, "get_many": 4,
+    "set_many": 1, "clear": 0.3, "cancel": 4, "fork": 0.3, "lock": 5, "try_lock": 4,
+}  # fmt: skip
+_FUNCTION = {"call": 60, "peek": 3, "set": 2, "expire": 3, "invalidate": 6, "refresh": 4, "many": 5, "end_all": 0.5}
+
+
+class Whim(NamedTuple):
+    """What an origin does this time, if it is asked."""
+
+    nap: float
+    fails: bool
+    hangs: float
+
+
+class Step(NamedTuple):
+    """One call."""
+
+    verb: str
+    face: str
+    keys: list[str]
+    whim: Whim
+    wait: float | None
+    chance: float  # 0 to 1, for what else the verb has to choose
+    pause: float  # seconds before it
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process's part of a round."""
+
+    url: str
+    name: str
+    seed: str
+    namespace: str
+    local: bool
+    threads: int
+    tasks: int
+    pause: float  # seconds between two calls of a caller, on average
+    uvloop: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # of its cache
+
+
+def kind_of(key: str) -> Kind:
+    return KINDS[key.split("/")[1]]
+
+
+def all_keys(*faces: str) -> list[str]:
+    return [f"{face}/{kind}/{n}" for face in faces or FACES for kind in FACES[face] for n in range(_EACH)]
+
+
+def steps(part: Part, caller: int, *, suspending: bool) -> Iterator[Step]:
+    """What one caller does, without end. Every step draws as many numbers, whatever becomes of it."""
+    dice = random.Random(f"{part.seed} {part.name} {caller}")
+    own = "async" if suspending else "sync"
+    while True:
+        face = dice.choices(["cache", own], [3, 1])[0]
+        verbs = _CACHE if face == "cache" else _FUNCTION
+        verb = dice.choices(list(verbs), list(verbs.values()))[0]
+        kinds = FACES[face]
+        kind = dice.choices(kinds, [KINDS[kind].weight for kind in kinds])[0]
+        keys = [f"{face}/{kind}/{dice.randrange(_EACH)}"]
+        more = dice.sample([f"{face}/{kind}/{n}" for kind in kinds for n in range(_EACH)], 3)
+        whim = Whim(
+            dice.random() * KINDS[kind].nap,
+            dice.random() < KINDS[kind].fails,
+            KINDS[kind].hang if dice.random() < KINDS[kind].hangs else 0.0,
+        )
+        wait = KINDS[kind].waits if dice.random() < 0.5 else None
+        chance, pause = dice.random(), dice.expovariate(1 / part.pause)
+        if verb in ("many", "get_many", "set_many"):
+            # A batch's options are those of its first key.
+            keys = [key for key in more if kind_of(key) is KINDS[kind]] if verb != "get_many" else more
+            keys = keys or [f"{face}/{kind}/{n}" for n in range(_EACH)]
+        yield Step(verb, face, keys, whim, wait, chance, pause)

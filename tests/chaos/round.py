@@ -1,0 +1,264 @@
+"""One round: processes are started, harmed, left in peace, healed and closed; then it is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+from chaos.engines import World
+from chaos.faults import Effect, Fault, Planned, planned
+from chaos.history import History
+from chaos.oracle import Finding, judged
+from chaos.plan import LEASE, Part
+
+__all__ = ["LONG", "SHORT", "Outcome", "Size", "played"]
+
+_WORKERS = {
+    "kill-worker": Effect(2, (0, 0), 0, hides=False),
+    "freeze-worker": Effect(2, (0.3, 5), 0, hides=False),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much happens in a round."""
+
+    workers: int
+    threads: int
+    tasks: int
+    pause: float
+    seconds: float
+    scale: float  # of the lengths of faults
+
+
+LONG = Size(workers=4, threads=3, tasks=3, pause=0.06, seconds=16, scale=1.0)
+SHORT = Size(workers=3, threads=2, tasks=2, pause=0.03, seconds=2.5, scale=0.2)
+
+
+@dataclass
+class Outcome:
+    history: History
+    findings: list[Finding]
+    local: dict[str, bool]
+
+
+def played(world: World, seed: int, number: int, size: Size) -> Outcome:
+    """The round of this number; the same calls and faults each time."""
+    return _Round(world, f"{seed} {world.name} {number}", size).play()
+
+
+class _Process:
+    """A worker as its round sees it."""
+
+    def __init__(self, part: Part, lines: list[tuple[str, list[Any]]]) -> None:
+        self.part = part
+        self.name = part.name
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  closed when it was read
+        self._said: Queue[tuple[str, list[Any]]] = Queue()
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "chaos.worker", json.dumps(asdict(part))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, cwd=Path(__file__).parents[1],
+        )  # fmt: skip
+        self.pid = self._popen.pid
+        self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
+        self._reader.start()
+
+    def _read(self, lines: list[tuple[str, list[Any]]]) -> None:
+        assert self._popen.stdout is not None
+        for line in self._popen.stdout:
+            told = json.loads(line)
+            lines.append((self.name, told))
+            if told[0] in ("ready", "rested", "healed", "closed"):
+                self._said.put((told[0], told[2:]))
+        self._said.put(("gone", []))
+
+    def hear(self, word: str, patience: float) -> str | None:
+        """Wait until it says this; else what is wrong."""
+        try:
+            said, _ = self._said.get(timeout=patience)
+        except Empty:
+            return f"{self.name} doesn't say {word!r} within {patience:.0f} s"
+        return None if said == word else f"{self.name} is {said} before it could say {word!r}"
+
+    def tell(self, *words: object) -> None:
+        assert self._popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.write(" ".join(map(str, words)).encode() + b"\n")
+            self._popen.stdin.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+        self._reader.join(10)
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    def complaints(self) -> str:
+        """What it wrote where errors go, if it is of that kind."""
+        self.errors.seek(0)
+        text = self.errors.read().decode(errors="replace")
+        self.errors.close()
+        found = re.search(
+            r"Traceback|Exception ignored|never retrieved|never awaited|Fatal Python|Current thread", text
+        )
+        return text[max(0, found.start() - 1000) : found.start() + 4000] if found else ""
+
+
+class _Round:
+    def __init__(self, world: World, seed: str, size: Size) -> None:
+        self.world = world
+        self.seed = seed
+        self.size = size
+        self.dice = random.Random(seed)
+        self.options = world.options(self.dice)
+        self.lines: list[tuple[str, list[Any]]] = []
+        self.faults: list[Fault] = []
+        self.deaths: dict[str, float] = {}
+        self.findings: list[Finding] = []
+        self.local: dict[str, bool] = {}
+        self.processes: list[_Process] = []
+        self.begin = 0.0
+        workers = 1 if world.threads_of_one else size.workers
+        self.tiers = [self.dice.random() < 0.5 for _ in range(workers)]
+        self.loops = [self.dice.random() < 0.3 for _ in range(workers)]
+
+    def play(self) -> Outcome:
+        effects = {**self.world.effects, **_WORKERS}
+        if self.world.threads_of_one:
+            del effects["kill-worker"]
+        if self.size.scale < 1:
+            effects = {kind: effect for kind, effect in effects.items() if effect.seconds[0] < 2}
+        schedule = planned(self.dice, effects, self.size.seconds, self.size.scale)
+        phases: list[tuple[float, float]] = []
+        try:
+            self.processes = [self._start(slot) for slot in range(len(self.tiers))]
+            self._all_say("ready", 30)
+            self.begin = time.monotonic() + 0.05
+            for each in self.processes:
+                each.tell("begin", self.begin, self.size.seconds)
+            for fault in schedule:
+                self._do(fault, effects[fault.kind])
+            time.sleep(max(0.0, self.begin + self.size.seconds - time.monotonic()))
+            self.world.mend()
+            self._all_say("rested", 90)
+            self._let_pass()
+            phases = [self._heal(n) for n in range(2)]
+            self._nothing_stands()
+            for each in self.processes:
+                each.tell("close")
+            self._all_say("closed", 30)
+        except _Gone as gone:
+            self._wrong(str(gone))
+        finally:
+            for each in self.processes:
+                each.end()
+            self.world.mend()
+        for each in self.processes:
+            if complaints := each.complaints():
+                self._wrong(f"{each.name} complained:\n{complaints}")
+        history = History(self.lines, self.faults, self.deaths)
+        self.findings += judged(history, self.world, self.local, phases)
+        return Outcome(history, self.findings, self.local)
+
+    def _start(self, slot: int, name: str | None = None) -> _Process:
+        size, name = self.size, name or f"w{slot}"
+        many = 3 if self.world.threads_of_one else 1
+        part = Part(
+            url=self.world.url(slot), name=name, seed=self.seed, namespace=self.seed.replace(" ", "-"),
+            local=self.tiers[slot] and not self.world.threads_of_one, threads=size.threads * many,
+            tasks=size.tasks * many, pause=size.pause, uvloop=self.loops[slot], options=self.options,
+        )  # fmt: skip
+        self.local[name] = part.local
+        return _Process(part, self.lines)
+
+    def _alive(self) -> list[_Process]:
+        return [each for each in self.processes if each.name not in self.deaths]
+
+    def _all_say(self, word: str, patience: float) -> None:
+        end = time.monotonic() + patience
+        wrong = [each.hear(word, max(0.1, end - time.monotonic())) for each in self._alive()]
+        if any(wrong):
+            for each in self._alive():  # faulthandler tells where it is
+                with contextlib.suppress(ProcessLookupError):
+                    each.signal(signal.SIGABRT)
+            time.sleep(1)
+            raise _Gone("; ".join(filter(None, wrong)))
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    def _do(self, fault: Planned, effect: Effect) -> None:
+        time.sleep(max(0.0, self.begin + fault.at - time.monotonic()))
+        began = time.monotonic()
+        done = Fault(fault.kind, "", began, float("inf"), float("inf"), effect)
+        self.faults.append(done)
+        if fault.kind in _WORKERS:
+            alive = self._alive()
+            done.target = self._harm_one(fault, alive[int(fault.chance * len(alive))])
+        else:
+            done.target = self.world.harm(fault, [each.pid for each in self._alive()])
+        done.ended = time.monotonic()
+        done.until = done.ended + min(effect.after, 2.5 + done.ended - began)
+
+    def _harm_one(self, fault: Planned, process: _Process) -> str:
+        if fault.kind == "kill-worker":
+            process.signal(signal.SIGKILL)
+            self.deaths[process.name] = time.monotonic()
+            slot = int(process.name[1:].split("+")[0])
+            new = self._start(slot, process.name + "+")
+            self.processes.append(new)
+            if new.hear("ready", 30):
+                raise _Gone(f"{new.name} doesn't come up")
+            left = self.begin + self.size.seconds - time.monotonic()
+            new.tell("begin", time.monotonic(), max(0.1, left))
+        else:
+            process.signal(signal.SIGSTOP)
+            time.sleep(fault.seconds)
+            process.signal(signal.SIGCONT)
+        return process.name
+
+    # -- afterwards -------------------------------------------------------------------------------------------------
+
+    def _let_pass(self) -> None:
+        """Until the traces of all faults are to be gone."""
+        last = max(fault.until for fault in self.faults)
+        time.sleep(max(0.0, last - time.monotonic()))
+
+    def _heal(self, number: int) -> tuple[float, float]:
+        start = time.monotonic()
+        for each in self._alive():
+            each.tell("heal", number)
+        self._all_say("healed", 60)
+        return start, time.monotonic()
+
+    def _nothing_stands(self) -> None:
+        end = time.monotonic() + LEASE + 2
+        while standing := self.world.standing():
+            if time.monotonic() > end:
+                self._wrong(f"leases or locks stand, and nobody computes: {standing}")
+                return
+            time.sleep(0.2)
+
+    def _wrong(self, what: str) -> None:
+        self.findings.append(Finding(what, "", self.begin, time.monotonic()))
+
+
+class _Gone(Exception):
+    """A process doesn't do what it is told to."""

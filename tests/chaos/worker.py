@@ -1,0 +1,200 @@
+"""One process: threads and an event loop that call; then it heals, and closes. `python -m chaos.worker PART` is one.
+
+It tells on its standard output, and hears words on its standard input: `begin WHEN SECONDS`, `heal N`, `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import gc
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from chaos.caller import Caller, Functions
+from chaos.journal import Journal
+from chaos.plan import Part, Step, Whim, all_keys, steps
+from stampede import Cache, events
+
+PATIENCE = 60.0
+"""Seconds in which whatever has begun must end, with all that a round does to it."""
+
+
+def main() -> None:
+    faulthandler.enable()
+    part = Part(**json.loads(sys.argv[1]))
+    out = os.dup(1)
+    os.dup2(2, 1)  # what anybody prints goes where errors go
+    journal = Journal(part.name, out)
+    logging.basicConfig(level=logging.ERROR)
+    journal.watch_for_stalls()
+    if part.uvloop:
+        _new_uvloop().close()  # the first one of a process opens what stays open
+    before = _open_now()
+    worker = Worker(part, journal)
+    journal.write("ready", time.monotonic())
+    _, begin, seconds = sys.stdin.readline().split()
+    worker.run(float(begin), float(begin) + float(seconds))
+    journal.write("rested", time.monotonic())
+    for line in sys.stdin:
+        word, _, number = line.strip().partition(" ")
+        if word == "heal":
+            worker.heal(number)
+        else:
+            worker.close()
+            del worker
+            journal.write("closed", _left(before))
+            break
+    os._exit(0)
+
+
+def _open_now() -> set[str]:
+    """Files and sockets of this process, and its threads but for the few that stay."""
+    gc.collect()
+    found = {thread.name for thread in threading.enumerate() if not thread.name.startswith(_STAY)}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+    return {each for each in found if "/proc/" not in each and "stamps" not in each}  # the list itself; what is mapped
+
+
+# The threads of the process, not of a cache; and memcached's, which ends when it has nothing to do.
+_STAY = ("MainThread", "chaos", "stampede-keeper", "stampede-refresh", "stampede-io", "stampede-memcached")
+
+
+def _left(before: set[str]) -> list[str]:
+    """What a closed cache has left behind."""
+    end = time.monotonic() + 5
+    while True:
+        left = _open_now() - before
+        if not left or time.monotonic() > end:
+            return sorted(left)
+        time.sleep(0.05)
+
+
+def _new_uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+class Worker:
+    def __init__(self, part: Part, journal: Journal) -> None:
+        self._part = part
+        self._journal = journal
+        self._cache = Cache(
+            part.url, local=part.local, namespace=part.namespace, observers=[self._hear], **part.options
+        )
+        self._functions = Functions(self._cache, journal)
+
+    def _hear(self, event: events.Event) -> None:
+        match event:
+            case events.EngineDown():
+                self._journal.write("down", time.monotonic(), str(event.error)[:200], type(event.error).__name__)
+            case events.EngineUp():
+                self._journal.write("up", time.monotonic(), event.seconds)
+            case events.BadBytes():
+                self._journal.write("bad", time.monotonic(), event.key, event.why[:200])
+
+    def run(self, begin: float, end: float) -> None:
+        """All callers, between two moments of the clock that all processes of a machine share."""
+        self._begin, self._end = begin, end
+        part = self._part
+        threads = [
+            threading.Thread(target=self._guarded, args=(self._calls, number), name=f"chaos-{number}", daemon=True)
+            for number in range(part.threads)
+        ]
+        threads.append(threading.Thread(target=self._guarded, args=(self._loop,), name="chaos-loop", daemon=True))
+        for thread in threads:
+            thread.start()
+        end += PATIENCE
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                faulthandler.dump_traceback(all_threads=True)
+                self._journal.write("hang", f"{thread.name} never came back")
+
+    def _guarded(self, body: Any, *args: Any) -> None:
+        try:
+            body(*args)
+        except BaseException:
+            self._journal.write("hang", f"a caller ended: {traceback.format_exc()[-1500:]}")
+
+    def _caller(self, *, suspending: bool) -> Caller:
+        return Caller(self._cache, self._functions, self._journal, suspending=suspending)
+
+    def _calls(self, number: int) -> None:
+        caller, part = self._caller(suspending=False), self._part
+        time.sleep(max(0.0, self._begin - time.monotonic()))
+        for step in steps(part, number, suspending=False):
+            time.sleep(step.pause)
+            if time.monotonic() > self._end:
+                return
+            _run(caller.act(step))
+
+    def _loop(self) -> None:
+        with asyncio.Runner(loop_factory=_new_uvloop if self._part.uvloop else None) as runner:
+            runner.run(self._tasks())
+
+    async def _tasks(self) -> None:
+        part = self._part
+
+        async def calls(number: int) -> None:
+            caller = self._caller(suspending=True)
+            await asyncio.sleep(max(0.0, self._begin - time.monotonic()))
+            for step in steps(part, number, suspending=True):
+                await asyncio.sleep(step.pause)
+                if time.monotonic() > self._end:
+                    return
+                await caller.act(step)
+
+        tasks = [asyncio.create_task(calls(part.threads + number)) for number in range(part.tasks)]
+        _, late = await asyncio.wait(tasks, timeout=self._end + PATIENCE - time.monotonic())
+        for task in late:
+            task.print_stack()
+            self._journal.write("hang", f"a task never came back: {task!r}"[:500])
+        for task in tasks:
+            if task not in late:
+                task.result()
+
+    # -- afterwards -----------------------------------------------------------------------------------------------
+
+    def heal(self, number: str) -> None:
+        """Nothing goes wrong any more: every key is to be had, of every face."""
+        whim = Whim(0.01, False, 0.0)
+        for key in all_keys("cache", "sync"):
+            _run(self._caller(suspending=False).act(_asked(key, whim)))
+
+        async def suspending() -> None:
+            for key in all_keys("cache", "async"):
+                await self._caller(suspending=True).act(_asked(key, whim))
+
+        asyncio.run(suspending())
+        self._journal.write("healed", time.monotonic(), number)
+
+    def close(self) -> None:
+        self._cache.close()
+
+
+def _asked(key: str, whim: Whim) -> Step:
+    face = key.split("/")[0]
+    return Step("compute" if face == "cache" else "call", face, [key], whim, None, 0.0, 0.0)
+
+
+def _run(work: Any) -> None:
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a thread's call suspended")
+
+
+if __name__ == "__main__":
+    main()
