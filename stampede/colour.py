@@ -10,11 +10,13 @@ import asyncio
 import inspect
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Protocol, TypeVar
 
+from stampede import decisions
 from stampede.errors import CodecError
 
 __all__ = [
@@ -50,36 +52,48 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Bell:
-    """Rings once, for listeners of both colours, from whichever thread."""
+    """Rings once, for listeners of both colours, from whichever thread.
 
-    __slots__ = ("_listeners", "_lock")
+    It takes no lock: a finalizer, or a signal, may ring or listen in the middle of this, while its thread decides.
+    """
+
+    __slots__ = ("_listeners", "rung")
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer, or a signal, may ring in the middle of this
-        self._listeners: list[Callable[[], object]] | None = []
-
-    @property
-    def rung(self) -> bool:
-        return self._listeners is None
+        self.rung = False
+        self._listeners: deque[Callable[[], object]] | None = None  # until there are any, which most bells never see
 
     def ring(self) -> None:
-        with self._lock:
-            listeners, self._listeners = self._listeners, None
-        for listener in listeners or ():
+        """Call whoever listens. Ring again where the ringing was interrupted: a listener may be called twice."""
+        self.rung = True
+        listeners = self._listeners
+        while listeners:
+            try:
+                listener = listeners[0]
+            except IndexError:
+                return  # another thread rings, too
             listener()
+            self.forget(listener)
 
     def listen(self, listener: Callable[[], object]) -> bool:
-        """Have `listener` called at the ring. False: it has rung already, nothing is called."""
-        with self._lock:
-            if self._listeners is None:
-                return False
-            self._listeners.append(listener)
+        """Have `listener` called at the ring. False: it has rung already, and `listener` needn't wait."""
+        if self._listeners is None:
+            listeners: deque[Callable[[], object]] = deque()
+            with decisions.lock:
+                if self._listeners is None:
+                    self._listeners = listeners
+        self._listeners.append(listener)
+        if not self.rung:  # asked behind: who rings from now on finds it
             return True
+        self.forget(listener)
+        return False
 
     def forget(self, listener: Callable[[], object]) -> None:
-        with self._lock:
-            if self._listeners is not None and listener in self._listeners:
+        try:
+            if self._listeners is not None:
                 self._listeners.remove(listener)
+        except ValueError:
+            pass  # it has been called
 
 
 def kept_whole(value: T) -> T:
@@ -145,12 +159,19 @@ class _Blocking:
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         gate = threading.Lock()
         gate.acquire()
-        if not bell.listen(gate.release):
+
+        def let_through() -> None:
+            try:
+                gate.release()
+            except RuntimeError:
+                pass  # it is rung again
+
+        if not bell.listen(let_through):
             return True
         try:
             return gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
         finally:
-            bell.forget(gate.release)
+            bell.forget(let_through)
 
     async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine

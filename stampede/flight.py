@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from threading import get_ident
 from typing import Any
 
+from stampede import decisions
 from stampede.colour import Bell, Loop
 from stampede.outcome import Landing
 
@@ -121,7 +121,6 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: dict[str, Flight] = {}
-        self._lock = threading.RLock()  # a finalizer may end a flight in the middle of a decision
         _all.add(self)
 
     def forget_all(self) -> None:
@@ -129,11 +128,10 @@ class Flights:
         for flight in self._flights.values():
             flight.ended = True
         self._flights = {}
-        self._lock = threading.RLock()
 
     def join(self, key: str, loop: Loop | None, *, anew: bool = False) -> tuple[Flight, bool]:
         """The key's flight, and whether the caller is to lead it. `anew`: never one that is under way."""
-        with self._lock:
+        with decisions.lock:
             flight = self._flights.get(key)
             if flight is not None and not anew and not flight.orphaned:
                 flight.callers += 1
@@ -153,7 +151,7 @@ class Flights:
         """A new flight for the caller to lead; None if there is one, or if the caller computes: perhaps this key."""
         if _inside.get():
             return None
-        with self._lock:
+        with decisions.lock:
             if key in self._flights:
                 return None
             flight = self._flights[key] = Flight(self, key, loop)
@@ -170,7 +168,7 @@ class Flights:
 
     def leave(self, flight: Flight) -> bool:
         """One caller less. True: it was the last one, and the computation was cancelled."""
-        with self._lock:
+        with decisions.lock:
             flight.callers -= 1
             last = flight.callers == 0 and not flight.ended and flight.cancel is not None
             if last:
@@ -181,7 +179,7 @@ class Flights:
 
     def end(self, flight: Flight, landing: Landing | None) -> None:
         """Land: the followers share what may be shared, and claim again otherwise."""
-        with self._lock:
+        with decisions.lock:
             flight.ended = True
             flight.unborn = flight.answers = None  # they refer to the flight
             if landing is not None and not flight.detached:
@@ -191,7 +189,7 @@ class Flights:
 
     def offer(self, flight: Flight, landing: Landing) -> None:
         """Send the followers home with what is there. Who comes later asks the engine: it may have changed by then."""
-        with self._lock:
+        with decisions.lock:
             if not flight.detached:
                 flight.offered = landing
             self._forget(flight)
@@ -199,16 +197,17 @@ class Flights:
 
     def detach(self, key: str) -> None:
         """Who calls from now on starts a new flight; this one's result goes to its leader alone."""
-        with self._lock:
+        with decisions.lock:
             flight = self._flights.pop(key, None)
         if flight is not None:
             self._cut(flight)
 
     def detach_all(self, prefix: str = "") -> None:
-        with self._lock:
-            keys = [key for key in self._flights if key.startswith(prefix)]
+        with decisions.lock:
+            keys = list(self._flights)
         for key in keys:
-            self.detach(key)
+            if key.startswith(prefix):
+                self.detach(key)
 
     def _cut(self, flight: Flight) -> None:
         flight.detached = True

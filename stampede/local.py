@@ -6,14 +6,13 @@ visited bit, since the hand remembers the count it saw last.
 
 from __future__ import annotations
 
-import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from threading import RLock
 from time import monotonic
 from typing import Any
-from weakref import WeakSet
 
+from stampede import decisions
 from stampede.entry import Entry
 from stampede.errors import OptionError
 from stampede.ports import Ticket
@@ -64,10 +63,10 @@ class Resident:
     def kill(self) -> None:
         """No hit from now on, by any way that leads here."""
         self.end = 0.0
-        homes, self.homes = self.homes, ()
-        for table, fast in zip(homes[::2], homes[1::2], strict=True):
+        for table, fast in zip(self.homes[::2], self.homes[1::2], strict=True):
             if table.get(fast) is self:
                 table.pop(fast, None)
+        self.homes = ()
 
 
 class Tier:
@@ -81,10 +80,8 @@ class Tier:
         self._past: Counter[str] = Counter()  # hits of those who have left, by scope
         self._end = _queue()
         self._hand = self._end
-        self._lock = RLock()
         self._writing = False
         self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        _tiers.add(self)
 
     def __len__(self) -> int:
         return len(self._residents)
@@ -97,16 +94,21 @@ class Tier:
         """Kill and remove the resident of a key; it is returned."""
         resident = self._residents.get(key)
         if resident is not None:
-            resident.fresh = resident.end = 0.0  # at once, even where the rest comes later, and for who is opening it
+            _end(resident)  # at once, even where the rest of this comes later, or never
         self._write(self._drop, key)
         return resident
 
     def drop_scope(self, scope: str) -> None:
         """Kill and remove every resident of a function."""
+        for resident in self._living():
+            if resident.scope == scope:
+                _end(resident)
         self._write(self._drop_all, scope)
 
     def clear(self) -> None:
         """Kill and remove all."""
+        for resident in self._living():
+            _end(resident)
         self._write(self._drop_all, None)
 
     def adopt(self, resident: Resident, table: dict[Any, Resident], fast: Any) -> None:
@@ -116,12 +118,12 @@ class Tier:
     @property
     def hits(self) -> int:
         """Hits served so far, also by residents that have left."""
-        with self._lock:
+        with decisions.lock:
             return self._past.total() + sum([resident.hits for resident in self._living()])
 
     def hits_of(self, scope: str) -> int:
         """The same for one function."""
-        with self._lock:
+        with decisions.lock:
             return self._past[scope] + sum([resident.hits for resident in self._living() if resident.scope == scope])
 
     def _living(self) -> list[Resident]:
@@ -130,22 +132,36 @@ class Tier:
     def _write(self, act: Callable[..., None], *args: Any) -> None:
         """One write after the other, also where a finalizer or a signal handler writes in the middle of a write.
 
-        That one is left to the write it interrupts: waiting for it would be a deadlock, going ahead would find the
-        queue half linked.
+        That one is left to the write it interrupts: going ahead would find the queue half linked. Where a write was
+        ended by an exception, a handler's or for want of stack, the dict is believed and the queue made anew.
         """
         dead: list[object] = []  # outlives the lock, as a user's finalizer must not run inside it
-        with self._lock:
+        with decisions.lock:
             self._later.append((act, args))
             if self._writing:
-                return
+                if self._is_interrupted():
+                    return
+                self._link_all()
             self._writing = True
-            try:
-                while self._later:
-                    job = self._later.pop(0)
-                    dead.append(job)
-                    job[0](dead, *job[1])
-            finally:
-                self._writing = False
+            while self._later:
+                job = self._later.pop(0)
+                dead.append(job)
+                job[0](dead, *job[1])
+            self._writing = False  # only now, and not by a `finally`
+
+    def _is_interrupted(self) -> bool:
+        """Is this thread, which has the lock, in the middle of a write?"""
+        frame = sys._getframe(1).f_back  # of who calls this write
+        while frame is not None:
+            if frame.f_code is Tier._write.__code__ and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _link_all(self) -> None:
+        self._end = self._hand = _queue()
+        for resident in self._living():
+            self._link(resident)
 
     def _put(self, dead: list[object], resident: Resident) -> None:
         older = self._residents.get(resident.key)
@@ -222,15 +238,6 @@ class Tier:
         self.evictions += 1
         self._remove(dead, resident)
 
-    def _start_again(self) -> None:
-        """After a fork: another thread may have been inside a write, and is not here to end it."""
-        self._lock = RLock()
-        if self._writing:
-            self._writing = False
-            self._end = self._hand = _queue()
-            for resident in self._living():
-                self._link(resident)
-
 
 def _bound(entries: object) -> int:
     if isinstance(entries, bool) or not isinstance(entries, int) or entries < 1:
@@ -238,20 +245,13 @@ def _bound(entries: object) -> int:
     return entries
 
 
+def _end(resident: Resident) -> None:
+    """Nobody is to see it any more; all three, for who is about to open it, and who looks for something stale."""
+    resident.keep = resident.fresh = resident.end = 0.0
+
+
 def _queue() -> Resident:
     """The end of an empty queue: a resident that is nobody's value, its own neighbour on both sides."""
     end = Resident("", "", Entry(None, b""), 0.0, 0.0, 0.0)
     end.older = end.newer = end
     return end
-
-
-_tiers: WeakSet[Tier] = WeakSet()
-
-
-def _after_fork() -> None:
-    for tier in list(_tiers):
-        tier._start_again()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -363,3 +363,30 @@ print("alive")
 """
     command = [sys.executable, "-c", script, shared_redis().url]
     assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout == "alive\n"
+
+
+@pytest.mark.parametrize("one, two", [("_adopt", "put"), ("_forget", "decide"), ("_adopt", "_forget")])
+def test_finalizers_that_interrupt_two_threads_do_not_wait_for_each_other(one: str, two: str) -> None:
+    """Each would want the lock in the middle of whose part the other's thread was interrupted: both hang, for ever."""
+    with Cache("memory://", ttl=60) as cache:
+        function, met = cache.cached(lambda key: key), threading.Barrier(2)
+        function("warm")
+        threads = [in_thread(partial(_interrupted_in, name, function, met))[0] for name in (one, two)]
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def _interrupted_in(name: str, function: Any, met: threading.Barrier) -> None:
+    """A call in whose middle a finalizer invalidates, at the moment when the other call is in its middle, too."""
+    where: list[Line] = []
+
+    def at(line: Line) -> None:
+        if sys._getframe(2).f_code.co_name == name and not where:
+            where.append(line)
+            with suppress(threading.BrokenBarrierError):
+                met.wait(0.2)  # where one lock is held by both, they don't meet
+            function.invalidate("warm")
+
+    lines_of(lambda: function(name), at)
+    assert where

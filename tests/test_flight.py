@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from bare import LONG, Gate, Room, World, never, until, value
 
+from stampede import decisions
 from stampede.colour import hold_task, run_blocking
 from stampede.entry import Entry
 from stampede.errors import RecursiveComputation, WaitTimeout
@@ -516,7 +517,7 @@ def test_a_finalizer_may_end_a_computation_in_the_middle_of_a_decision() -> None
     world = World()
 
     def decide() -> Any:
-        with world.flights._lock, keeper._changed:
+        with decisions.lock, keeper._changed:
             return world.ask(lambda: "value")
 
     with Room() as room:

@@ -45,7 +45,7 @@ LAYERS = """
     metrics
     ports policy early breaker events
     entry
-    errors
+    errors decisions
 """
 LINES = [line.split() for line in LAYERS.strip().splitlines()]
 DEPTH = {name: depth for depth, line in enumerate(LINES) for name in line}

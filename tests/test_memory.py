@@ -242,6 +242,7 @@ def test_an_invalidation_in_the_middle_of_a_fill_wins() -> None:
 
 FORK = """
 import os, sys
+from stampede import decisions
 from stampede.colour import run_blocking
 from stampede.engines.memory import MemoryEngine
 from stampede.entry import Entry, new_id
@@ -252,7 +253,7 @@ held = new_id()
 run_blocking(engine.store.set("kept", Entry("v", new_id())))
 assert isinstance(run_blocking(engine.claims.claim("k", held, Ask(60.0))), Granted)
 assert isinstance(run_blocking(engine.locks.acquire("l", held, 60.0)), Granted)
-engine._parts[0].lock.acquire()  # as if another thread were in the middle of a verb
+decisions.lock.acquire()  # as if another thread were in the middle of a verb
 child = os.fork()
 if child == 0:
     entry, = run_blocking(engine.store.get(["kept"]))
@@ -264,7 +265,7 @@ if child == 0:
         and isinstance(run_blocking(engine.locks.acquire("l", new_id(), 60.0)), Granted)
     )
     os._exit(0 if fine else 1)
-engine._parts[0].lock.release()
+decisions.lock.release()
 assert os.waitpid(child, 0)[1] == 0
 assert isinstance(run_blocking(engine.claims.claim("k", new_id(), Ask(60.0))), Busy)
 assert run_blocking(engine.claims.fill("k", held, Entry("mine", new_id())))

@@ -126,11 +126,12 @@ def test_a_fork_while_somebody_counts() -> None:
     """The child has no thread that could unlock: its first event would hang it for ever."""
     program = """
 import os, signal, threading
+from stampede import decisions
 from stampede.events import Found
 from stampede.metrics import Counters
 counters, counting, done = Counters(), threading.Event(), threading.Event()
 def count():
-    with counters._lock:
+    with decisions.lock:
         counting.set()
         done.wait()
 thread = threading.Thread(target=count)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import count
-from threading import RLock
 from typing import Any, Generic, TypeVar
 
+from stampede import decisions
 from stampede.colour import Bell, Colour
 from stampede.entry import Entry, Verdict
 from stampede.ports import Busy, Failed
@@ -102,15 +102,10 @@ class Ending(Generic[E]):
 
 
 class Names:
-    """Leases by name, and the lock under which everything about them is decided.
-
-    The lock is reentrant: a finalizer of somebody's value may run in the middle of a decision, and invalidate.
-    Bells are rung outside it.
-    """
+    """Leases by name; everything about them is decided under the one lock, and bells are rung outside it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.lock = RLock()
         self.leases: Ending[Lease] = Ending()
         self._fence = count(1)
 
@@ -130,14 +125,14 @@ class Names:
         return lease.fence, None if older is None else older.bell
 
     def renew(self, name: str, token: bytes, seconds: float) -> bool:
-        with self.lock:
+        with decisions.lock:
             lease = self.standing(name, token)
             if lease is not None:
                 lease.end = self.clock() + seconds
             return lease is not None
 
     def release(self, name: str, token: bytes) -> bool:
-        with self.lock:
+        with decisions.lock:
             lease = self.standing(name, token)
             if lease is not None:
                 self.leases.pop(name)
@@ -146,18 +141,17 @@ class Names:
 
     async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
         """Until the lease that `busy` named falls or ends. One that has fallen since isn't there to be waited for."""
-        with self.lock:
+        with decisions.lock:
             lease = self.standing(name, busy.token)
             left = 0.0 if lease is None else lease.end - self.clock()
         if lease is not None:
             await colour.park(lease.bell, min(timeout, left))
 
     def let_go(self) -> None:
-        with self.lock:
+        with decisions.lock:
             leases = self.leases.clear()
         ring(leases)
 
     def start_again(self) -> None:
-        """In a forked child: the leases are the parent's, and a thread that held the lock is not here to open it."""
-        self.lock = RLock()
+        """In a forked child: the leases are the parent's."""
         self.leases = Ending()

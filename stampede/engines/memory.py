@@ -6,11 +6,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from threading import RLock
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from stampede import early
+from stampede import decisions, early
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.leases import Ending, Lease, Names, Past, ring
 from stampede.engines.url import anything, options_of, text, whole
@@ -94,15 +93,14 @@ class _Locked:
         if not _is_cachetools(cache):
             raise OptionError(f"store is {type(cache).__name__!r}: give a cache of cachetools, such as LFUCache(1000)")
         self._cache = cache
-        self._lock = RLock()
 
     def get(self, key: str) -> Resident | None:
-        with self._lock:
+        with decisions.lock:
             found = self._cache.get(key)
         return found if isinstance(found, Resident) else None
 
     def put(self, resident: Resident) -> None:
-        with self._lock:
+        with decisions.lock:
             self._cache.pop(resident.key, None)  # the older one goes also where the new one has no room
             try:
                 self._cache[resident.key] = resident
@@ -110,12 +108,12 @@ class _Locked:
                 raise TooLarge(f"the value of {resident.key!r} is larger than the whole store") from error
 
     def drop(self, key: str) -> Resident | None:
-        with self._lock:
+        with decisions.lock:
             found = self._cache.pop(key, None)
         return found if isinstance(found, Resident) else None
 
     def clear(self) -> None:
-        with self._lock:
+        with decisions.lock:
             self._cache.clear()
 
 
@@ -160,6 +158,7 @@ class _Keys(Names):
         self.shelf = shelf
         self.pasts: Ending[Past] = Ending()
         self.bumps: dict[str, int] = {}
+        self.generations: dict[str, str] = {}  # as they are told; another dict after every bump
         self.great_bumps = 0
         self.fading: deque[tuple[float, str]] = deque()
 
@@ -225,8 +224,6 @@ class _Keys(Names):
     def start_again(self) -> None:
         super().start_again()
         self.pasts = Ending()
-        if isinstance(self.shelf, _Locked):
-            self.shelf._lock = RLock()
 
 
 # -- the ports ----------------------------------------------------------------------------------------------------
@@ -241,14 +238,14 @@ class _Verbs(Versioned):
         self.kept = keys.kept
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        with self._keys.lock:
+        with decisions.lock:
             reply, bell = self._keys.decide(key, token, ask)
         if bell is not None:
             bell.ring()
         return reply
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        with self._keys.lock:
+        with decisions.lock:
             lease = self._keys.standing(key, token)
             old = self._keys.shelf.get(key)  # outlives the lock, as its value's finalizer may be anything
             stored = lease is not None and self._keys.put(key, entry) is lease
@@ -259,7 +256,7 @@ class _Verbs(Versioned):
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-        with self._keys.lock:
+        with decisions.lock:
             lease = self._keys.standing(key, token)
             if lease is not None:
                 self._keys.leases.pop(key)
@@ -277,14 +274,14 @@ class _Verbs(Versioned):
         return [self.kept(key) for key in keys]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        with self._keys.lock:
+        with decisions.lock:
             old = self._keys.shelf.get(key)
             lease = self._keys.put(key, entry)
         del old
         ring([lease])
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        with self._keys.lock:
+        with decisions.lock:
             kept = self.kept(key)
             if (None if kept is None else kept.id) != seen:
                 return False
@@ -293,13 +290,13 @@ class _Verbs(Versioned):
         return True
 
     async def expire(self, key: str) -> bool:
-        with self._keys.lock:
+        with decisions.lock:
             fresh, lease = self._keys.soften(key), self._keys.leases.pop(key)
         ring([lease])
         return fresh
 
     async def invalidate(self, key: str) -> bool:
-        with self._keys.lock:
+        with decisions.lock:
             kept, old = self.kept(key), self._keys.shelf.drop(key)
             lease = self._keys.forget(key)
         del old
@@ -307,18 +304,24 @@ class _Verbs(Versioned):
         return kept is not None
 
     def generation_at_hand(self, scope: str) -> str:
-        return f"{self._keys.great_bumps}.{self._keys.bumps.get(scope, 0)}"
+        told = self._keys.generations  # before the bumps are read: what is told of older ones goes with it
+        generation = told.get(scope)
+        if generation is None:
+            generation = told[scope] = f"{self._keys.great_bumps}.{self._keys.bumps.get(scope, 0)}"
+        return generation
 
     async def generation(self, scope: str, *, sure: bool = False) -> str:
         return self.generation_at_hand(scope)
 
     async def bump(self, scope: str) -> None:
-        with self._keys.lock:
+        with decisions.lock:
             if scope:
                 self._keys.bumps[scope] = self._keys.bumps.get(scope, 0) + 1
+                self._keys.generations = {}
                 return
             self._keys.great_bumps += 1
             self._keys.bumps.clear()
+            self._keys.generations = {}
             self._keys.pasts.clear()
             self._keys.shelf.clear()
             fallen = self._keys.leases.clear()
@@ -334,7 +337,7 @@ class _Locks:
 
     async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
         names = self._names
-        with names.lock:
+        with decisions.lock:
             now = names.clock()
             standing = names.leases.get(name, now)
             if standing is not None and standing.token != token:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from weakref import WeakSet
 
-from stampede import events
+from stampede import decisions, events
 
 __all__ = ["Counters", "Stats"]
 
@@ -54,8 +51,6 @@ class Counters:
 
     def __init__(self) -> None:
         self._tallies: dict[str, _Tally] = {}
-        self._lock = threading.RLock()  # a signal's handler may count while its thread is counting
-        _counters.add(self)
 
     def __call__(self, event: events.Event) -> None:
         kind = type(event)
@@ -66,7 +61,7 @@ class Counters:
         add = _ADD.get(kind)
         if add is None:
             return
-        with self._lock:
+        with decisions.lock:
             tally = self._tallies.get(scope)
             if tally is None:
                 tally = self._tallies[scope] = defaultdict(int)
@@ -74,17 +69,17 @@ class Counters:
 
     def of(self, scope: str) -> Stats:
         """The counts of one scope; of one that nothing happened in, zeros."""
-        with self._lock:
+        with decisions.lock:
             return _stats([self._tallies.get(scope, defaultdict(int))])
 
     def total(self) -> Stats:
         """The counts of all scopes together."""
-        with self._lock:
+        with decisions.lock:
             return _stats(self._tallies.values())
 
     def scopes(self) -> list[str]:
         """Where anything happened."""
-        with self._lock:
+        with decisions.lock:
             return sorted(self._tallies)
 
 
@@ -146,14 +141,3 @@ def _stats(tallies: Iterable[_Tally]) -> Stats:
             else:
                 plain[name] = plain.get(name, 0) + count
     return Stats(**plain, **by_why)
-
-
-_counters: WeakSet[Counters] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for counters in _counters:
-        counters._lock = threading.RLock()  # a thread that was counting is not there to unlock it
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
