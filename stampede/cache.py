@@ -20,6 +20,7 @@ from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
 from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options, PolicyOptions
 from stampede.front import Front
+from stampede.keys import in_namespace, quoted
 from stampede.loaders import Together
 from stampede.local import Tier
 from stampede.lock import Lock
@@ -89,8 +90,8 @@ class Cache:
         self._listened_to = bool(observers)
         self._core = Core(self.engine, self._front(settings), self._outage(settings), self._note)
         self._trust = tuple(_imported(name) for name in settings.trust)
-        self._root = self.scope(self.namespace, self.policy)
-        self._root_prefix = f"{self.namespace}:" if self.namespace else ""
+        self._root = self.scope(quoted(self.namespace), self.policy)
+        self._root_prefix = in_namespace(self.namespace, "")
 
     def _note(self, kind: type[events.Event], scope: str, key: str, *what: Any) -> None:
         """Tell all observers. An event of which nobody else wants to hear is counted without being made."""

@@ -24,7 +24,7 @@ from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.core import Scope
 from stampede.errors import KeyingError, OptionError
 from stampede.hot import Hot
-from stampede.keys import Parameters, key_maker, name_of
+from stampede.keys import Parameters, key_maker, scope_name
 from stampede.loaders import OneByOne
 from stampede.local import Resident
 from stampede.outcome import landed
@@ -143,9 +143,7 @@ class Cached:
         with self._lock:
             if self._scope is None or self._home is not home:
                 namespace, version = self.options.get("namespace", home.namespace), self.options.get("version")
-                name = name_of(self.function)
-                name = f"{namespace}:{name}" if namespace else name
-                name = name if version is None else f"{name}@{version}"
+                name = scope_name(str(namespace), self.function, version)
                 _note_name(name, self, home)
                 policy = home.policy.with_options(**_among(self.options, Policy.__dataclass_fields__))
                 coding = checked(_among(self.options, CODING), CACHE)

@@ -19,6 +19,7 @@ from stampede.flight import Flights
 from stampede.front import Front
 from stampede.gather import Gathering, run_together
 from stampede.keeper import Hold, keeper
+from stampede.keys import generation, quoted
 from stampede.local import Resident
 from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
@@ -96,7 +97,7 @@ class Scope:
         self.core = core
         self.name = name
         self.policy = policy
-        self.namespace = namespace
+        self.namespace = quoted(namespace)
         refuge = core.outage.refuge if core.outage is not None else None
         self.claims, self.store = self._ports(
             core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None
@@ -110,11 +111,11 @@ class Scope:
         self._suspending = self._means(self.aclaims, SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
         self._near = core.front.tier is not None or core.engine.looks is not None
-        self._nested = bool(namespace) and namespace != name  # `clear` of the namespace ends its generations, too
+        self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
         # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
         # be asked for, one of this scope's own: no other's values are to be found in it.
         self._own = new_id().hex()
-        self._known = -1, f"{self._own}|", "", ""
+        self._known = -1, generation(name, self._own, ""), "", ""
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
         run_blocking(self.learn(BLOCKING))
 
@@ -177,7 +178,7 @@ class Scope:
         known = self._known
         if known[0] == epoch and known[2] == own and known[3] == whole:
             return known[1]
-        prefix = f"{whole},{own}|" if whole else f"{own}|"
+        prefix = generation(self.name, own, whole)
         if prefix != known[1]:
             self._older.append(known[1])  # before anybody can see the new one
             del self._older[:-8]
@@ -385,7 +386,7 @@ class Scope:
         try:
             await self._store(colour).bump(self.name)
         finally:
-            core.forget_all(before + self.name, self.name)
+            core.forget_all(f"{before}{self.name}:", self.name)
             core.note(events.Invalidated, self.name, "", "invalidate_all")
         await self.learn(colour)
 

@@ -461,7 +461,7 @@ def test_key_options() -> None:
     assert without(1, 1) == without(1, 5)
     first, second = cached(version=1)(at_the_top.__wrapped__), cached(version=2)(at_the_top.__wrapped__)
     assert len({first.key(1), second.key(1), at_the_top.key(1)}) == 3
-    assert cached(namespace="shop")(at_the_top.__wrapped__).key(1).startswith("shop:")
+    assert cached(namespace="shop")(at_the_top.__wrapped__).key(1).startswith("shop/")
 
 
 def test_a_key_function_may_look_around() -> None:

@@ -335,7 +335,7 @@ def test_stats_of_a_disk_cache(home: Path, cache: Cache) -> None:
     assert re.search(r"entries, fresh +1\n", said) and re.search(r"entries, stale +1\n", said)
     assert re.search(r"bytes of keys and values +1,\d\d\d\n", said)
     assert re.search(r"leases and locks standing +1\n", said)
-    assert re.search(rf"shop:slow +{os.getpid()} +\d+\.\d", said)
+    assert re.search(rf"shop/slow +{os.getpid()} +\d+\.\d", said)
     assert re.search(r"leases and locks standing +0\n", stampede(home, "stats"))
 
 

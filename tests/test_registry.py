@@ -425,7 +425,7 @@ def test_versions_and_namespaces_keep_apart() -> None:
 
 def test_a_cache_s_namespace_is_in_the_keys() -> None:
     """Two applications on one server."""
-    assert Cache(namespace="shop").cached(counting()).key(1).startswith("shop:")
+    assert Cache(namespace="shop").cached(counting()).key(1).startswith("shop/")
 
 
 # -- the helper -------------------------------------------------------------------------------------------------------

@@ -21,15 +21,13 @@ from stampede.colour import BLOCKING, run_blocking
 from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import CodecError, OptionError, StampedeError
+from stampede.keys import function_in, in_namespace, quoted
 from stampede.registry import configure
 from stampede.settings import CacheSettings, Settings, discover, load
 
 __all__ = ["NOTHING", "Unreadable", "cache_of", "find", "invalidate", "settings_of", "the_one"]
 
 NOTHING = "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml"
-
-MANY = 16
-"""How many colons of a key may end its function's name. Arguments hold colons too."""
 
 
 class Unreadable(NamedTuple):
@@ -91,25 +89,14 @@ def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:
 
 
 def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[Scope, str]]:
-    """Where a key may be, with its whole name there.
-
-    A function's scope is a beginning of its keys, and has its own generation; which beginning, only the function knows.
-    """
+    """Where a key may be, with its whole name there: among the cache's own, or a function's."""
     if function is not None:
         yield _cached(function).scope, key
         return
-    own = f"{cache.namespace}:{key}" if cache.namespace else key
-    seen = set()
-    for name, whole in [(cache.namespace, own), *((name, key) for name in _beginnings(key))]:
-        scope = cache.scope(name, cache.policy)
-        if scope.prefix + whole not in seen:
-            seen.add(scope.prefix + whole)
-            yield scope, whole
-
-
-def _beginnings(key: str) -> list[str]:
-    parts = key.split(":", MANY)
-    return [":".join(parts[:count]) for count in range(1, len(parts))]
+    yield cache.scope(quoted(cache.namespace), cache.policy), in_namespace(cache.namespace, key)
+    name = function_in(key)
+    if name is not None:
+        yield cache.scope(name, cache.policy), key
 
 
 def _cached(name: str) -> Cached:

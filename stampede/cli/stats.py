@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,7 +85,10 @@ def _look(database: Database) -> Holdings:
 
 
 def _readable(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace").rpartition("|")[2]
+    return _GENERATION.sub("", name.decode("utf-8", "backslashreplace"), count=1)
+
+
+_GENERATION = re.compile(r"^[0-9a-f.]*(,[0-9a-f.]*)?/?\|")  # before a key; the name of a lock has none
 
 
 def _on_disk(directory: Path) -> int:

@@ -1,7 +1,20 @@
 """Keys: exact, readable, and the same in every process, run and Python version."""
 
 from stampede.keys.canonical import canonical, name_of
+from stampede.keys.compose import function_in, generation, in_namespace, quoted, scope_name
 from stampede.keys.maker import key_maker
 from stampede.keys.parameters import FAST_TYPES, Parameter, Parameters
 
-__all__ = ["FAST_TYPES", "Parameter", "Parameters", "canonical", "key_maker", "name_of"]
+__all__ = [
+    "FAST_TYPES",
+    "Parameter",
+    "Parameters",
+    "canonical",
+    "function_in",
+    "generation",
+    "in_namespace",
+    "key_maker",
+    "name_of",
+    "quoted",
+    "scope_name",
+]

@@ -1,0 +1,155 @@
+"""Namespace, name, version, generation and arguments make one key: no two compositions share one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from herd import Herd, Origin, until
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stampede import Cache
+from stampede.keys import function_in, generation, in_namespace, quoted, scope_name
+
+texts = st.text("ab%3A/:@,|#", max_size=5)
+names = texts.filter(bool)
+
+
+class Plain(NamedTuple):
+    """A key of a cache's own verbs."""
+
+    namespace: str
+    own: str
+    key: str
+
+    @property
+    def physical(self) -> str:
+        return generation(quoted(self.namespace), self.own, "") + in_namespace(self.namespace, self.key)
+
+
+class Called(NamedTuple):
+    """A key of a function."""
+
+    namespace: str
+    module: str
+    qualname: str
+    version: str | None
+    own: str
+    whole: str
+    arguments: str
+
+    @property
+    def scope(self) -> str:
+        function = SimpleNamespace(__module__=self.module, __qualname__=self.qualname)
+        return scope_name(self.namespace, function, self.version)
+
+    @property
+    def physical(self) -> str:
+        return f"{generation(self.scope, self.own, self.whole)}{self.scope}:{self.arguments}"
+
+
+def taken_apart(physical: str) -> Plain | Called:
+    """The only composition that can have made it."""
+    before, _, rest = physical.partition("|")
+    generations, namespace = before.removesuffix("/"), ""
+    if before.endswith("/"):
+        namespace, _, rest = rest.partition("/")
+    if "," not in generations:
+        return Plain(unquote(namespace), unquote(generations), rest)
+    whole, _, own = generations.partition(",")
+    module, name, arguments = rest.split(":", 2)
+    qualname, versioned, version = name.partition("@")
+    parts = map(unquote, (namespace, module, qualname))
+    return Called(*parts, unquote(version) if versioned else None, unquote(own), unquote(whole), arguments)
+
+
+@given(st.builds(Plain, texts, texts, texts))
+def test_a_plain_key_is_of_one_composition(composed: Plain) -> None:
+    """Namespace `shop` with the key `eu/price` would be namespace `shop/eu` with the key `price`."""
+    assert taken_apart(composed.physical) == composed
+
+
+@given(st.builds(Called, texts, names, names, st.none() | texts, texts, texts, texts))
+def test_a_functions_key_is_of_one_composition(composed: Called) -> None:
+    """Version `1@2` of no namespace would be version `2` of another."""
+    assert taken_apart(composed.physical) == composed
+    assert function_in(f"{composed.scope}:{composed.arguments}") == composed.scope
+
+
+@given(texts, st.builds(Called, texts, names, names, st.none() | texts, texts, texts, texts))
+def test_no_namespace_is_a_functions_scope(namespace: str, composed: Called) -> None:
+    """`clear` would be one function's `invalidate_all`: engines know both by a scope's name alone."""
+    assert quoted(namespace) != composed.scope
+
+
+def test_readable_parts_stay_as_they_are() -> None:
+    """Keys are read by people: in logs, in redis-cli, in `stampede get`."""
+    called = Called("shop", "shop.reports", "Report.of.<locals>.total", "2", "7", "5", "(42)")
+    assert called.physical == "5,7/|shop/shop.reports:Report.of.<locals>.total@2:(42)"
+    assert Called("", "m", "f", None, "7", "", "(42)").physical == ",7|m:f:(42)"
+    assert Plain("", "7", "user:5").physical == "7|user:5"
+    assert Plain("shop", "7", "user:5").physical == "7/|shop/user:5"
+
+
+def test_namespaces_of_one_engine_are_apart(tmp_path: Path) -> None:
+    """A value of one namespace would be served to another."""
+    url = f"disk://{tmp_path}"
+    with Cache(url, namespace="shop") as shop, Cache(url, namespace="shop:eu") as eu, Cache(url) as none:
+        shop.set("eu:price", 1)
+        shop.set("eu/price", 2)
+        assert eu.get("price") is None
+        assert none.get("shop:eu:price") is none.get("shop/eu/price") is None
+        with Cache(url, namespace="shop/eu") as other:
+            assert other.get("price") is None
+        eu.set("price", 3)
+        shop.clear()
+        assert eu.get("price") == 3
+        assert shop.get("eu:price") is None
+
+
+def test_a_plain_key_is_no_functions(tmp_path: Path) -> None:
+    """Whoever chooses a plain key could have a function give it."""
+    with Cache(f"disk://{tmp_path}") as cache:
+        f = cache.cached(seven)
+        cache.set(f.key(1), "not computed")
+        assert f(1) == 7
+        assert cache.get(f.key(1)) == "not computed"
+
+
+def seven(x: int) -> int:
+    return 7
+
+
+def test_a_namespace_or_version_may_be_any(tmp_path: Path) -> None:
+    """A 0 was taken for none."""
+    with Cache(f"disk://{tmp_path}", namespace="shop") as cache:
+        keys = [cache.cached(namespace=each)(seven).key(1) for each in ("", 0, "0:1", "shop")]
+        assert len({*keys}) == 4
+        versions: list[Any] = [{}, {"version": ""}, {"version": 0}, {"version": 1}, {"version": "1@2"}]
+        assert len({cache.cached(**each)(seven).key(1) for each in versions}) == 5
+
+
+def test_invalidate_all_is_of_one_function() -> None:
+    """Calls of `prices` were torn from their flight by `price.invalidate_all()`: two computations."""
+    with Cache() as cache:
+        origin = Origin()
+        price: Any = cache.cached(named("price", lambda: 1))
+        prices: Any = cache.cached(named("prices", origin))
+        first = Herd(prices)
+        origin.has_begun()
+        price.invalidate_all()
+        second = Herd(prices)
+        until(lambda: sum(flight.callers for flight in list(cache._core.flights._flights.values())) == 2)
+        origin.let_on()
+        assert first.join() + second.join() == [1, 1]
+
+
+def named(name: str, function: Any) -> Any:
+    def call() -> int:
+        return int(function())
+
+    call.__qualname__ = name
+    return call
