@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
+from stampede import forks
 from stampede.batch import fetch_many
 from stampede.codec import make_codec, returns_of
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
@@ -100,6 +101,10 @@ class Cached:
         if isinstance(key, str):
             self._key_maker("")  # a field that the signature can't fill is an error of this line
         _all.add(self)
+        forks.in_child(self._start_again)
+
+    def _start_again(self) -> None:
+        self._lock = threading.RLock()  # a thread that was binding is not here to open it
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
@@ -487,15 +492,6 @@ class Switch:
 
 switch = Switch()
 switch.off = os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0")
-
-
-def _after_fork() -> None:
-    for cached in list(_all):
-        cached._lock = threading.RLock()  # a thread that was binding is not here to open it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def unbind_all() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -16,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Protocol, TypeVar
 
-from stampede import decisions
+from stampede import decisions, forks
 from stampede.errors import CodecError
+from stampede.loops import Loop, PerLoop
 
 __all__ = [
     "BLOCKING",
@@ -36,8 +36,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Loop = asyncio.AbstractEventLoop
-
 running_loop: Callable[[], Loop | None] = asyncio._get_running_loop
 
 
@@ -254,12 +252,16 @@ async def _to_the_end(work: asyncio.Future[T]) -> T:
 
 def hold_task(task: asyncio.Task[T]) -> asyncio.Task[T]:
     """Keep a task from being collected before its end: loops refer to theirs weakly."""
-    _held.add(task)
-    task.add_done_callback(_held.discard)
+    loop = task.get_loop()
+    held = _held.get(loop)
+    if held is None:
+        held = _held.put(loop, set())
+    held.add(task)
+    task.add_done_callback(held.discard)
     return task
 
 
-_held: set[asyncio.Task[Any]] = set()
+_held: PerLoop[set[asyncio.Task[Any]]] = PerLoop()  # by their loops: what is left in a closed one goes with it
 
 BLOCKING: Colour = _Blocking()
 SUSPENDING: Colour = _Suspending()
@@ -303,4 +305,4 @@ def _forget_threads() -> None:
     _threads, _lock = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_threads)
+forks.in_child(_forget_threads)

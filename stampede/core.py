@@ -329,9 +329,14 @@ class Scope:
             call.token,
             call.policy.lease,
             max_hold,
-            drop=lambda: self._drop(call),
+            drop=lambda: self._lost(call),
             alive=None if loop is None else lambda: not loop.is_closed(),
         )
+
+    def _lost(self, call: Call) -> None:
+        """By the keeper: the holder can never end. The flight refers to its loop."""
+        self.core.flights.cut_orphans()
+        self._drop(call)
 
     def _drop(self, call: Call) -> None:
         if call.pid == os.getpid():  # in a forked child it is the parent's

@@ -7,8 +7,9 @@ other's wants, would wait for each other for ever. Nothing that waits is done un
 
 from __future__ import annotations
 
-import os
 from threading import RLock
+
+from stampede import forks
 
 __all__ = ["lock"]
 
@@ -21,5 +22,4 @@ def _after_fork() -> None:
     lock = RLock()  # a thread that was deciding is not here to open it
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+forks.in_child(_after_fork)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from threading import get_ident
 from typing import Any
 
-from stampede import decisions
+from stampede import decisions, forks
 from stampede.colour import Bell, Loop
 from stampede.outcome import Landing
 
@@ -121,7 +119,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: dict[str, Flight] = {}
-        _all.add(self)
+        forks.in_child(self.forget_all)
 
     def forget_all(self) -> None:
         """We are a forked child: the flights are the parent's, and their leaders aren't here."""
@@ -209,6 +207,15 @@ class Flights:
             if key.startswith(prefix):
                 self.detach(key)
 
+    def cut_orphans(self) -> None:
+        """Who follows one whose loop was closed claims again."""
+        with decisions.lock:
+            orphans = [flight for flight in self._flights.values() if flight.orphaned]
+            for flight in orphans:
+                self._forget(flight)
+        for flight in orphans:
+            self._cut(flight)
+
     def _cut(self, flight: Flight) -> None:
         flight.detached = True
         flight.offered = None
@@ -217,14 +224,3 @@ class Flights:
     def _forget(self, flight: Flight) -> None:
         if self._flights.get(flight.key) is flight:
             self._flights.pop(flight.key, None)  # a finalizer may have done so just now
-
-
-_all: weakref.WeakSet[Flights] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for flights in list(_all):
-        flights.forget_all()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -11,7 +11,6 @@ import atexit
 import heapq
 import itertools
 import logging
-import os
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any, Protocol
 
+from stampede import forks
 from stampede.colour import run_blocking
 from stampede.errors import EngineError
 
@@ -159,7 +159,7 @@ class Keeper:
         self._clock = clock
         self._count = itertools.count()
         self._reset()
-        os.register_at_fork(after_in_child=self._after_fork)
+        forks.in_child(self._after_fork)
 
     def _reset(self) -> None:
         lock = threading.RLock()  # a finalizer may end a hold in the middle of this

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stampede import events
+from stampede import events, forks
 from stampede.breaker import Breaker
 from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
@@ -46,7 +44,10 @@ class Outage:
         self._tell = tell
         self._breaker = Breaker()
         self._lock = threading.Lock()
-        _outages.add(self)
+        forks.in_child(self._start_again)
+
+    def _start_again(self) -> None:
+        self._lock = threading.Lock()  # a thread that was inside is not here to open it
 
     @property
     def down(self) -> bool:
@@ -102,18 +103,6 @@ class Outage:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
             self._tell(events.EngineUp("", "", self.engine, seconds))
-
-
-_outages: weakref.WeakSet[Outage] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for outage in list(_outages):
-        outage._lock = threading.Lock()  # a thread that was inside is not here to open it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 class GuardedClaims:

@@ -6,12 +6,12 @@ import inspect
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
+from stampede import forks
 from stampede import lock as locks
 from stampede.cache import Cache
 from stampede.cached import decorate, unbind_all
@@ -38,7 +38,10 @@ class Registry:
         self._discovers = discovers
         self._caches: dict[str, Cache] = {}
         self._engines: dict[str, Engine] = {}
-        _registries.add(self)
+        forks.in_child(self._start_again)
+
+    def _start_again(self) -> None:
+        self._lock = threading.RLock()  # a thread that was opening a cache is not here to open this
 
     @property
     def settings(self) -> Settings:
@@ -77,17 +80,7 @@ class Registry:
             each.close()
 
 
-_registries: weakref.WeakSet[Registry] = weakref.WeakSet()
 _registry = Registry()
-
-
-def _after_fork() -> None:
-    for registry in list(_registries):
-        registry._lock = threading.RLock()  # a thread that was opening a cache is not here to open this
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def configure(settings: Any = None, /, **tables: Any) -> None:

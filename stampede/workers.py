@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any
 
+from stampede import forks
 from stampede.colour import Colour, hold_task, run_blocking, running_loop
 from stampede.flight import outside
 
@@ -22,7 +22,7 @@ class Workers:
         self._limit = limit
         self._name = name
         self._start_again()
-        os.register_at_fork(after_in_child=self._start_again)
+        forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
         self._taken = 0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from herd import PATIENCE, Herd, Origin, had, until
 
-from stampede import Cache, Lock, cached, try_lock
+from stampede import Cache, Lock, cached, forks, try_lock
 from stampede.testing import isolated
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # 3.12 warns of what is tested here
@@ -312,3 +312,32 @@ def test_background_refreshes_work_in_a_child(cache: Cache) -> None:
         until(lambda: f() > before)
 
     Child(work).join()
+
+
+def test_the_failure_of_one_hook_is_nobody_elses() -> None:
+    """One socket that can't be closed, and the child would use its parent's connections, and wait for its threads."""
+
+    class Part:
+        again = 0
+
+        def fail(self) -> None:
+            raise OSError("a socket of a kind that nobody knew")
+
+        def start_again(self) -> None:
+            self.again += 1
+            forks.each([self.fail, self.count])
+
+        def count(self) -> None:
+            self.again += 1
+
+    parts = [Part() for _ in range(3)]
+    for part in parts:
+        forks.in_child(part.fail)
+        forks.in_child(part.start_again)
+    del parts[0], part
+
+    def work() -> None:
+        check([part.again for part in parts] == [2, 2])
+
+    Child(work).join()
+    assert [part.again for part in parts] == [0, 0]

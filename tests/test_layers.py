@@ -44,8 +44,9 @@ LAYERS = """
     colour
     metrics
     ports policy early breaker events
-    entry
+    entry loops
     errors decisions
+    forks
 """
 LINES = [line.split() for line in LAYERS.strip().splitlines()]
 DEPTH = {name: depth for depth, line in enumerate(LINES) for name in line}

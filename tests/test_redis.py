@@ -452,7 +452,7 @@ def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
     del loop
     asyncio.run(engine.astore.get(["k"]))
     gc.collect()
-    assert len(engine._servers.aline._pipes) == 0
+    assert engine._servers.aline._pipes.take_all() == []
     until(lambda: int(server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]) <= 12)
 
 

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 pytest.importorskip("redis")
 
 from disk_world import Connection, other, others
-from herd import Herd, until_async
+from herd import Herd, until, until_async
 from interleaving import Plan, check, played
 from servers import RedisServer, shared_redis
 
@@ -264,6 +265,58 @@ def test_both_sides_of_a_fork_go_on(server: RedisServer) -> None:
     """Promise 13: parent and children would read each other's replies and news, or each compute."""
     with other(fork_after_use, server.url) as parent:
         assert parent.hear() == ([0] * 4, ["value"] * 2, [0, 1, 2, 3], 2, "warm")
+
+
+def open_sockets() -> set[str]:
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return {name for name in map(os.readlink, filter(os.path.islink, links)) if name.startswith("socket:")}
+
+
+def fork_in_a_loop(pipe: Connection, url: str, uvloop: bool) -> None:
+    """A server of asyncio's that forks while it serves; its child asks, and is to be told, in threads."""
+    caches = [cache_at(f"{url}?client_name={number}") for number in range(3)]
+    plain, ours = cache_at(url, local=False), set[str]()
+
+    def child() -> None:
+        assert ours and not ours & open_sockets()
+        assert [cache.get_or_compute("k", never) for cache in caches] == ["old"] * 3
+        for _ in range(3):  # local by now
+            assert [cache.get("k") for cache in caches] == ["old"] * 3
+        pipe.send("asked")
+        until(lambda: [cache.get_or_compute("k", never) for cache in caches] == ["new"] * 3, 3.0)
+
+    async def main() -> None:
+        caches[0].set("k", "old")
+        for cache in caches:
+            for _ in range(3):
+                assert await cache.aget_or_compute("k", never) == "old"
+        before = open_sockets()
+        await plain.aget("k")
+        ours.update(open_sockets() - before)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os._exit(0 if Herd(child).join() == [None] else 1)
+            finally:
+                os._exit(1)
+        pipe.recv()
+        await caches[0].aset("k", "new")
+        code = os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1])
+        pipe.send((code, [await cache.aget("k") for cache in caches], [cache.stats().engine_downs for cache in caches]))
+
+    with asyncio.Runner(loop_factory=import_module("uvloop").new_event_loop if uvloop else None) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("uvloop", [False, True], ids=["asyncio", "uvloop"])
+def test_a_fork_in_a_running_loop(server: RedisServer, uvloop: bool) -> None:
+    """Promise 13: parent and child would read each other's replies, and the child would hear no news."""
+    if uvloop:
+        pytest.importorskip("uvloop")
+    with other(fork_in_a_loop, server.url, uvloop) as parent:
+        assert parent.hear() == "asked"
+        parent.tell()
+        assert parent.hear() == (0, ["new"] * 3, [0] * 3)
 
 
 def fork_inside(pipe: Connection, url: str) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from random import uniform
 from typing import Any
 from urllib.parse import unquote
-from weakref import WeakSet, finalize
+from weakref import finalize
 
+from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.flock import closed, pid_here, process, try_lock, unlock
 from stampede.engines.url import options_of, parts_of, safe_url
@@ -51,7 +52,7 @@ class FileEngine(Engine):
         names.prepare()
         self.locks, self.alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
         self._closing = finalize(self, _close, names, os.getpid())
-        _engines.add(self)
+        forks.in_child(names.start_again)
 
     def close(self) -> None:
         self._closing()
@@ -343,14 +344,3 @@ class _Locks:
 def _close(names: _Names, pid: int) -> None:
     if os.getpid() == pid:
         names.close()
-
-
-_engines: WeakSet[FileEngine] = WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in list(_engines):
-        engine._names.start_again()
-
-
-os.register_at_fork(after_in_child=_after_fork)

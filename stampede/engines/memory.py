@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
-from weakref import WeakSet
 
-from stampede import decisions, early
+from stampede import decisions, early, forks
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.leases import Ending, Lease, Names, Past, ring
 from stampede.engines.url import anything, options_of, text, whole
@@ -50,7 +48,7 @@ class MemoryEngine(Engine):
         self.aclaims = self.astore = _Verbs(keys, SUSPENDING)
         self.locks, self.alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
         self._parts = keys, names
-        _engines.add(self)
+        forks.in_child(self._start_again)
 
     def ping(self) -> float:
         start = time.perf_counter()
@@ -63,8 +61,7 @@ class MemoryEngine(Engine):
             part.let_go()
 
     def _start_again(self) -> None:
-        for part in self._parts:
-            part.start_again()
+        forks.each(part.start_again for part in self._parts)
 
 
 def from_url(url: str, **options: Any) -> MemoryEngine:
@@ -353,15 +350,3 @@ class _Locks:
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await self._names.wait(name, busy, timeout, self._colour)
-
-
-_engines: WeakSet[MemoryEngine] = WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in list(_engines):
-        engine._start_again()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
-from weakref import WeakSet
 
-from stampede import early
+from stampede import early, forks
 from stampede.colour import in_thread, run_blocking
 from stampede.entry import GRACE, Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
@@ -91,7 +89,7 @@ class _Holds:
         self._clock = clock
         self._holds: dict[bytes, _Hold] = {}
         self._roof = 64
-        _all_holds.add(self)
+        forks.in_child(self.clear)  # what is being computed is the parent's to store
 
     def add(self, token: bytes, seen: bytes | None, failed_before: bool) -> None:
         if len(self._holds) >= self._roof:
@@ -385,16 +383,3 @@ class _LocksBeside:
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await asyncio.sleep(max(0.0, min(timeout, busy.lease, 0.02)))
-
-
-_all_holds: WeakSet[_Holds] = WeakSet()
-
-
-def _after_fork() -> None:
-    """What is being computed is the parent's to store."""
-    for holds in list(_all_holds):
-        holds.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -9,8 +9,9 @@ from pathlib import Path
 from random import uniform
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
-from weakref import WeakSet, finalize
+from weakref import finalize
 
+from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour, in_thread
 from stampede.engines.disk.database import Database, Locked
 from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
@@ -60,7 +61,9 @@ class DiskEngine(Engine):
         self.looks = self.recalls = rows
         self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
         self._closing = finalize(self, _close, rows, os.getpid())
-        _engines.add(self)
+        forks.on_fork(rows.database.before_fork)
+        forks.in_parent(rows.database.after_fork)
+        forks.in_child(rows.start_again)
 
     def close(self) -> None:
         self._closing()
@@ -197,24 +200,3 @@ async def _here(function: Callable[..., T], /, *args: Any) -> T:
 def _close(rows: Rows, pid: int) -> None:
     if os.getpid() == pid:
         rows.close()
-
-
-_engines: WeakSet[DiskEngine] = WeakSet()
-
-
-def _before_fork() -> None:
-    for engine in list(_engines):
-        engine._rows.database.before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    for engine in list(_engines):
-        engine._rows.database.after_fork()
-
-
-def _after_fork_in_child() -> None:
-    for engine in list(_engines):
-        engine._rows.start_again()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

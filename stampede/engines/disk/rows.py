@@ -10,7 +10,7 @@ from math import inf
 from sqlite3 import IntegrityError
 from typing import Any, NamedTuple
 
-from stampede import early
+from stampede import early, forks
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Damaged, Database, Locked, Opened, Write
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
@@ -429,9 +429,7 @@ class Rows:
         self.life.close()
 
     def start_again(self) -> None:
-        self.database.start_again()
-        self.post.start_again()
-        self.life.start_again()
+        forks.each(part.start_again for part in (self.database, self.post, self.life))
 
 
 def _good(row: tuple[Any, ...], ask: Ask, now: float) -> bool:

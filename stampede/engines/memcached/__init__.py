@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from weakref import WeakSet
 
+from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.gathering import Together
@@ -67,7 +66,7 @@ class MemcachedEngine(Engine):
         self.aclaims = self.astore = Keys(self._aline, *common, SUSPENDING, together)
         self.locks = MemcachedLocks(self._line, BLOCKING)
         self.alocks = MemcachedLocks(self._aline, SUSPENDING)
-        _engines.add(self)
+        forks.in_child(self._start_again)
 
     def ping(self) -> float:
         """Seconds of one round trip to the slowest of the servers."""
@@ -88,11 +87,8 @@ class MemcachedEngine(Engine):
         self._aline.close()
 
     def _start_again(self) -> None:
-        self._holds.clear()
-        self._signer.start_again()
-        self._witnesses.start_again()
-        self._line.start_again()
-        self._aline.start_again()
+        parts = self._signer, self._witnesses, self._line, self._aline
+        forks.each([self._holds.clear, *(part.start_again for part in parts)])
 
 
 def from_url(url: str, **options: Any) -> MemcachedEngine:
@@ -108,14 +104,3 @@ _KINDS = {
     "sign": number, "connect_timeout": number, "timeout": number, "no_delay": flag,
     "socket_keepalive": anything, "tls_context": anything, "socket_module": anything,
 }  # fmt: skip
-
-_engines: WeakSet[MemcachedEngine] = WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in list(_engines):
-        engine._start_again()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from stampede.colour import Loop
+from stampede import forks
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
+from stampede.engines.transport import disown, shut
 from stampede.errors import EngineError
+from stampede.loops import Loop, PerLoop
 
 __all__ = ["SuspendingLine"]
 
@@ -160,15 +162,25 @@ class Stream(asyncio.Protocol):
         if self._watch is not None:
             self._watch.cancel()
         if self._transport is not None:
-            self._transport.abort()
+            shut(self._transport, at_once=True)
         failure = trouble(self._server, error)
         if failure is not error:
             failure.__cause__ = error
         while self._questions:
             answer = self._questions.popleft().answer
             if not answer.done():
-                answer.set_exception(failure)
+                with suppress(RuntimeError):  # its loop was closed: nobody waits there any more
+                    answer.set_exception(failure)
                 answer.exception()  # seen, also if its caller was cancelled
+
+    def disown(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self.broken = True
+        disown(self._transport)
+
+    def __del__(self) -> None:
+        if not self.broken:
+            self.lose(ConnectionResetError("the event loop was collected"))
 
 
 class SuspendingLine:
@@ -176,11 +188,11 @@ class SuspendingLine:
 
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
-        self.start_again()
+        self._streams: PerLoop[dict[Server, asyncio.Future[Stream]]] = PerLoop()
 
     def start_again(self) -> None:
         """In a forked child: loops and connections are the parent's."""
-        self._streams: WeakKeyDictionary[Loop, dict[Server, asyncio.Future[Stream]]] = WeakKeyDictionary()
+        forks.each(stream.disown for _, streams in self._streams.take_all() for stream in _standing(streams.values()))
 
     async def take(self, name: bytes) -> Link:
         return await self.reach(self.servers.of(name))
@@ -189,7 +201,9 @@ class SuspendingLine:
         loop = asyncio.get_running_loop()
         streams = self._streams.get(loop)
         if streams is None:
-            streams = self._streams[loop] = {}
+            for _, dead in self._streams.take_all(closed=True):
+                _close_all(dead.values())
+            streams = self._streams.put(loop, {})
         coming = streams.get(server)
         if coming is not None and coming.done():
             if not coming.cancelled() and coming.exception() is None and not coming.result().broken:
@@ -208,10 +222,12 @@ class SuspendingLine:
         return self.servers.groups(names)
 
     def close(self) -> None:
-        for loop, streams in list(self._streams.items()):
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_close_all, list(streams.values()))
-        self._streams.clear()
+        for loop, streams in self._streams.take_all():
+            if loop.is_running():
+                with suppress(RuntimeError):  # closed meanwhile
+                    loop.call_soon_threadsafe(_close_all, list(streams.values()))
+            else:
+                _close_all(streams.values())
 
 
 async def _connected(server: Server, loop: Loop, again: Callable[[Server], Coroutine[Any, Any, Stream]]) -> Stream:
@@ -243,12 +259,17 @@ def _seen(coming: asyncio.Future[Stream]) -> None:
         coming.exception()
 
 
-def _close_all(coming: list[asyncio.Future[Stream]]) -> None:
+def _standing(coming: Iterable[asyncio.Future[Stream]]) -> list[Stream]:
+    return [each.result() for each in coming if each.done() and not each.cancelled() and each.exception() is None]
+
+
+def _close_all(coming: Iterable[asyncio.Future[Stream]]) -> None:
     for each in coming:
         if not each.done():
-            each.cancel()
-        elif not each.cancelled() and each.exception() is None:
-            each.result().lose(ConnectionResetError("the engine was closed"))
+            with suppress(RuntimeError):  # its loop was closed
+                each.cancel()
+    for stream in _standing(coming):
+        stream.lose(ConnectionResetError("the engine was closed"))
 
 
 def _reply(buffer: bytearray, at: int) -> tuple[Reply, int] | None:

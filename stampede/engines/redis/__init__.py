@@ -18,8 +18,9 @@ import os
 import time
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
-from weakref import WeakSet, finalize
+from weakref import finalize
 
+from stampede import forks
 from stampede.colour import run_blocking
 from stampede.engines.redis import clients
 from stampede.engines.redis.clients import Server
@@ -66,7 +67,7 @@ class RedisEngine(Engine):
         self.aclaims = self.astore = servers.aclaims
         self.locks, self.alocks = servers.locks, servers.alocks
         self._closing = finalize(self, _close, os.getpid(), servers)
-        _engines.add(self)
+        forks.in_child(self._start_again)
 
     def follow(self) -> None:
         if self.coherent:
@@ -120,15 +121,3 @@ def of_client(client: Any) -> RedisEngine:
 def _close(pid: int, servers: Shard | Cluster) -> None:
     if os.getpid() == pid:
         servers.close()
-
-
-_engines: WeakSet[RedisEngine] = WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in list(_engines):
-        engine._start_again()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -20,6 +20,7 @@ from random import shuffle
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.redis.clients import Address, Server, made_with, several
 from stampede.engines.redis.master import Asking, Master, Ports, Verb
@@ -85,8 +86,7 @@ class Cluster:
 
     def start_again(self) -> None:
         self._begin()
-        for shard in self._shards.values():
-            shard.start_again()
+        forks.each(shard.start_again for shard in self._shards.values())
 
     # -- ways ---------------------------------------------------------------------------------------------------
 

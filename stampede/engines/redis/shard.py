@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.redis.blocking import Blocking
 from stampede.engines.redis.clients import Server
@@ -25,8 +26,8 @@ class Shard:
         server.on_move, server.on_meet = self.news.stray, self.news.start
         self.generations = Generations(self.news)
         self.line = Blocking(server, scripts, self.news)
-        self.news.on_tick = self.line.look_at_idle
         self.aline = Suspending(server, scripts, self.news)
+        self.news.on_tick = self._tick
         self.claims, self.locks = self.ports(self.line, BLOCKING)
         self.aclaims, self.alocks = self.ports(self.aline, SUSPENDING)
 
@@ -39,6 +40,10 @@ class Shard:
         """Have the server tell of changes from now on."""
         self.news.track()
 
+    def _tick(self) -> None:
+        self.line.look_at_idle()
+        self.aline.close_dead()
+
     async def ping(self) -> None:
         await self.line.ask((b"PING",))
 
@@ -48,5 +53,4 @@ class Shard:
 
     def start_again(self) -> None:
         """In a forked child."""
-        for part in (self.line, self.aline, self.news, self.generations):
-            part.start_again()
+        forks.each(part.start_again for part in (self.line, self.aline, self.news, self.generations))

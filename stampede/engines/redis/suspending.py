@@ -7,18 +7,18 @@ and nobody is refused for being one too many.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from stampede.colour import Loop
+from stampede import forks
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, Parser, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
+from stampede.engines.transport import disown, shut
+from stampede.loops import PerLoop
 
 __all__ = ["Suspending"]
 
@@ -38,8 +38,7 @@ class Suspending:
         self._scripts = scripts
         self._news = news
         self._any = (exceptions.RedisError, OSError, asyncio.TimeoutError)
-        self._lock = threading.Lock()
-        self._pipes: WeakKeyDictionary[Loop, _Pipe] = WeakKeyDictionary()
+        self._pipes: PerLoop[_Pipe] = PerLoop()
 
     async def ask(self, command: Command) -> Any:
         """The reply."""
@@ -90,9 +89,7 @@ class Suspending:
 
     def close(self) -> None:
         """Close the connections of all loops, also of those that run in other threads."""
-        with self._lock:
-            pipes, self._pipes = list(self._pipes.items()), WeakKeyDictionary()
-        for loop, pipe in pipes:
+        for loop, pipe in self._pipes.take_all():
             if loop.is_running() and loop is not asyncio._get_running_loop():
                 try:
                     loop.call_soon_threadsafe(pipe.close)
@@ -103,19 +100,19 @@ class Suspending:
 
     def start_again(self) -> None:
         """In a forked child: the connections are the parent's."""
-        self._lock = threading.Lock()
-        inherited, self._pipes = list(self._pipes.values()), WeakKeyDictionary()
-        for pipe in inherited:
-            pipe.disown()
+        forks.each(pipe.disown for _, pipe in self._pipes.take_all())
+
+    def close_dead(self) -> None:
+        """Close the connections of loops that were closed without cancelling their tasks, as a loop should."""
+        for _, pipe in self._pipes.take_all(closed=True):
+            pipe.close()
 
     def _pipe(self) -> _Pipe:
         loop = asyncio.get_running_loop()
         pipe = self._pipes.get(loop)
         if pipe is None:
-            with self._lock:
-                for old in [old for old in self._pipes if old.is_closed()]:
-                    self._pipes.pop(old).close()  # it didn't cancel its tasks, as a loop should that ends
-                pipe = self._pipes[loop] = _Pipe(self._server, self._news)
+            self.close_dead()
+            pipe = self._pipes.put(loop, _Pipe(self._server, self._news))
         return pipe
 
 
@@ -207,6 +204,7 @@ class _Pipe:
             connection = self._server.suspending_connection()
             await connection.connect()
             self._wire = _Wire(connection, self)
+            await anext(self._wire.ended)
         except (Exception, asyncio.CancelledError) as error:
             ended = isinstance(error, asyncio.CancelledError)  # the loop, or the engine
             self._fail(self._take_waiting(), ConnectionError("the connection was closed") if ended else error)
@@ -279,11 +277,15 @@ class _Pipe:
             self._wire.close()
         self.gone()
 
+    def __del__(self) -> None:
+        if self._wire is not None:
+            self._wire.close()  # its loop was collected
+
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""
-        if self._wire is not None:
-            self._wire.disown()
-        self._wire = self._watch = None
+        wire, self._wire, self._watch = self._wire, None, None
+        if wire is not None:
+            wire.disown()
 
 
 class _Wire(asyncio.Protocol):
@@ -302,6 +304,7 @@ class _Wire(asyncio.Protocol):
         # A loop that is closed without cancelling its tasks has nothing to complain of.
         self._guard._log_destroy_pending = False  # type: ignore[attr-defined]
         self._guard.add_done_callback(self._loop_ends)
+        self.ended = _until_the_end(self)
         if self._transport.is_closing():
             raise ConnectionError("the server closed the connection")
 
@@ -334,16 +337,9 @@ class _Wire(asyncio.Protocol):
     def close(self) -> None:
         """Close it, also when its loop runs no more."""
         self._leave()
-        encrypted = self._transport.get_extra_info("sslcontext") is not None
-        try:
-            # TLS says goodbye and waits for an answer, for which a loop that ends has no turn.
-            self._transport.abort() if encrypted else self._transport.close()
+        shut(self._transport)
+        with suppress(RuntimeError):  # the loop was closed
             self._guard.cancel()
-        except RuntimeError:  # the loop was closed: nobody but us would close the socket
-            lost: Any = self._transport._ssl_protocol._transport if encrypted else self._transport  # type: ignore[attr-defined]
-            if getattr(lost, "_sock", None) is not None:
-                lost._sock.close()
-                lost._sock = None
         self.connection._reader = self.connection._writer = None  # or it would warn that it was not closed
 
     def _leave(self) -> _Pipe | None:
@@ -354,15 +350,9 @@ class _Wire(asyncio.Protocol):
         return pipe
 
     def disown(self) -> None:
-        """In a forked child: close our copy of the socket only.
-
-        Closed as usual, the transport would take it out of the loop's epoll, which is the parent's too.
-        """
+        """In a forked child: the connection is the parent's."""
         self._pipe = None
-        shared = self._transport.get_extra_info("socket")
-        if shared is not None:
-            getattr(shared, "_sock", shared).close()
-        _inherited.append(self)
+        disown(self._transport)
 
     async def _stand(self) -> None:
         """A loop that ends cancels its tasks: this one is there to say so."""
@@ -379,11 +369,17 @@ class _Wire(asyncio.Protocol):
                 await asyncio.wait(ending, timeout=left)
             raise
 
-    def _loop_ends(self, _: asyncio.Future[None]) -> None:
+    def _loop_ends(self, _: object = None) -> None:
         pipe = self._pipe
         self.close()
         if pipe is not None:
             pipe.gone()
 
 
-_inherited: list[_Wire] = []
+async def _until_the_end(wire: _Wire) -> AsyncGenerator[None, None]:
+    """A loop that is shut down closes its generators, and not always its tasks."""
+    try:
+        yield
+    finally:
+        wire._loop_ends()
+        await asyncio.sleep(0)  # the transport closes in the next turn

@@ -1,0 +1,60 @@
+"""What is done around a fork: one hook of the interpreter's for all, so that nobody's failure stops the others'."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+__all__ = ["each", "in_child", "in_parent", "on_fork"]
+
+_log = logging.getLogger("stampede")
+
+Hook = Callable[[], object]
+
+
+class _Moment:
+    """What is to be done at one moment of a fork. A method counts for as long as its object lives."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self._hooks: dict[int, Callable[[], Hook | None]] = {}
+
+    def add(self, hook: Hook) -> None:
+        number, bound = next(self._count), getattr(hook, "__self__", None)
+        if bound is None:
+            self._hooks[number] = lambda: hook
+        else:
+            method: Any = weakref.WeakMethod(hook, lambda _: self._hooks.pop(number, None))
+            self._hooks[number] = method
+
+    def hooks(self) -> list[Hook]:
+        """In the order in which they came."""
+        found = [refer() for refer in list(self._hooks.values())]
+        return [hook for hook in found if hook is not None]
+
+
+_before, _parent, _child = _Moment(), _Moment(), _Moment()
+
+on_fork, in_parent, in_child = _before.add, _parent.add, _child.add
+"""Have a function or a method called before each fork; behind it in the parent; in the child."""
+
+
+def each(hooks: Iterable[Hook]) -> None:
+    """Call them all, whichever of them fail."""
+    for hook in hooks:
+        try:
+            hook()
+        except BaseException:
+            _log.exception("around a fork, %s failed", getattr(hook, "__qualname__", hook))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lambda: each(reversed(_before.hooks())),
+        after_in_parent=lambda: each(_parent.hooks()),
+        after_in_child=lambda: each(_child.hooks()),
+    )
