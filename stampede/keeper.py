@@ -128,7 +128,10 @@ class Hold:
         """Renew, or lose it if its time is over; then, when to do so again. None: never."""
         alive = self.alive
         if alive is not None and not alive():
-            self.drop()
+            try:
+                self.drop()
+            finally:
+                self.end()  # what it refers to goes with its loop
             return None
         if self.lost:
             self.lose()

@@ -20,7 +20,7 @@ from stampede import Cache
 from stampede.loops import Loop
 
 ENGINES = ["memory", "sealed", "disk", "redis", "memcached", "paired"]
-ROUNDS = 12
+ROUNDS = 6
 
 
 def url_of(engine: str, folder: Path) -> str:
