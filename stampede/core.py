@@ -217,6 +217,8 @@ class Scope:
                 return None
             if resident is not None:
                 front.open(resident, landing, self.policy)
+                if front.is_due(physical):
+                    return None  # it came in its early moment
         elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
             return None
         core.note(events.Found, self.name, key)
@@ -263,6 +265,10 @@ class Scope:
         front.open(resident, landing, policy)
         if home is not None:
             home.take_home(resident)
+        if seen is None and not force and not landing.stored and front.is_due(physical):
+            return await self.fetch(
+                colour, key, origin, policy, home=home
+            )  # it came in its early moment: now it's seen
         return landing
 
     async def _aside(self, call: Call, sample: Ticket | None) -> Landing:

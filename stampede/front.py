@@ -88,7 +88,9 @@ class Front:
             resident.end = min(resident.fresh, _clock() + landing.until)
         elif resident.end == 0.0:
             ahead = early.lead(entry, early.draw(policy.early)) if policy.early else 0.0
-            resident.end = resident.fresh - ahead
+            # Of the entry's own end: that this process believes it for a second only brings its refresh no nearer.
+            fresh = resident.fresh if self._believed is None else landing.at + entry.fresh
+            resident.end = min(resident.fresh, fresh - ahead)
 
     def _resident(
         self, key: str, scope: str, entry: Entry[Any], landing: Landing, sample: Ticket | None

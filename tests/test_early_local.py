@@ -1,0 +1,72 @@
+"""The early moment of what a local tier keeps: drawn when a value enters the process, and counted from its real end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from memcached_server import shared_memcached
+from servers import shared_redis
+
+from stampede import Cache
+
+ALWAYS = 1e9  # a draw so large that the early moment is half of ttl
+TTL = {"disk": 0.4, "redis": 0.4, "memcached": 2.0}  # memcached counts whole seconds
+
+
+@pytest.fixture
+def caches(engine: str, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
+    """Several processes, as it were: each with a local tier of its own."""
+    url = f"disk://{tmp_path}"
+    if engine != "disk":
+        url = shared_redis().url if engine == "redis" else shared_memcached().url
+    opened: list[Cache] = []
+
+    def another(**options: Any) -> Cache:
+        opened.append(Cache(url, local=True, namespace=tmp_path.name, **options))
+        return opened[-1]
+
+    yield another
+    for cache in opened:
+        cache.close()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize(
+    "engine, background", [("disk", False), ("disk", True), ("redis", False), ("redis", True), ("memcached", False)]
+)
+def test_who_sees_it_first_in_its_early_moment_refreshes_it(
+    caches: Callable[..., Cache], engine: str, colour: str, background: bool
+) -> None:
+    """Processes that ask once each would all go by, and somebody would wait at the end."""
+    caches(ttl=TTL[engine], early=0).get_or_compute("k", lambda: "old")
+    late, computed = caches(ttl=TTL[engine], early=ALWAYS, background=background), Event()
+
+    async def asks() -> None:
+        await late.aget_or_compute("k", computed.set)
+        await asyncio.to_thread(computed.wait, 5)  # what goes on beside the caller
+
+    time.sleep(TTL[engine] / 2 + 0.01)  # the early moment has come
+    if colour == "async":
+        asyncio.run(asks())
+    else:
+        late.get_or_compute("k", computed.set)
+        computed.wait(5)
+    assert computed.is_set()
+
+
+@pytest.mark.parametrize("engine", ["disk", "redis", "memcached"])
+def test_a_value_that_is_believed_for_a_second_is_not_refreshed_all_the_time(caches: Callable[..., Cache]) -> None:
+    """Counted from the end of what a process believes, each expensive value would be due as soon as it is kept."""
+    first, second = caches(), caches()
+    first.get_or_compute("k", lambda: time.sleep(0.2))  # its margin is more than a second
+    again: list[int] = []
+    for _ in range(3):
+        first.get_or_compute("k", lambda: again.append(1))
+        second.get_or_compute("k", lambda: again.append(2))
+    assert again == []
