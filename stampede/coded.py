@@ -114,8 +114,11 @@ class CodedStore(_Coded):
     async def invalidate(self, key: str) -> bool:
         return await self._port.invalidate(key)
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
-        return await self._port.generation(scope, sure=sure)
+    async def generation(self, scope: str) -> str:
+        return await self._port.generation(scope)
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return await self._port.generations(scope)
 
     async def bump(self, scope: str) -> None:
         await self._port.bump(scope)

@@ -138,18 +138,16 @@ class Scope:
     def label(self, physical: str) -> str:
         return physical.removeprefix(self.prefix)
 
-    async def learn(self, colour: Colour, *, sure: bool = False) -> str:
-        """The prefix of every key in today's generation; as far as the engine can be asked, unless it must be sure."""
+    async def learn(self, colour: Colour) -> str:
+        """The prefix of every key in today's generation, as far as the engine can be asked."""
         outage, epoch = self.core.outage, self.core.epoch
-        if outage is not None and outage.down and not sure:
+        if outage is not None and outage.down:
             return self._unsure()
         store = self._store(colour)
         try:
-            own = await store.generation(self.name, sure=sure)
-            whole = await store.generation(self.namespace, sure=sure) if self._nested else ""
+            own = await store.generation(self.name)
+            whole = await store.generation(self.namespace) if self._nested else ""
         except EngineError as error:
-            if sure:
-                raise
             if outage is not None:
                 outage.failed(error)
             return self._unsure()
@@ -161,6 +159,15 @@ class Scope:
         ended = max(self.core.ended.get(self.name, 0), self.core.ended.get(None, 0))
         known = self._known[0]
         return self._keep_prefix(ended, f"{self._own}.{ended}", "") if known < ended else self.prefix
+
+    async def learn_surely(self, colour: Colour) -> tuple[str, list[str]]:
+        """The same without a doubt; and the prefixes under which other processes may be looking for a moment yet."""
+        epoch, store = self.core.epoch, self._store(colour)
+        owns = await store.generations(self.name)
+        wholes = await store.generations(self.namespace) if self._nested else [""]
+        today = self._keep_prefix(epoch, owns[0], wholes[0])
+        prefixes = [generation(self.name, own, whole) for whole in wholes for own in owns]
+        return today, [prefix for prefix in prefixes if prefix != today]
 
     def _recall(self) -> str | None:
         """The same, where the engine knows it at once: without the price of coroutines."""
@@ -379,11 +386,18 @@ class Scope:
     ) -> Any:
         core, hard = self.core, verb != "expire"
         known = physical = self.prefix + key
+        asked = bool(self._known[2]) and not self._known[2].startswith(self._own)  # of the engine
         core.forget(known, hard=hard)  # before, so that it is gone here even if the engine can't be asked
         try:
             # Another process may have begun a new generation a moment ago, and its keys are the ones to change.
-            physical = await self.learn(colour, sure=True) + key
-            return await act(self._store(colour), physical)
+            today, ended = await self.learn_surely(colour)
+            physical, store = today + key, self._store(colour)
+            done = await act(store, physical)
+            # A third may not have heard of it, and would go on to find there what is older than this change. (Of one
+            # that the engine has forgotten we know if it was ours.)
+            for older in {*([known] if asked else ()), *[each + key for each in ended]} - {physical}:
+                await act(store, older)
+            return done
         finally:
             core.forget(physical, hard=hard)  # after, for those who read the old one while it was being changed
             # Whoever begins a new generation, another thread perhaps, may not have got to this key's resident yet.

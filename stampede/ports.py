@@ -159,9 +159,14 @@ class Store(Protocol):
         """Remove value, verdict and rest; a lease under way dies, the herd wakes. True: there was a value."""
         ...
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
+    async def generation(self, scope: str) -> str:
         """The part of a physical key that `bump` changes. Usually known to the process already, and perhaps of a moment
-        ago; with `sure`, no bump that has returned anywhere is missed."""
+        ago."""
+        ...
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        """Today's, such that no bump that has returned anywhere is missed; behind it those that ended so shortly ago
+        that other processes may still take them for today's. Whoever changes a key changes it in all of them."""
         ...
 
     async def bump(self, scope: str) -> None:

@@ -24,7 +24,7 @@ class _Plain:
 
     def __init__(self, store: Any) -> None:
         self.get, self.set, self.expire, self.invalidate = store.get, store.set, store.expire, store.invalidate
-        self.generation, self.bump = store.generation, store.bump
+        self.generation, self.generations, self.bump = store.generation, store.generations, store.bump
 
 
 class Unversioned(MemoryEngine):

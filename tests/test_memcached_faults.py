@@ -732,7 +732,7 @@ def test_a_change_that_cant_learn_the_generation_raises(ring: list[MemcachedServ
     ring[0].stop()
     assert run_blocking(engine.store.generation(scope))
     with pytest.raises(EngineError):
-        run_blocking(engine.store.generation(scope, sure=True))
+        run_blocking(engine.store.generations(scope))
     engine.close()
 
 

@@ -68,8 +68,11 @@ class WatchedStore(Versioned):
         self.steps.take("invalidate")
         return bool(await self.port.invalidate(key))
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
+    async def generation(self, scope: str) -> str:
         return str(await self.port.generation(scope))
+
+    async def generations(self, scope: str) -> Any:
+        return await self.port.generations(scope)
 
     async def bump(self, scope: str) -> None:
         await self.port.bump(scope)

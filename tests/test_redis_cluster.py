@@ -338,7 +338,7 @@ def test_waiters_hear_of_a_move(cluster: RedisCluster, open_: Open, move: Move) 
     busy = claim(other)
     waiter = Aside(lambda: (run(other.claims.wait("k", busy, LONG)), time.monotonic()))
     wait_until(lambda: subscribed(move.target))
-    assert run(engine.claims.fill("k", token, some()))
+    assert run(engine.claims.fill("k", token, Entry(b"value", token, ttl=LONG, fresh=LONG, keep=LONG)))
     assert waiter.join()[0].entry.value == b"value"  # the message has brought it along
 
 
@@ -414,8 +414,8 @@ def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster,
     for key in keys.values():
         run(engine.store.set(key, some()))
     ticket_of(engine, keys[home])  # from here on its news stand
-    first = run(engine.store.generation("f", sure=True))  # which is made by that, and so told as a change
-    wait_until(lambda: run(engine.store.generation("f", sure=True)) == first == engine.claims.generation_at_hand("f"))
+    first = run(engine.store.generations("f"))[0]  # which is made by that, and so told as a change
+    wait_until(lambda: run(engine.store.generations("f"))[0] == first == engine.claims.generation_at_hand("f"))
     tickets = [ticket_of(engine, key) for key in keys.values()]
     assert all(map(holds, tickets))
     run(other.store.bump("f"))

@@ -9,6 +9,7 @@ import pytest
 from servers import RedisServer
 
 from stampede import Cache
+from stampede.colour import run_blocking as run
 from stampede.errors import EngineError
 
 pytest.importorskip("redis")
@@ -82,3 +83,35 @@ def test_a_change_that_cant_learn_the_generation_raises(server: RedisServer) -> 
         with pytest.raises(EngineError):
             change("k")
     cache.close()
+
+
+def test_ended_generations_are_noted_as_long_as_they_are_believed_in(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes would go to ever more keys, or miss one where somebody still looks."""
+    engine = RedisEngine(server.url, tracking=False)
+    known = [run(engine.store.generation("f"))]
+    for scope in ("f", "", "f"):
+        run(engine.store.bump(scope))
+        known.append(run(engine.store.generations("f"))[0])
+    today, *ended = run(engine.store.generations("f"))
+    assert today == known[-1] and {*known[:-1]} <= {*ended} and today not in ended
+    assert server.cli("PTTL", "{stampede}p") != "-1" != server.cli("PTTL", "{stampede}p:f")
+    for _ in range(40):
+        run(engine.store.bump("f"))
+    assert len(run(engine.store.generations("f"))) <= 2 * (1 + verbs.MOST)
+    monkeypatch.setattr(verbs, "NOTED", 0.001)
+    run(engine.store.bump("f"))
+    run(engine.store.bump("f"))
+    assert len(server.cli("GET", "{stampede}p:f").split()) <= 1
+    engine.close()
+
+
+def test_who_may_not_ask_for_the_time_may_clear(server: RedisServer) -> None:
+    """A user of an ACL without `+time` could not clear any more."""
+    server.cli("ACL", "SETUSER", "shop", "on", ">x", "~*", "&*", "+@all", "-time")
+    with Cache(server.url.replace("://", "://shop:x@")) as here, Cache(server.url) as there:
+        assert here.get_or_compute("k", lambda: "old") == there.get_or_compute("k", lambda: "older") == "old"
+        here.clear()
+        here.set("k", "new")
+        assert there.get("k") == "new"

@@ -307,8 +307,11 @@ class _Verbs(Versioned):
             generation = told[scope] = f"{self._keys.great_bumps}.{self._keys.bumps.get(scope, 0)}"
         return generation
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
+    async def generation(self, scope: str) -> str:
         return self.generation_at_hand(scope)
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return [await self.generation(scope)]
 
     async def bump(self, scope: str) -> None:
         with decisions.lock:

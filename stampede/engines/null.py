@@ -66,8 +66,11 @@ class _Nothing:
     async def invalidate(self, key: str) -> bool:
         return False
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
+    async def generation(self, scope: str) -> str:
         return ""
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return [await self.generation(scope)]
 
     async def bump(self, scope: str) -> None: ...
 

@@ -202,8 +202,11 @@ class _Verbs:
         await self._overrule(key, _tombstone(self._holds.max_hold), past)
         return _kept(there) is not None
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
-        return await self._store.generation(scope, sure=sure)
+    async def generation(self, scope: str) -> str:
+        return await self._store.generation(scope)
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return await self._store.generations(scope)
 
     async def bump(self, scope: str) -> None:
         await self._store.bump(scope)
@@ -352,8 +355,11 @@ class _Through(Versioned):
     async def invalidate(self, key: str) -> bool:
         return await self._done(self._store.invalidate(key))
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
-        return await self._done(self._store.generation(scope, sure=sure))
+    async def generation(self, scope: str) -> str:
+        return await self._done(self._store.generation(scope))
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return await self._done(self._store.generations(scope))
 
     async def bump(self, scope: str) -> None:
         await self._done(self._store.bump(scope))

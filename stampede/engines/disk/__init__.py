@@ -163,8 +163,11 @@ class _Keys(_Port, Versioned):
     async def invalidate(self, key: str) -> bool:
         return await self._run(self._rows.invalidate, key)
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
+    async def generation(self, scope: str) -> str:
         return await self._read(self._rows.generation, scope)
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return [await self.generation(scope)]
 
     async def bump(self, scope: str) -> None:
         await self._run(self._rows.bump, scope)

@@ -33,6 +33,12 @@ ROOM = 1024
 KNOWN = 1.0
 """Seconds for which a generation is believed."""
 
+NOTED = 3
+"""Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
+
+MOST = 32
+"""As many, at most."""
+
 AT_ONCE = 200
 """Commands of a batch that are under way together."""
 
@@ -416,33 +422,48 @@ class Keys(Versioned):
         known = self._generations.known.get(scope)
         return known[0] if known is not None and time.monotonic() < known[1] else None
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
+    async def generation(self, scope: str) -> str:
         known, now = self.generation_at_hand(scope), time.monotonic()
-        if known is not None and not sure:
+        if known is not None:
             return known
         try:
-            generation = await self._generation_of(scope)
+            (generation,) = await self._generations_of(scope)
             self._generations.own.pop(scope, None)
         except EngineError as error:
-            if sure or not error.partial:
+            if not error.partial:
                 raise
             # The other servers go on, under names that are this process's own: it can't know which are out of date.
             generation = self._generations.own.setdefault(scope, _new_generation().decode())
+        self._keep_generation(scope, generation, now)
+        return generation
+
+    async def generations(self, scope: str) -> list[str]:
+        now = time.monotonic()
+        generations = await self._generations_of(scope, noted=True)
+        self._generations.own.pop(scope, None)
+        self._keep_generation(scope, generations[0], now)
+        return generations
+
+    def _keep_generation(self, scope: str, generation: str, now: float) -> None:
         known_until = self._generations.known.get(scope, ("", 0.0))[1]
         if now + KNOWN >= known_until:  # or it was asked before that one
             self._generations.known[scope] = generation, now + KNOWN
-        return generation
 
-    async def _generation_of(self, scope: str) -> str:
+    async def _generations_of(self, scope: str, *, noted: bool = False) -> list[str]:
         """Its own number and that of all scopes, of which each server has one: so only one is to be asked."""
-        names = _ALL, _scope_name(scope)
+        names = [_ALL, _scope_name(scope)]
+        notes = [_note(name) for name in names] if noted else []
         link = await self._line.take(names[1])
         try:
             for _ in range(TRIES):
-                replies = await link.ask(b"".join(map(meta.look, names)), 2, twice=True)
-                missing = [name for name, reply in zip(names, replies, strict=True) if reply.code != b"VA"]
+                asked = [*names, *notes]
+                replies = await link.ask(b"".join(map(meta.look, asked)), len(asked), twice=True)
+                missing = [name for name, reply in zip(names, replies[:2], strict=True) if reply.code != b"VA"]
                 if not missing:
-                    return ".".join(reply.value.decode("ascii", "replace") for reply in replies)
+                    wholes, owns = (
+                        [replies[at].value, *(replies[at + 2].value.split() if noted else ())] for at in range(2)
+                    )
+                    return [(whole + b"." + own).decode("ascii", "replace") for whole in wholes for own in owns]
                 additions = [meta.add(name, _new_generation(), b"0", 0) for name in missing]
                 await link.ask(b"".join(additions), len(additions))
         finally:
@@ -465,9 +486,24 @@ class Keys(Versioned):
             self._generations.known.clear()
 
     async def _bumped(self, server: Server, name: bytes) -> None:
-        link = await self._line.reach(server)
+        link, note = await self._line.reach(server), _note(name)
         try:
-            await link.ask(meta.put(name, _new_generation(), b"0", 0), twice=True)
+            for _ in range(TRIES):
+                old, ended = await link.ask(meta.look(name) + meta.look(note), 2, twice=True)
+                if old.code == b"VA":  # noted before it ends: nobody who sees the new one misses it
+                    ids = [old.value, *[id for id in ended.value.split() if id != old.value]]
+                    body = b" ".join(ids[:MOST]), b"0", NOTED
+                    command = meta.put(note, *body, ended.cas) if ended.code == b"VA" else meta.add(note, *body)
+                    if (await link.ask(command))[0].code != b"HD":
+                        continue
+                command = (
+                    meta.put(name, _new_generation(), b"0", 0, old.cas)
+                    if old.code == b"VA"
+                    else meta.add(name, _new_generation(), b"0", 0)
+                )
+                if (await link.ask(command))[0].code == b"HD":
+                    return
+            raise EngineError("others begin generations faster than this one can")
         finally:
             self._line.give(link)
 
@@ -500,6 +536,11 @@ _ALL = b"g*"
 
 def _scope_name(scope: str) -> bytes:
     return items.name_of(scope, b"g")
+
+
+def _note(name: bytes) -> bytes:
+    """Where the generations are noted that ended a moment ago."""
+    return b"p" + name[1:]
 
 
 def _new_generation() -> bytes:

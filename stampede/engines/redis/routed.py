@@ -112,8 +112,11 @@ class RoutedKeys(Versioned):
     def generation_at_hand(self, scope: str) -> str | None:
         return self._ways.generation_at_hand(scope)
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
-        return await self._of_generations(lambda keys: keys.generation(scope, sure=sure))
+    async def generation(self, scope: str) -> str:
+        return await self._of_generations(lambda keys: keys.generation(scope))
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return await self._of_generations(lambda keys: keys.generations(scope))
 
     async def bump(self, scope: str) -> None:
         await self._of_generations(lambda keys: keys.bump(scope))

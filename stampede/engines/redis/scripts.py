@@ -60,7 +60,7 @@ class Scripts:
         )
         self.get, self.set, self.replace = load("get"), load("set"), load("replace")
         self.expire, self.invalidate, self.generation = load("expire"), load("invalidate"), load("generation")
-        self.renew = load("renew")
+        self.renew, self.bump = load("renew"), load("bump")
         self.acquire, self.release, self.standing = load("acquire"), load("release"), load("standing")
         self.mend = load("mend")
         self.audience: WeakSet[Hears] = WeakSet()

@@ -52,6 +52,13 @@ BRIEFLY = 0.05
 """The same where somebody is to, and doesn't just now: the news are about to come, or to come back."""
 
 
+NOTED = 2 * KNOWN
+"""Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
+
+MOST = 32
+"""As many, at most."""
+
+
 class Line(Protocol):
     """How one colour asks. EngineError if there is no answer, or a refusal."""
 
@@ -260,9 +267,7 @@ class Keys(Versioned):
     def generation_at_hand(self, scope: str) -> str | None:
         return self._generations.get(scope, time.monotonic())
 
-    async def generation(self, scope: str, *, sure: bool = False) -> str:
-        if sure:
-            return await self._generation(scope)
+    async def generation(self, scope: str) -> str:
         known = self.generation_at_hand(scope)
         if known is not None:
             return known
@@ -283,18 +288,28 @@ class Keys(Versioned):
         return asked.name
 
     async def _generation(self, scope: str) -> str:
+        return (await self._asked_for(scope, []))[0]
+
+    async def generations(self, scope: str) -> list[str]:
+        return await self._asked_for(scope, [_note(_ALL), _note(_scope_key(scope))])
+
+    async def _asked_for(self, scope: str, notes: list[bytes]) -> list[str]:
         now = time.monotonic()
         self._news.follow()
         sample, keys = self._generations.sample(), [_ALL, _scope_key(scope)]
-        ids, told = await self._line.read(self._scripts.generation(keys, *(_new_generation() for _ in keys)))
-        name = blake2b(b"|".join(ids), digest_size=6).hexdigest()
+        new = [_new_generation() for _ in keys]
+        (whole, own, *ended), told = await self._line.read(self._scripts.generation([*keys, *notes], *new))
+        name = _name_of(whole, own)
         self._generations.put(scope, name, sample, told, now)
-        return name
+        if not any(ended):
+            return [name]
+        wholes, owns = [whole, *_noted(ended[0])], [own, *_noted(ended[1])]
+        return [_name_of(each, other) for each in wholes for other in owns]
 
     async def bump(self, scope: str) -> None:
         key = _scope_key(scope) if scope else _ALL
         try:
-            await self._line.ask((b"SET", key, _new_generation()))
+            await self._line.ask(self._scripts.bump([key, _note(key)], _new_generation(), ms(NOTED), MOST))
         finally:
             self._generations.forget()
 
@@ -311,6 +326,19 @@ _ALL = b"{stampede}g"
 
 def _scope_key(scope: str) -> bytes:
     return b"{stampede}g:" + scope.encode("utf-8", "surrogatepass")
+
+
+def _note(key: bytes) -> bytes:
+    """Where the generations are noted that ended a moment ago."""
+    return b"{stampede}p" + key.removeprefix(_ALL)
+
+
+def _noted(string: bytes) -> list[bytes]:
+    return [each.partition(b"@")[0] for each in string.split()]
+
+
+def _name_of(whole: bytes, own: bytes) -> str:
+    return blake2b(b"|".join((whole, own)), digest_size=6).hexdigest()
 
 
 def _new_generation() -> bytes:

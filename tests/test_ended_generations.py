@@ -1,0 +1,118 @@
+"""A change after somebody's clear: a third process, which has not heard of that, is told nothing older."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stampede import Cache
+
+
+def _redis(_: Path) -> str:
+    pytest.importorskip("redis")
+    from servers import shared_redis
+
+    shared_redis().cli("FLUSHALL")
+    return shared_redis().url
+
+
+def _cluster(_: Path) -> str:
+    pytest.importorskip("redis")
+    from servers import shared_cluster
+
+    return shared_cluster().url
+
+
+def _memcached(_: Path) -> str:
+    pytest.importorskip("pymemcache")
+    from memcached_server import shared_memcached
+
+    return shared_memcached().url
+
+
+URLS: dict[str, Callable[[Path], str]] = {
+    "disk": lambda directory: f"disk://{directory}/c",
+    "redis": _redis,
+    "cluster": _cluster,
+    "memcached": _memcached,
+}
+
+
+@pytest.fixture(params=list(URLS))
+def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
+    """Two processes' caches: `here` knows the generation, `there` is where it ends."""
+    url = URLS[request.param](tmp_path)
+    with (
+        Cache(url, ttl=600, namespace=request.node.name) as here,
+        Cache(url, ttl=600, namespace=request.node.name) as there,
+    ):
+        yield here, there
+
+
+CHANGES: dict[str, Callable[[Cache], object]] = {
+    "invalidate": lambda cache: cache.invalidate("k"),
+    "expire": lambda cache: cache.expire("k"),
+    "set": lambda cache: cache.set("k", "new"),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+@pytest.mark.parametrize("times", [1, 3])
+def test_nothing_older_than_a_change(caches: tuple[Cache, Cache], change: str, times: int) -> None:
+    """Promise 4: for a second after a clear, what had been set or invalidated since would be seen as it was before."""
+    here, there = caches
+    assert here.get_or_compute("k", lambda: "old") == "old" == here.get_or_compute("k", lambda: "new")
+    for _ in range(times):
+        there.clear()
+    CHANGES[change](there)
+    assert here.get_or_compute("k", lambda: "new") == "new"
+    assert there.get_or_compute("k", lambda: "new") == "new"
+
+
+def test_nothing_older_than_a_change_of_a_function(caches: tuple[Cache, Cache]) -> None:
+    """The same after `invalidate_all`, with `clear` beside it."""
+    values = ["old"]
+    f, g = (
+        cache.cached(ttl=600, key="k:{n}", version="f")(_asking(values))  # two processes' same function
+        for cache in caches
+    )
+    assert f(1) == "old" == f(1)
+    g.invalidate_all()
+    caches[1].clear()
+    g.invalidate_all()
+    values[0] = "new"
+    g.invalidate(1)
+    assert f(1) == "new" == g(1)
+
+
+def _asking(values: list[str]) -> Callable[[int], str]:
+    def f(n: int) -> str:
+        return values[0]
+
+    return f
+
+
+def test_nothing_older_than_a_change_after_all_was_forgotten(caches: tuple[Cache, Cache]) -> None:
+    """The same where the server was emptied, and nobody can say what the generation was but those who knew it."""
+    here, there = caches
+    assert here.get_or_compute("k", lambda: "old") == there.get("k") == "old"
+    _empty(here)
+    assert here.get_or_compute("k", lambda: "older") == "older"
+    there.set("k", "new")
+    assert here.get("k") == "new"
+
+
+def _empty(cache: Cache) -> None:
+    scheme = cache._root.core.engine.scheme
+    if scheme == "redis":
+        from servers import shared_redis
+
+        shared_redis().cli("FLUSHALL")
+    elif scheme == "memcached":
+        from memcached_server import shared_memcached
+
+        shared_memcached().empty()
+    else:
+        pytest.skip("it is never emptied")
