@@ -163,7 +163,7 @@ class Cached:
             self._home = self._scope = None
             self.hot.fast.clear()
 
-    def key(self, *args: Any, **kwargs: Any) -> str:
+    def key(self, /, *args: Any, **kwargs: Any) -> str:
         """The key of these arguments."""
         if self._of_class and args and not isinstance(args[0], type):
             raise KeyingError(
@@ -179,7 +179,7 @@ class Cached:
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    def slow(self, *args: Any, **kwargs: Any) -> Any:
+    def slow(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call that the generated hit could not answer; blocking."""
         if switch.off:
             return self.function(*args, **kwargs)
@@ -192,7 +192,7 @@ class Cached:
             return found.value
         return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
 
-    async def slow_async(self, *args: Any, **kwargs: Any) -> Any:
+    async def slow_async(self, /, *args: Any, **kwargs: Any) -> Any:
         """The same, suspending."""
         if switch.off:
             return await self.function(*args, **kwargs)
@@ -225,11 +225,11 @@ class Cached:
     def _run(self, work: Any) -> Any:
         return work if self.suspending else run_blocking(work)
 
-    def peek(self, *args: Any, **kwargs: Any) -> Any:
+    def peek(self, /, *args: Any, **kwargs: Any) -> Any:
         """The entry that is kept for these arguments, fresh or stale; nobody computes."""
         return self._run(self.scope.peek(self.colour, self.key(*args, **kwargs)))
 
-    def refresh(self, *args: Any, **kwargs: Any) -> Any:
+    def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute and store now, whatever is there and whoever is computing."""
         return self._run(self._refresh(args, kwargs))
 
@@ -237,22 +237,26 @@ class Cached:
         scope = self.scope
         return landed(await self._fetch(scope, self.key(*args, **kwargs), args, kwargs, force=True), scope.policy)
 
-    def set(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Store this value for these arguments."""
         return self._run(self.scope.put(self.colour, self.key(*args, **kwargs), value))
 
-    def expire(self, *args: Any, **kwargs: Any) -> Any:
+    def expire(self, /, *args: Any, **kwargs: Any) -> Any:
         """Stale from now on, and served while one caller computes."""
         return self._run(self.scope.expire(self.colour, self.key(*args, **kwargs)))
 
-    def invalidate(self, *args: Any, **kwargs: Any) -> Any:
+    def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
         """Gone, also what is being computed. `via=on_commit` hands it to a hook that calls it later, blocking."""
-        via = kwargs.pop("via", None) if "via" not in self.parameters.names else None
+        via = kwargs.pop("via", None) if self._takes_hook(kwargs.get("via")) else None
         key = self.key(*args, **kwargs)
         if via is None:
             return self._run(self.scope.invalidate(self.colour, key))
         via(lambda: run_blocking(self.scope.invalidate(BLOCKING, key)))
         return self._run(_nothing())
+
+    def _takes_hook(self, via: object) -> bool:
+        """It may be an argument of the function's, too."""
+        return "via" not in self.parameters.names and (callable(via) or not self.parameters.open)
 
     def invalidate_all(self) -> Any:
         """Every value of this function is gone, in every process."""
@@ -356,7 +360,7 @@ class Method:
         bound.__self__ = obj
         return bound
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """`C.method(obj, 1)`, and what a decorator around this one calls."""
         return self.unbound().slowly(*args, **kwargs)
 
@@ -399,22 +403,22 @@ class Bound:
     __self__: Any
     cached: ClassVar[Cached]
 
-    def key(self, *args: Any, **kwargs: Any) -> str:
+    def key(self, /, *args: Any, **kwargs: Any) -> str:
         return self.cached.key(self.__self__, *args, **kwargs)
 
-    def peek(self, *args: Any, **kwargs: Any) -> Any:
+    def peek(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.peek(self.__self__, *args, **kwargs)
 
-    def refresh(self, *args: Any, **kwargs: Any) -> Any:
+    def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.refresh(self.__self__, *args, **kwargs)
 
-    def set(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.set(value, self.__self__, *args, **kwargs)
 
-    def expire(self, *args: Any, **kwargs: Any) -> Any:
+    def expire(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.expire(self.__self__, *args, **kwargs)
 
-    def invalidate(self, *args: Any, **kwargs: Any) -> Any:
+    def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.invalidate(self.__self__, *args, **kwargs)
 
     def many(self, calls: Iterable[Iterable[Any]]) -> Any:

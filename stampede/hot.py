@@ -63,7 +63,7 @@ class Hot:
     def call(self, slow: Callable[..., Any]) -> Callable[..., Any]:
         """The function, or the `__call__` of what binds the first parameter as `__self__`."""
         if self._of_method and self._first is None:
-            return lambda bound, *args, **kwargs: slow(bound.__self__, *args, **kwargs)
+            return lambda bound, /, *args, **kwargs: slow(bound.__self__, *args, **kwargs)
         return self._compiled(_HIT if self._looks else _CALL, slow)
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -82,7 +82,7 @@ class Hot:
         declaration, passing, pairs = rest.declaration(), rest.passing(), rest.pairs(new("type_"))
         bind = own = "pass"
         if first is not None:
-            declaration, passing = f"{new('bound_')}, {declaration}", f"{first}, {passing}"
+            declaration, passing = rest.declaration(new("bound_")), f"{first}, {passing}"
             bind = f"{first} = {new('bound_')}.__self__"
             pairs = f"({new('type_')}({first}), {pairs[1:]}"
             if first not in self._whole.ignored:

@@ -1195,3 +1195,65 @@ def test_awaitables_are_typed_as_they_are() -> None:
     call: Awaitable[int] = at_the_top_async(1)
     assert inspect.iscoroutine(call)
     assert had(call) == 1
+
+
+# -- names of parameters that are also ours ---------------------------------------------------------------------------
+
+OURS = [
+    "self",
+    "value",
+    "args",
+    "kwargs",
+    "key",
+    "via",
+    "cls",
+    "bound",
+    "bound_",
+    "slow_",
+    "type_",
+    "function",
+    "calls",
+]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("shape", ["{}", "*, {}", "{}=0", "**{}", "a=0, /, {}=0"])
+def test_a_parameter_may_have_any_name(name: str, shape: str, colour: str) -> None:
+    """TypeErrors that blame the caller, for a name that one of our own methods has."""
+    made: dict[str, Any] = {}
+    marked = "async " if colour == "async" else ""
+    taken = shape.format(name)
+    exec(f"class C:\n    {marked}def m(this, {taken}): return dict(it={name})", made)
+    made["C"].__stampede_key__ = lambda this: 1
+    exec(f"{marked}def f({taken}): return dict(it={name})", made)
+    made["C"].m = cached(made["C"].m)
+    made["C"].m.__set_name__(made["C"], "m")
+    for f in (cached(made["f"]), made["C"]().m):
+        given = {name: 7}
+        expected = {"it": given if shape.startswith("**") else 7}
+        assert had(f(**given)) == had(f(**given)) == expected
+        assert had(f.peek(**given)).value == expected
+        assert had(f.refresh(**given)) == expected
+        assert had(f.set("mine", **given)) is None
+        assert had(f(**given)) == "mine"
+        assert "7" in f.key(**given)
+        assert had(f.expire(**given)) is True
+        assert had(f.invalidate(**given)) is True
+
+
+def test_a_function_of_any_names_may_be_invalidated_later() -> None:
+    """`via=` is ours, also where the function takes all names."""
+    later: list[Any] = []
+
+    @cached
+    def f(**fields: int) -> dict[str, int]:
+        return fields
+
+    assert f(a=1, via=2) == {"a": 1, "via": 2}
+    assert f.invalidate(a=1, via=2) is True
+    f(a=1)
+    f.invalidate(a=1, via=later.append)
+    assert f.peek(a=1) is not None
+    later[0]()
+    assert f.peek(a=1) is None

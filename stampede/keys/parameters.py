@@ -58,6 +58,7 @@ class Parameters:
         self._suffix = _unused_suffix(self.names)
         self.ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
         self.all = tuple(self._parameter(number, p) for number, p in enumerate(signature.parameters.values()))
+        self.open = any(parameter.kind is Kind.VAR_KEYWORD for parameter in self.all)
         self.plain = all(parameter.kind not in _STARS for parameter in self.all)
         self._check_ignored()
 
@@ -65,7 +66,7 @@ class Parameters:
         return Parameter(p.name, p.kind, p.default, self.fresh_name(f"_d{number}"), p.name in self.ignored)
 
     def _check_ignored(self) -> None:
-        if any(parameter.kind is Kind.VAR_KEYWORD for parameter in self.all):
+        if self.open:
             return  # it may be one of those
         for name in self.ignored.difference(self.names):
             hint = nearest(name, self.names) if self.names else "it has none"
@@ -81,10 +82,10 @@ class Parameters:
         """What `declaration` needs in the namespace of the generated code: the defaults, as objects."""
         return {p.default_name: p.default for p in self.all if p.has_default}
 
-    def declaration(self) -> str:
-        """Source text of the list of parameters: `customer, /, b=_d1, *, year=_d2`."""
-        parts: list[str] = []
-        before: Kind | None = None
+    def declaration(self, first: str = "") -> str:
+        """Source text of the list of parameters: `customer, /, b=_d1, *, year=_d2`; `first` is put before them."""
+        parts = [first] if first else []
+        before: Kind | None = Kind.POSITIONAL_ONLY if first else None
         for parameter in self.all:
             if before is Kind.POSITIONAL_ONLY and parameter.kind is not before:
                 parts.append("/")
