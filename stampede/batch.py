@@ -165,6 +165,7 @@ class _Batch:
                 for each in granted:
                     longest = each.call.policy.hold_of(each.kept.cost if each.kept is not None else 0.0)
                     hold[each.key] = stack.enter_context(each.call.means.hold(each.call, longest))
+                    each.flight.computes(each.call.label, each.call.policy.lease, longest)
                 for each in granted:
                     stack.enter_context(each.flight.inside())
                 answers = await self._loader.load(granted) if granted else {}

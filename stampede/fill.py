@@ -23,15 +23,12 @@ from stampede.errors import (
     TooLarge,
     WaitTimeout,
 )
-from stampede.flight import Flight, nested
+from stampede.flight import SAFETY, Flight, nested
 from stampede.outcome import Landing, LeftOut
 from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
 
 __all__ = ["admitted", "alone", "covered", "fill", "land", "never_begun", "opened", "quietly", "served"]
-
-SAFETY = 1.0
-"""Seconds between two looks at a flight whose leader another event loop has: it may be closed under it."""
 
 
 async def opened(
@@ -193,7 +190,9 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landin
     means, began = call.means, call.now
     landing: Landing | None = None
     try:
-        with means.hold(call, call.policy.hold_of(kept.cost if kept else 0.0)) as hold, flight.inside():
+        longest = call.policy.hold_of(kept.cost if kept else 0.0)
+        flight.computes(call.label, call.policy.lease, longest)
+        with means.hold(call, longest) as hold, flight.inside():
             try:
                 value, error = await means.colour.call(call.origin), None
             except GeneratorExit:
@@ -330,9 +329,9 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             patience, verdict_of_waiting = limit(call)
             if patience <= 0:
                 return await verdict_of_waiting(call)
-            pause = patience if flight.loop is None or flight.loop is call.loop else min(patience, SAFETY)
-            if not await call.means.colour.park(flight.bell, pause) and flight.orphaned:
-                return None
+            pause = patience if flight.watched else min(patience, SAFETY)
+            if not await call.means.colour.park(flight.bell, pause) and not flight.watched:
+                flight.look(call.now)
     finally:
         flight.leave()
     landing, offered = flight.landing, flight.offered

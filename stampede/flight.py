@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from math import inf
 from threading import get_ident
 from typing import Any
 
 from stampede import decisions, forks
 from stampede.colour import Bell, Loop
 from stampede.outcome import Landing
+from stampede.stacks import stack_of
+from stampede.watch import watch
 
-__all__ = ["Flight", "Flights", "nested", "outside"]
+__all__ = ["SAFETY", "Flight", "Flights", "nested", "outside"]
+
+_log = logging.getLogger("stampede")
+
+SAFETY = 1.0
+"""Seconds between two looks at a flight whose leader may never land: its loop may be closed, or rest, under it."""
 
 
 class _Unheard(Bell):
@@ -28,20 +38,26 @@ class Flight:
     """All callers of one key in this process."""
 
     __slots__ = (
+        "__weakref__",
         "answers",
+        "asked",
         "bell",
         "callers",
         "cancel",
         "detached",
         "ended",
+        "followed",
         "key",
         "landing",
         "loop",
         "loops",
         "offered",
         "owner",
+        "span",
         "thread",
+        "told",
         "unborn",
+        "watched",
     )
 
     def __init__(self, owner: Flights, key: str, loop: Loop | None) -> None:
@@ -57,8 +73,59 @@ class Flight:
         self.cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
         self.unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
         self.answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
+        self.span: tuple[str, float, float] | None = (
+            None  # its computation's label and lease, and when it must have ended
+        )
+        self.followed = inf  # since when
+        self.watched = False
+        self.told = False  # it has been waited for so long that people were told
+        self.asked: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
         self.detached = False
         self.ended = False
+
+    def computes(self, label: str, lease: float, max_hold: float) -> None:
+        """From now on its leader computes: beyond `max_hold` it is taken for hung."""
+        now = self.owner.clock()
+        self.span = label, lease, now + max_hold
+        if self.watched and min(lease, max_hold) < SAFETY:
+            self.owner.watch(self, now + min(lease, max_hold))
+
+    def look(self, now: float) -> float | None:
+        """Is there anything to wait for? If not, its followers are sent away. When to look again; None: never."""
+        if self.ended or self.detached:
+            return None
+        if now >= self._end(now):
+            self.owner.cut(self)
+            return None
+        soon = now + SAFETY if self.loop is not None or self.span is None else inf
+        if self.span is None:
+            return soon
+        label, lease, until = self.span
+        if not self.told and self.callers > 1 and now >= self.followed + lease:
+            self.told = True
+            _tell(self, label, now)
+        return min(soon, until, inf if self.told else max(self.followed, now) + lease)
+
+    def _end(self, now: float) -> float:
+        """When there is nothing to wait for any more, as far as can be said now."""
+        loop = self.loop
+        if self.orphaned:
+            return now
+        if self.span is not None:
+            return self.span[2]
+        if loop is None:
+            return inf  # in a thread of its own: its engine answers, or doesn't in time
+        if self.asked is not None:
+            return self.asked + SAFETY  # its loop rests, or is blocked, and nothing is computed that could be lost
+        self.asked = now
+        try:
+            loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:
+            return now  # closed meanwhile
+        return inf
+
+    def _answer(self) -> None:
+        self.asked = None
 
     def leave(self) -> bool:
         return self.owner.leave(self)
@@ -114,8 +181,21 @@ def outside() -> None:
     _inside.set(())
 
 
+def _tell(flight: Flight, label: str, now: float) -> None:
+    """Perhaps it waits for one that waits for it, where no context tells: people must find that out."""
+    loops = {loop for loop in (flight.loop, *(flight.loops or ())) if loop is not None}
+    computed, waited = stack_of(flight, ("compute", "_compute"), loops), stack_of(flight, ("follow",), loops)
+    text = (
+        "%r has been waited for for longer than its lease, %.3g s (if it asks for its own key in another thread, it "
+        "waits for itself); it is computed here:\n%s\nand waited for here:\n%s"
+    )
+    _log.warning(text, label, now - flight.followed, computed, waited)
+
+
 class Flights:
     """The flights of one cache. Decides under its lock, wakes outside it."""
+
+    clock = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
         self._flights: dict[str, Flight] = {}
@@ -138,12 +218,25 @@ class Flights:
                 if loop is not None and loop is not flight.loop:
                     flight.loops = flight.loops or set()
                     flight.loops.add(loop)
-                return flight, False
-            orphan = flight
-            flight = self._flights[key] = Flight(self, key, loop)
+                orphan, leading = None, False
+            else:
+                orphan, leading = flight, True
+                flight = self._flights[key] = Flight(self, key, loop)
         if orphan is not None:
             self._cut(orphan)
-        return flight, True
+        if not leading and not flight.watched:
+            self._look_after(flight)
+        return flight, leading
+
+    def _look_after(self, flight: Flight) -> None:
+        """Somebody waits for it."""
+        flight.followed = now = self.clock()
+        _, lease, until = flight.span or ("", inf, inf)
+        flight.watched = self.watch(flight, min(now + lease, until, now + SAFETY))
+
+    def watch(self, flight: Flight, moment: float) -> bool:
+        """Have it looked after from that moment on, as somebody waits for it. False: nobody can."""
+        return watch.add(flight, moment)
 
     def lead(self, key: str, loop: Loop | None) -> Flight | None:
         """A new flight for the caller to lead; None if there is one, or if the caller computes: perhaps this key."""
@@ -199,6 +292,15 @@ class Flights:
             flight = self._flights.pop(key, None)
         if flight is not None:
             self._cut(flight)
+
+    def cut(self, flight: Flight) -> None:
+        """It hangs. Who waits for it asks anew, and one of them leads; what it gives in the end is its leader's own."""
+        with decisions.lock:
+            if flight.ended:
+                return
+            flight.detached = True
+            self._forget(flight)
+        self._cut(flight)
 
     def detach_all(self, prefix: str = "") -> None:
         with decisions.lock:

@@ -21,6 +21,7 @@ from stampede.testing.explorer import (
     Process,
     Report,
     Scenario,
+    _Flights,
     ask,
     asking,
     expire,
@@ -35,7 +36,7 @@ from stampede.testing.explorer import (
 )  # fmt: skip
 from stampede.testing.ports import Listener, Model
 
-HOLDS = Policy(early=0.0, max_hold=1e6)
+HOLDS, HANGS = Policy(early=0.0, max_hold=1e6), Policy(early=0.0, max_hold=30.0)
 
 # Each is a promise in a small world. `ask` is a call; a list is a process.
 WORLDS = {
@@ -88,14 +89,16 @@ WORLDS = {
     ),
     "wait runs out": Scenario([[ask(origin=slow(5)), ask()], [ask()]], Policy(early=0.0, wait=1.0)),
     "a long computation": Scenario([[ask(origin=slow(45)), ask(origin=slow(45))], [ask(origin=slow(45))]]),
-    "a hung origin": Scenario([[ask(origin=hung)], [ask()], [ask()]], Policy(early=0.0, max_hold=30.0)),
+    "a hung origin": Scenario([[ask(origin=hung)], [ask()], [ask()]], HANGS),
+    "a hung origin, and followers": Scenario([[ask(origin=hung), ask(), ask()], [ask()]], HANGS),
+    "a value that comes too late": Scenario([[ask(origin=slow(99)), ask()], [ask()]], HANGS),
     "each asks for the other's key": Scenario([[ask("a", asking("b"))], [ask("b", asking("a"))]], HOLDS, alone=True),
     "each asks for the other's key at home": Scenario(
-        [[ask("a", asking("b")), ask("b", asking("a"))]], HOLDS, alone=True
+        [[ask("a", asking("b")), ask("b", asking("a"))]], Policy(early=0.0, max_hold=250.0), alone=True
     ),
 }  # fmt: skip
 
-ENOUGH = 1500
+ENOUGH = 1000
 """Schedules of one world with a fault at any point: the simplest come first."""
 
 
@@ -273,6 +276,12 @@ def _computes_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fill, "stood", stood)
 
 
+def _never_cuts(patch: pytest.MonkeyPatch) -> None:
+    """A flight is never taken for hung."""
+    patch.setattr(Flights, "cut", lambda self, flight: None)
+    patch.setattr(_Flights, "ends", [])
+
+
 def _never_detaches(patch: pytest.MonkeyPatch) -> None:
     """Calls after an invalidation join the flight from before it."""
     patch.setattr(Flights, "detach", lambda self, key: None)
@@ -315,6 +324,7 @@ def _rings_never(patch: pytest.MonkeyPatch) -> None:
         self._forget(flight)
 
     patch.setattr(Flights, "end", end)
+    patch.setattr(_Flights, "ends", [])
 
 
 def _one_error_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -339,6 +349,7 @@ ALGORITHMS: dict[Breakage, tuple[str, tuple[str, ...], str]] = {
     _shares: ("two callers here, one there", ("lapse",), "never took"),
     _shares_what_was_seen: ("stale at home, invalidated by a mate", (), "invalidated before"),
     _offers_for_long: ("stale, invalidated by a mate", (), "before this process invalidated it"),
+    _never_cuts: ("a hung origin, and followers", (), "never ends"),
     _never_detaches: ("invalidated by a mate", (), "before this process invalidated it"),
     _detaches_first: ("found as it is invalidated", (), "before this process invalidated it"),
     _everybody_leaves: ("two callers in one process", ("cancel",), "CancelledError"),

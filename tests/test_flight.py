@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from bare import LONG, Gate, Room, World, never, until, value
 
-from stampede import decisions
+from stampede import Cache, decisions, flight
 from stampede.colour import hold_task, run_blocking
 from stampede.entry import Entry
 from stampede.errors import RecursiveComputation, WaitTimeout
@@ -522,3 +522,120 @@ def test_a_finalizer_may_end_a_computation_in_the_middle_of_a_decision() -> None
 
     with Room() as room:
         assert room.run(decide).result(LONG) == "value"
+
+
+# -- leaders that hang ------------------------------------------------------------------------------------------------
+
+BRIEF = Policy(early=0.0, lease=0.1, max_hold=0.2)
+
+
+@pytest.mark.parametrize("follower", ["thread", "loop"])
+@pytest.mark.parametrize("leader", ["thread", "loop"])
+def test_a_leader_that_hangs_is_left_after_max_hold(leader: str, follower: str) -> None:
+    """One origin without a time-out would hang its key for all callers of its process, for ever."""
+    world, hung = World(), Gate("too late")
+    with Room() as room:
+        if leader == "thread":
+            first = room.run(world.ask, hung, "k", BRIEF)
+        else:
+            first = room.loop(lambda: world.aask(hung.suspending, policy=BRIEF))
+        assert hung.begun.wait(LONG)
+        began = time.monotonic()
+        if follower == "thread":
+            others = [room.run(world.ask, lambda: "in time", "k", BRIEF) for _ in range(3)]
+        else:
+            others = [room.loop(lambda: world.aask(lambda: "in time", policy=BRIEF)) for _ in range(3)]
+        assert [other.result(LONG) for other in others] == ["in time"] * 3
+        assert time.monotonic() - began < 2.0
+        assert world.ask(never) == "in time"
+        hung.open.set()
+        assert first.result(LONG) == "too late"
+        assert world.ask(never) == "in time"
+    assert sum(isinstance(event, Computed) and event.stored for event in world.told) == 1
+
+
+def test_a_computation_whose_loop_rests_is_left_after_max_hold() -> None:
+    """A caller that was cancelled leaves its computation to a thread, and the loop that should run it is at rest."""
+    world, gate = World(), Gate()
+    with Room() as room, asyncio.Runner() as runner:
+
+        async def main() -> Future[Any]:
+            leader = asyncio.create_task(world.aask(gate.suspending, policy=BRIEF))
+            while not gate.begun.is_set():
+                await asyncio.sleep(0)
+            follower = room.run(world.ask, lambda: "in time", "k", BRIEF)
+            while world.flights._flights["k"].callers < 2:
+                await asyncio.sleep(0)
+            leader.cancel()
+            await asyncio.gather(leader, return_exceptions=True)
+            return follower
+
+        follower = runner.run(main())
+        assert follower.result(LONG) == "in time"
+        gate.open.set()
+
+
+def test_a_leader_that_only_asks_is_left_with_its_loop_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads would wait for a task that has heard from the engine, and is never run again."""
+    monkeypatch.setattr(flight, "SAFETY", 0.05)
+    world, elsewhere, gate = World(), World(), Gate()
+    elsewhere.engine = world.engine
+    with Room() as room, asyncio.Runner() as runner:
+        holder = room.run(elsewhere.ask, gate)
+        assert gate.begun.wait(LONG)
+
+        async def main() -> asyncio.Task[Any]:
+            leader = asyncio.create_task(world.aask(never))
+            while "k" not in world.flights._flights or not listeners(world):
+                await asyncio.sleep(0)
+            return leader
+
+        leader = runner.run(main())
+        follower = room.run(world.ask, never)
+        world.followers(1)
+        gate.open.set()
+        assert holder.result(LONG) == "value"
+        assert follower.result(LONG) == "value"
+        leader.cancel()
+
+
+@pytest.mark.parametrize("colour", ["thread", "loop"])
+def test_people_are_told_who_waits_for_whom(colour: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A computation that asks for its own key in a thread of a pool would wait for itself, and nobody know why."""
+    world, policy = World(), Policy(early=0.0, lease=0.05, max_hold=60)
+
+    def asks_for_itself() -> Any:
+        return room.run(world.ask, never, "k", policy.with_options(wait=0.3)).result(LONG)
+
+    async def asks_in_a_thread() -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, asks_for_itself)
+
+    with Room() as room, caplog.at_level("WARNING", "stampede"):
+        if colour == "thread":
+            first = room.run(world.ask, asks_for_itself, "k", policy)
+        else:
+            first = room.loop(lambda: world.aask(asks_in_a_thread, "k", policy))
+        assert isinstance(first.exception(LONG), WaitTimeout)
+    [line] = [record.getMessage() for record in caplog.records]
+    computed, waited = line.split("and waited for here:")
+    assert "'k'" in computed
+    assert ("asks_for_itself" if colour == "thread" else "asks_in_a_thread") in computed
+    assert "in follow" in waited
+
+
+def test_a_batch_that_hangs_is_left_after_max_hold() -> None:
+    """The keys of a batch would hang with it, for all who ask for one of them."""
+    begun, end = threading.Event(), threading.Event()
+
+    def hangs(keys: list[str]) -> dict[str, str]:
+        begun.set()
+        assert end.wait(LONG)
+        return dict.fromkeys(keys, "too late")
+
+    with Room() as room, Cache("memory://", lease=0.1, max_hold=0.2) as cache:
+        batch = room.run(cache.get_or_compute_many, ["a", "b"], hangs)
+        assert begun.wait(LONG)
+        assert room.run(cache.get_or_compute, "b", lambda: "in time").result(LONG) == "in time"
+        end.set()
+        assert batch.result(LONG) == {"a": "too late", "b": "too late"}
+        assert cache.get("b") == "in time"

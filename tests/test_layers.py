@@ -34,7 +34,7 @@ LAYERS = """
     front fill workers gather
     call
     flight
-    keeper outcome
+    keeper outcome watch stacks
     coded outage
     codec
     engines

@@ -378,6 +378,7 @@ class _Flights(Flights):
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
+        self.clock = lambda: trial.now
         self._trial = trial
         self.ever: list[tuple[str, Flight]] = []
         self.changes: Counter[str] = Counter()  # of each key, by this process
@@ -393,6 +394,16 @@ class _Flights(Flights):
         flight, leading = super().join(key, loop, anew=anew)
         self._note(key, flight, leading=leading)
         return flight, leading
+
+    def watch(self, flight: Flight, moment: float) -> bool:
+        """By the trial: see `hung`."""
+        return True
+
+    @property
+    def ends(self) -> list[tuple[float, Flight]]:
+        """The flights that somebody waits for, and when each is to be taken for hung."""
+        live = [f for _, f in self.ever if f.watched and f.span is not None and not (f.ended or f.detached)]
+        return [(f.span[2], f) for f in live if f.span is not None]
 
     def _note(self, key: str, flight: Flight, *, leading: bool) -> None:
         fibre = self._trial.running
@@ -704,6 +715,7 @@ class Trial:
         """When anything ends by itself."""
         ends = [f.trap.until for f in self.fibres if not f.done and not f.process.dead and f.trap.until > self.now]
         ends += [p.end for key, p in self.model.places.items() if self.model.stands(key)]
+        ends += [end for process in self.processes if not process.dead for end, _ in process.flights.ends]
         return min(ends, default=inf)
 
     def take(self, choice: Choice) -> None:
@@ -759,6 +771,10 @@ class Trial:
             for key in standing:
                 if not self.model.stands(key):
                     self.ledger.lapses(key)
+            for process in self.processes:
+                for end, flight in process.flights.ends:
+                    if end <= self.now:
+                        process.flights.cut(flight)
         elif action == "forget":
             self.model.forget()
             self.ledger.holder.clear()
@@ -823,8 +839,8 @@ class Trial:
         return any(f.trap.kind == "hang" and not f.done for f in self.fibres if f.process is process)
 
     def _hangs(self, fibre: Fibre) -> bool:
-        """It waits for a computation of its own process that never ends: nobody promised it anything."""
-        return fibre.trap.kind in ("join", "park") and self._hung_in(fibre.process)
+        """It waits for a computation of its own that never ends: nobody promised it anything."""
+        return fibre.trap.kind == "join" and self._hung_in(fibre.process)
 
     def close(self) -> None:
         self.over = True

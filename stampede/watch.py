@@ -1,0 +1,92 @@
+"""Looks after flights that are followed: a leader that hangs keeps its followers no longer than it may.
+
+One daemon thread of the process, started when the first flight is followed. A flight that nobody follows costs nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+import weakref
+from math import inf
+from typing import Protocol
+
+from stampede import forks
+
+__all__ = ["Watch", "Watched", "watch"]
+
+_log = logging.getLogger("stampede")
+
+LONGEST = 3600.0
+"""Seconds between two looks at what is due: a clock can't be waited for much longer."""
+
+
+class Watched(Protocol):
+    """What is looked after. Only weakly referred to: with its last caller it goes."""
+
+    def look(self, now: float) -> float | None:
+        """Do what is due. When to look again; None: never."""
+        ...
+
+
+class Watch:
+    """Looks at each thing when it is due."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self._reset()
+        forks.in_child(self._reset)
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition(threading.RLock())  # a finalizer may add in the middle of this
+        self._due: list[tuple[float, int, weakref.ref[Watched]]] = []
+        self._alarm = -inf  # when the thread looks again
+        self._thread: threading.Thread | None = None
+
+    def add(self, watched: Watched, moment: float) -> bool:
+        """Look at it then. False: there is no thread to be had, so its followers must look themselves."""
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="stampede-watch", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+                self._thread = thread
+            heapq.heappush(self._due, (moment, next(self._count), weakref.ref(watched)))
+            if moment < self._alarm:
+                self._changed.notify()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            watched = self._next()
+            try:
+                again = watched.look(time.monotonic())
+            except (
+                BaseException
+            ):  # our own bug, or one that was thrown in here: the others are looked after all the same
+                _log.exception("a flight could not be looked after")
+                again = time.monotonic() + 1.0
+            if again is not None:
+                self.add(watched, again)
+            del watched
+
+    def _next(self) -> Watched:
+        with self._changed:
+            while True:
+                self._alarm = self._due[0][0] if self._due else inf
+                pause = self._alarm - time.monotonic()
+                if pause > 0:
+                    self._changed.wait(min(pause, LONGEST))
+                    continue
+                watched = heapq.heappop(self._due)[2]()
+                if watched is not None:
+                    self._alarm = -inf  # we look at all that is due before we sleep again
+                    return watched
+
+
+watch = Watch()
