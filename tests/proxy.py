@@ -10,6 +10,7 @@
     proxy.at(b"GET", sent=7)                       # the next request that holds this is cut off behind its 7th byte
     proxy.at(b"GET", answered=3, times=2)          # the replies to the next two are
     proxy.at(b"GET", answered=3, silent=True)      # 3 bytes of its reply come, and nothing after them
+    proxy.alter = lambda data: b"+OK\\r\\n" + data    # what comes from the server is another thing
     proxy.at(b"GET", before=server.restart)        # something happens before the request goes on, and nothing is cut
 """
 
@@ -46,6 +47,7 @@ class Proxy:
         self.delay = 0.0  # seconds before each piece of a reply
         self.piece = _PIECE  # bytes of a reply that go together
         self.double = False  # every piece of a reply comes twice
+        self.alter: Callable[[bytes], bytes] | None = None  # of each piece that comes from the server
         self.met = 0  # how many faults have come true
         self.accepted = 0
         self._faults: list[_Fault] = []
@@ -103,7 +105,7 @@ class Proxy:
         """Nothing more goes wrong from here on."""
         with self._lock:
             self._faults.clear()
-        self.delay, self.piece, self.double = 0.0, _PIECE, False
+        self.delay, self.piece, self.double, self.alter = 0.0, _PIECE, False, None
         self.let_go()
 
     def close(self) -> None:
@@ -207,6 +209,9 @@ class _Pair:
             after, self._after = self._after, None
             if after is not None:
                 after()
+            alter = self._proxy.alter
+            if alter is not None:
+                data = alter(data)
             while data:
                 some, data = data[: self._proxy.piece], data[self._proxy.piece :]
                 if self._proxy.delay:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stampede.engines.memcached.holds import Link
-from stampede.engines.memcached.meta import Reply, parse
+from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
 from stampede.errors import EngineError
 
@@ -24,7 +24,7 @@ CHUNK = 1 << 17
 class Connection:
     """One connection, for one question at a time."""
 
-    __slots__ = ("_client", "_last_used", "_server", "_sock", "born", "broken", "longest")
+    __slots__ = ("_client", "_last_used", "_server", "_sock", "_watch", "born", "broken", "longest")
 
     def __init__(self, server: Server) -> None:
         self._last_used = 0.0  # the pool's
@@ -41,6 +41,8 @@ class Connection:
         if not self._server.longest:
             self._server.longest = int(self._client.stats("settings").get(b"item_size_max", 1 << 20))
         self._sock = self._client.sock
+        self._watch = select.poll()
+        self._watch.register(self._sock, select.POLLIN)
         self.longest = self._server.longest
         self.born = time.monotonic()
 
@@ -57,20 +59,26 @@ class Connection:
             raise trouble(self._server, ConnectionResetError("the connection is broken"))
         try:
             try:
-                self._sock.sendall(commands)
-                replies = self._replies(count)
+                if not self.quiet():
+                    raise ConnectionResetError("it has said what nobody had asked for, or goodbye")
+                replies = self._exchange(commands, count)
             except ConnectionError as closed:
                 if not twice or isinstance(closed, EngineError):
                     raise
                 self._client.close()
                 self.connect()
-                self._sock.sendall(commands)
-                replies = self._replies(count)
+                replies = self._exchange(commands, count)
         except BaseException as error:
             self.broken = True
             if isinstance(error, Exception):
                 raise trouble(self._server, error) from error
             raise
+        return replies
+
+    def _exchange(self, commands: bytes, count: int) -> list[Reply]:
+        self._sock.sendall(commands)
+        replies = self._replies(count)
+        check(commands, replies[0])
         return replies
 
     def _replies(self, count: int) -> list[Reply]:
@@ -84,6 +92,8 @@ class Connection:
                 reply, at = found
                 replies.append(reply)
                 if len(replies) == count:
+                    if at < len(buffer):
+                        raise EngineError("memcached's reply is out of step: it is more than was asked for")
                     return replies
             more = self._sock.recv(CHUNK)
             if not more:
@@ -98,9 +108,9 @@ class Connection:
         """Whether nothing has come that nobody asked for, as the connection's end is."""
         if self.broken:
             return False
-        watch = select.poll()
-        watch.register(self._sock, select.POLLIN)
-        return not watch.poll(0)
+        if hasattr(self._sock, "pending"):  # TLS sends what is no reply, too
+            return not self._sock.pending()
+        return not self._watch.poll(0)
 
     def close(self) -> None:
         self._client.close()

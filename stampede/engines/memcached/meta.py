@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stampede.errors import EngineError
 
-__all__ = ["LOOK", "MONTH", "PEEK", "Reply", "add", "claim", "delete", "look", "parse", "put"]
+__all__ = ["LOOK", "MONTH", "PEEK", "Reply", "add", "check", "claim", "delete", "look", "parse", "put"]
 
 MONTH = 30 * 86_400
 """The longest relative time: a larger number would be taken for a date."""
@@ -59,6 +59,25 @@ def add(name: bytes, body: bytes, flags: bytes, ttl: int) -> bytes:
 def delete(name: bytes, cas: bytes | None = None) -> bytes:
     """Remove; with `cas` only just that."""
     return b"md " + name + (b"\r\n" if cas is None else b" C%b\r\n" % cas)
+
+
+def check(commands: bytes, reply: Reply) -> None:
+    """EngineError if that can't be the reply to the first of these commands. (A refusal can, to any.)"""
+    codes = _ANSWERS.get(commands[:2])
+    if codes is None or reply.text:
+        return
+    line = commands[: commands.find(b"\r")]
+    told = reply.cas.isdigit() or b" c" not in line or reply.code not in (b"VA", b"HD")
+    if reply.code not in codes or not told or (reply.code == b"HD" and b" v" in line):
+        raise EngineError(f"memcached's reply is out of step: {reply.code!r} to {commands[:2]!r}")
+
+
+_ANSWERS = {
+    b"mg": frozenset([b"VA", b"EN", b"HD"]),
+    b"ms": frozenset([b"HD", b"NS", b"EX", b"NF"]),
+    b"md": frozenset([b"HD", b"NF", b"EX"]),
+    b"mn": frozenset([b"MN"]),
+}
 
 
 def parse(buffer: bytes | bytearray, at: int = 0) -> tuple[Reply, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from stampede import forks
 from stampede.engines.memcached.holds import Link
-from stampede.engines.memcached.meta import Reply, parse
+from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
 from stampede.engines.transport import disown, shut
 from stampede.errors import EngineError
@@ -28,9 +29,10 @@ NEXT = 0.01
 class _Question:
     """Commands whose replies are awaited together."""
 
-    __slots__ = ("answer", "count", "replies")
+    __slots__ = ("answer", "commands", "count", "replies")
 
-    def __init__(self, count: int, answer: asyncio.Future[list[Reply]]) -> None:
+    def __init__(self, commands: bytes, count: int, answer: asyncio.Future[list[Reply]]) -> None:
+        self.commands = commands
         self.count = count
         self.answer = answer
         self.replies: list[Reply] = []
@@ -45,6 +47,7 @@ class Stream(asyncio.Protocol):
         self._again = again
         self._next: Stream | None = None  # that has come in its place
         self._transport: Any = None
+        self._watched: select.poll | None = None
         self._out: list[bytes] = []
         self._questions: deque[_Question] = deque()
         self._buffer = bytearray()
@@ -89,6 +92,8 @@ class Stream(asyncio.Protocol):
     def _ask(self, commands: bytes, count: int) -> asyncio.Future[list[Reply]]:
         if self._next is not None:
             return self._next._ask(commands, count)
+        if self._watched is not None and not self._questions and self._watched.poll(0):
+            self.lose(ConnectionResetError("it has said what nobody had asked for, or goodbye"))
         if self.broken:
             broken = ConnectionResetError("the connection is broken")
             raise trouble(self._server, broken) from broken
@@ -98,7 +103,7 @@ class Stream(asyncio.Protocol):
         self._out.append(commands)
         if not self._questions:
             self._heard = time.monotonic()  # it has had nothing to say
-        self._questions.append(_Question(count, answer))
+        self._questions.append(_Question(commands, count, answer))
         if self._watch is None:
             self._arm()
         return answer
@@ -112,6 +117,9 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        if transport.get_extra_info("sslcontext") is None:  # TLS sends what is no reply, too
+            self._watched = select.poll()
+            self._watched.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         self._heard = time.monotonic()
@@ -129,12 +137,16 @@ class Stream(asyncio.Protocol):
         while self._questions and (found := _reply(self._buffer, at)) is not None:
             reply, at = found
             question = self._questions[0]
+            if not question.replies:
+                check(question.commands, reply)
             question.replies.append(reply)
             if len(question.replies) == question.count:
                 self._questions.popleft()
                 if not question.answer.done():
                     question.answer.set_result(question.replies)
         del self._buffer[:at]
+        if self._buffer and not self._questions and self.born:
+            raise EngineError("memcached's reply is out of step: it is more than was asked for")
 
     # -- a server that hangs --------------------------------------------------------------------------------------
 
@@ -161,6 +173,7 @@ class Stream(asyncio.Protocol):
         self.broken = True
         if self._watch is not None:
             self._watch.cancel()
+        self._watched = None
         if self._transport is not None:
             shut(self._transport, at_once=True)
         failure = trouble(self._server, error)
@@ -292,6 +305,7 @@ def _text(buffer: bytearray, at: int, end: bytes) -> tuple[Reply, int] | None:
 
 def _longest(settings: bytes) -> int:
     for line in settings.splitlines():
-        if line.startswith(b"STAT item_size_max "):
-            return int(line.split()[2])
+        word = line.removeprefix(b"STAT item_size_max ")
+        if word != line and word.isdigit():
+            return int(word)
     return 1 << 20

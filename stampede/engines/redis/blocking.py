@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import selectors
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -11,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
-from stampede.engines.redis.resp import packed
+from stampede.engines.redis.resp import left_over, packed
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
+from stampede.engines.redis.shapes import OutOfStep
 from stampede.errors import EngineError
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection as Connection
 
 __all__ = ["Blocking"]
+
+_ODD = (TypeError, ValueError, LookupError, AttributeError, struct.error)
+"""What bytes of another shape can raise in the library: it is made for servers."""
 
 _AT_ONCE = 500
 """Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
@@ -81,6 +87,7 @@ class Blocking:
         self._pool = _Pool(self._server)
         # By connection: the socket on which we asked for news, of which news, and whether the server agreed (or 0).
         self._following: dict[Connection, tuple[object, int, int]] = {}
+        self._watches: dict[Connection, tuple[Any, select.poll | None]] = {}
         # With a question under way; or left with one, since even hanging up took a deeper stack than there was.
         self._asking: set[Connection] = set()
 
@@ -156,8 +163,15 @@ class Blocking:
         try:
             if connection._sock is None:
                 connection.connect()  # sending would do so too, and wouldn't ask a sentinel for the way
+            if self._speaks(connection):
+                raise OutOfStep("it has said what nobody had asked for")
             connection.send_packed_command([packed(connection, commands)])
-            replies = [self._read(connection) for _ in commands]
+            replies = [self._read(connection, command) for command in commands]
+            if left_over(connection._parser):
+                raise OutOfStep("it has said more than it was asked for")
+        except _ODD as odd:  # what the library, or its parser, stumbles over
+            self._disconnect(connection)
+            raise OutOfStep(f"{type(odd).__name__}: {odd}") from odd
         except BaseException:
             self._disconnect(connection)  # replies that nobody reads would be taken for those of the next question
             raise
@@ -166,14 +180,31 @@ class Blocking:
 
     def _disconnect(self, connection: Connection) -> None:
         connection.disconnect()
+        self._watches.pop(connection, None)
         self._asking.discard(connection)
         _, _, told = self._following.pop(connection, (None, 0, 0))
         if told:
             self._news.reader_lost()
 
-    def _read(self, connection: Connection) -> Any:
+    def _speaks(self, connection: Any) -> bool:
+        """Whether there is something to read before anything was asked: its end, or a reply too many, which would be
+        taken for the one to the next question."""
+        sock = connection._sock
+        before, watch = self._watches.get(connection, (None, None))
+        if before is sock:  # or it has just been connected
+            return bool(sock.pending() if watch is None else watch.poll(0))
+        watch = None
+        if not hasattr(sock, "pending"):  # TLS sends what is no reply, too
+            watch = select.poll()
+            watch.register(sock, select.POLLIN)
+        self._watches[connection] = sock, watch
+        return left_over(connection._parser)
+
+    def _read(self, connection: Connection, command: Command) -> Any:
         try:
-            return connection.read_response(disable_decoding=True)
+            reply = connection.read_response(disable_decoding=True)
+            self._scripts.check(command, reply)
+            return reply
         except self._readonly as demoted:  # another server is the master now: a new connection may find it
             raise ConnectionError(str(demoted)) from demoted
         except self._refused as refusal:

@@ -195,12 +195,10 @@ class Cluster:
         for place in places:
             try:
                 shard = self._shard(place)
-                answer = await shard.ask(_slots, shard.at_hand(colour), always=not self._owners)
-            except EngineError as error:
-                silence = error
-            else:
-                self._learn(answer, place)
+                self._learn(await shard.ask(_slots, shard.at_hand(colour), always=not self._owners), place)
                 return
+            except (EngineError, TypeError, ValueError, LookupError) as error:  # silence, or no list of slots
+                silence = error
         if not self._owners:
             raise EngineError(f"{self._name}: no server says who has which slot: {silence}") from silence
 

@@ -271,7 +271,9 @@ class News:
         connection = self._connect()
         connection.connect()
         connection.send_command(b"CLIENT", b"ID")
-        number: int = connection.read_response()
+        number: Any = connection.read_response()
+        if type(number) is not int:  # nobody could tell the server to redirect to it
+            raise ConnectionError(f"that is no reply to CLIENT ID: {number!r}")
         self._check(connection)
         with self._lock:
             self._down = self._mute = False
@@ -333,7 +335,7 @@ class News:
 
     def _hear(self, push: Any) -> None:
         match push:
-            case [b"message" | b"smessage", channel, message]:
+            case [b"message" | b"smessage", bytes() as channel, bytes() as message]:
                 self._ring(channel, message)
             case [b"invalidate", None]:
                 self._void_all()

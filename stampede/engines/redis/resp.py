@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-__all__ = ["MORE", "Parser", "packed", "parser"]
+__all__ = ["MORE", "Parser", "left_over", "packed", "parser"]
 
 MORE = object()
 """There is no whole reply yet."""
@@ -44,6 +44,15 @@ def _pack_of_hiredis() -> Callable[[tuple[Any, ...]], bytes] | None:
         return None
     made: Callable[[tuple[Any, ...]], bytes] = pack_command
     return made
+
+
+def left_over(library_parser: Any) -> bool:
+    """Whether more has been read than was asked for, by a parser of the library (redis-py 5 to 8)."""
+    reader = getattr(library_parser, "_reader", None)
+    if reader is not None:  # hiredis
+        return bool(reader.has_data())
+    buffer = getattr(library_parser, "_buffer", None)
+    return buffer is not None and buffer.unread_bytes() > 0
 
 
 class _Parser:

@@ -9,9 +9,12 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
+from stampede.engines.redis.shapes import COMMANDS, SCRIPTS, OutOfStep, is_number
 from stampede.ports import Hears
 
 __all__ = ["REMEDIES", "Command", "Script", "Scripts", "is_damage"]
+
+_CALLS = (b"EVALSHA", b"EVAL")
 
 REMEDIES = 3
 """So many of them for one command: somebody may damage its keys faster than they can be mended."""
@@ -46,10 +49,13 @@ class Scripts:
         if sharded:
             entry = entry.replace(b"'PUBLISH'", b"'SPUBLISH'")
         self._by_hash: dict[bytes, Script] = {}
+        self._shapes = COMMANDS.copy()  # of replies: by command, by a script's hash and by its text
 
         def load(name: str) -> Script:
-            script = Script(entry + (folder / f"{name}.lua").read_bytes())
+            source = entry + (folder / f"{name}.lua").read_bytes()
+            script = Script(source)
             self._by_hash[script.hash] = script
+            self._shapes[script.hash] = self._shapes[source] = SCRIPTS.get(name, is_number)
             return script
 
         self.claim, self.fill, self.abandon, self.prolong = (
@@ -68,6 +74,12 @@ class Scripts:
     def whole(self, command: Command) -> Command:
         """The call with the script's text, for a server that doesn't know it: flushed, restarted, failed over."""
         return (b"EVAL", self._by_hash[command[1]].source, *command[2:])
+
+    def check(self, command: Command, reply: Any) -> None:
+        """OutOfStep if that can't be the reply to this command. (A refusal can, to any.)"""
+        shape = self._shapes.get(command[1] if command[0] in _CALLS else command[0])
+        if shape is not None and not shape(reply) and not isinstance(reply, Exception):
+            raise OutOfStep(f"that is no reply to {command[0].decode()}: {str(reply)[:80]}")
 
     def instead(self, command: Command, reply: Any) -> list[Command]:
         """What to send where the server could not do as it was told, for a reason that can be mended; the last reply is
@@ -100,7 +112,7 @@ _LUA = re.compile(r"(?<!@)user_script:\d+: ")
 
 def keys_of(command: Command) -> Sequence[bytes]:
     """The keys that a command names."""
-    if command[0] in (b"EVALSHA", b"EVAL"):
+    if command[0] in _CALLS:
         return command[3 : 3 + command[2]]
     return command[1:2]
 

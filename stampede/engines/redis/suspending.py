@@ -7,6 +7,7 @@ and nobody is refused for being one too many.
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, Parser, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
+from stampede.engines.redis.shapes import OutOfStep
 from stampede.engines.transport import disown, shut
 from stampede.loops import PerLoop
 
@@ -112,7 +114,7 @@ class Suspending:
         pipe = self._pipes.get(loop)
         if pipe is None:
             self.close_dead()
-            pipe = self._pipes.put(loop, _Pipe(self._server, self._news))
+            pipe = self._pipes.put(loop, _Pipe(self._server, self._scripts, self._news))
         return pipe
 
 
@@ -137,13 +139,15 @@ class _Question:
 class _Pipe:
     """One event loop's connection, and the questions before and in it."""
 
-    def __init__(self, server: Server, news: News) -> None:
-        from redis.exceptions import ReadOnlyError
+    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
+        from redis.exceptions import ReadOnlyError, RedisError
         from redis.exceptions import TimeoutError as Hung
 
         self._server = server
+        self._scripts = scripts
         self._news = news
         self._hung = Hung
+        self._known = (RedisError, OSError, asyncio.TimeoutError)
         self._readonly = ReadOnlyError
         self._waiting: list[_Question] = []
         self._flying: deque[_Question] = deque()
@@ -174,12 +178,19 @@ class _Pipe:
         if not self._server.current(self._wire.connection):
             self._wire.drop(ConnectionError("this is not the master any more"))
             return
+        if not self._flying and self._wire.speaks():
+            self._wire.drop(OutOfStep("it has said what nobody had asked for, or goodbye"))
+            return
         questions, self._waiting = self._waiting, []
         asked = [question for question in questions if not question.future.done()]
         if self._news.told not in (0, self._wire.following):
             asked.insert(0, self._follow(self._wire, self._news.told))
         self._flying.extend(asked)
-        self._wire.send([command for question in asked for command in question.commands])
+        try:
+            self._wire.send([command for question in asked for command in question.commands])
+        except Exception as error:  # nobody else would tell those who wait
+            self._wire.drop(error)
+            return
         if self._watch is None:
             self._look_out()
 
@@ -207,6 +218,8 @@ class _Pipe:
             await anext(self._wire.ended)
         except (Exception, asyncio.CancelledError) as error:
             ended = isinstance(error, asyncio.CancelledError)  # the loop, or the engine
+            if not isinstance(error, (*self._known, asyncio.CancelledError)):
+                error = OutOfStep(f"{type(error).__name__}: {error}")
             self._fail(self._take_waiting(), ConnectionError("the connection was closed") if ended else error)
             if connection is not None:
                 await connection.disconnect(nowait=True)
@@ -219,7 +232,10 @@ class _Pipe:
     def heard(self, reply: Any, told: int) -> None:
         if isinstance(reply, self._readonly):  # another server is the master now: a new connection may find it
             raise ConnectionError(str(reply)) from reply
+        if not self._flying:
+            raise OutOfStep("it has said more than it was asked for")
         question = self._flying[0]
+        self._scripts.check(question.commands[len(question.replies)], reply)
         question.replies.append(reply)
         if len(question.replies) == len(question.commands):
             self._flying.popleft()
@@ -229,6 +245,8 @@ class _Pipe:
 
     def broken(self, error: Exception) -> None:
         """What was under way is asked once more on a new connection: every verb may be sent twice."""
+        if not isinstance(error, self._known):  # what a parser has stumbled over
+            error = OutOfStep(f"{type(error).__name__}: {error}")
         self._wire = self._oldest = None
         flying, self._flying = list(self._flying), deque()
         again = [question for question in flying if not question.again and not isinstance(error, self._hung)]
@@ -298,6 +316,10 @@ class _Wire(asyncio.Protocol):
         self._parser: Parser = parser(connection._parser.parse_error)
         self._transport: asyncio.Transport = connection._writer.transport
         self._transport.set_protocol(self)
+        self._watched: select.poll | None = None
+        if self._transport.get_extra_info("sslcontext") is None:  # TLS sends what is no reply, too
+            self._watched = select.poll()
+            self._watched.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         self.following = 0  # which connection is to be told, as far as we have asked
         self.told = 0  # and as far as the server has said yes
         self._guard = asyncio.create_task(self._stand(), name=_GUARD)
@@ -307,6 +329,10 @@ class _Wire(asyncio.Protocol):
         self.ended = _until_the_end(self)
         if self._transport.is_closing():
             raise ConnectionError("the server closed the connection")
+
+    def speaks(self) -> bool:
+        """Whether there is something to read, which is no reply if nothing has been asked."""
+        return self._watched is not None and bool(self._watched.poll(0))
 
     def send(self, commands: Sequence[Command]) -> None:
         self._transport.write(packed(self.connection, commands))

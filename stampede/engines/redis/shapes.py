@@ -1,0 +1,82 @@
+"""What the reply to each command looks like. One of another shape is a reply to something else: out of step. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+__all__ = ["COMMANDS", "SCRIPTS", "OutOfStep", "Shape", "is_number"]
+
+Shape: TypeAlias = Callable[[Any], bool]
+
+_ENTRY = 50  # bytes of ours before the value: see wire.py
+_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED = range(5)
+
+
+class OutOfStep(ConnectionError):
+    """What was read is no reply to what was asked: nothing that this connection says is to be believed any more."""
+
+
+def is_number(reply: Any) -> bool:
+    return type(reply) is int
+
+
+def _done(reply: Any) -> bool:
+    return bool(reply == b"OK")
+
+
+def _text(reply: Any) -> bool:
+    return reply is None or type(reply) is bytes
+
+
+def _texts(reply: Any) -> bool:
+    return type(reply) is list and all(type(text) is bytes for text in reply)
+
+
+def _some(reply: Any) -> bool:
+    return type(reply) is list
+
+
+def _entry(reply: Any) -> bool:
+    return type(reply) is bytes and len(reply) >= _ENTRY
+
+
+def _kept(reply: Any) -> bool:
+    return reply is None or (
+        type(reply) is list and len(reply) == 2 and type(reply[0]) is int and _entry(reply[1])
+    )  # fmt: skip
+
+
+def _claimed(reply: Any) -> bool:
+    if type(reply) is not list or len(reply) < 3:
+        return False
+    what, string = reply[0], reply[2]
+    if type(what) is not int or type(reply[1]) is not int or not (string is None or _entry(string)):
+        return False
+    if what == _FOUND:
+        return string is not None
+    if what == _GRANTED:
+        return True
+    if len(reply) < 4 or type(reply[3]) is not bytes:
+        return False
+    return what == _REFUSED or (what in (_BUSY, _FAILED) and len(reply) > 4 and type(reply[4]) is int)
+
+
+def _locked(reply: Any) -> bool:
+    """{1, fence} or {0, token, ms left}."""
+    if type(reply) is not list or len(reply) < 2 or type(reply[0]) is not int:
+        return False
+    return type(reply[1]) is (int if reply[0] else bytes) and all(type(more) is int for more in reply[2:])
+
+
+SCRIPTS: dict[str, Shape] = {"claim": _claimed, "get": _kept, "acquire": _locked, "generation": _texts}
+"""By verb; all others answer with a number."""
+
+COMMANDS: dict[bytes, Shape] = {
+    b"GET": _text,
+    b"GETEX": _text,
+    b"SET": _done,
+    b"ASKING": _done,
+    b"CLIENT": _done,
+    b"CLUSTER": _some,
+}

@@ -1,0 +1,196 @@
+"""Replies of another shape, too many or too few: the end of that connection, and never somebody else's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
+
+import faces
+from faces import BRIEF, never
+from memcached_server import MemcachedServer, shared_memcached
+from proxy import Proxy
+from servers import RedisServer, shared_redis
+
+from stampede import EngineError, events
+from stampede.testing import isolated
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+engines = pytest.mark.parametrize("engine", ["redis", "memcached"])
+
+
+class Face(faces.Face):
+    """One cache on either, with short times."""
+
+    def __init__(self, server: RedisServer | MemcachedServer, proxy: Proxy, colour: str, **options: Any) -> None:
+        redis = isinstance(server, RedisServer)
+        url = f"redis://127.0.0.1:{proxy.port}/0" if redis else f"memcached://127.0.0.1:{proxy.port}"
+        terms = ("socket_timeout", "socket_connect_timeout") if redis else ("timeout", "connect_timeout")
+        super().__init__(f"{url}?{'&'.join(f'{term}={BRIEF}' for term in terms)}", colour, **options)
+
+
+Faces = Callable[..., Face]
+Before = Callable[[Any], Proxy]
+
+
+def server_of(engine: str) -> RedisServer | MemcachedServer:
+    if engine == "redis":
+        redis = shared_redis()
+        redis.cli("FLUSHALL")
+        return redis
+    memcached = shared_memcached()
+    memcached.empty()
+    return memcached
+
+
+SURPLUS = {
+    "redis": [b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*2\r\n:1\r\n:2\r\n", b"-ERR no\r\n", b"$1\r\na\r\n"],
+    "memcached": [b"HD\r\n", b"EN\r\n", b"VA 1 s30 t9 c9 f1\r\nx\r\n", b"MN\r\n", b"ERROR\r\n", b"NF\r\n"],
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("engine, frame", [(engine, frame) for engine, all in SURPLUS.items() for frame in all])
+@pytest.mark.parametrize("where", ["before", "behind", "idle"])
+def test_a_reply_too_many(face: Faces, before: Before, engine: str, frame: bytes, where: str, colour: str) -> None:
+    """From then on each call of that connection would get its predecessor's reply."""
+    server = server_of(engine)
+    proxy = before(server)
+    asked = face(server, proxy, colour)
+    for number in range(3):
+        assert asked(f"k{number}", lambda number=number: number) == number
+    once = [frame]
+
+    def alter(data: bytes) -> bytes:
+        return data if not once else once.pop() + data if where == "before" else data + once.pop()
+
+    if where == "idle":
+        for pair in list(proxy._pairs):
+            pair._client.sendall(frame)
+    else:
+        proxy.alter = alter
+    for number in range(3):
+        assert asked(f"k{number}", lambda number=number: number, wait=1) == number
+        assert asked.run("get", f"k{number}") in (number, None) if not asked.down else True
+    proxy.alter = None
+    end = time.monotonic() + 5
+    while asked.down and time.monotonic() < end:
+        asked("other", lambda: 1)
+        time.sleep(BRIEF / 2)
+    for number in range(3):
+        asked.run("set", f"k{number}", number)
+        assert asked(f"k{number}", never) == number
+
+
+@both
+@engines
+def test_a_fitting_reply_too_many(face: Faces, before: Before, engine: str, colour: str) -> None:
+    """No look at it tells that it is another question's: the connection may not be asked while there is one."""
+    proxy = before(server_of(engine))
+    asked = face(shared_redis() if engine == "redis" else shared_memcached(), proxy, colour)
+    asked.run("set", "k", 1)
+    for pair in list(proxy._pairs):
+        pair._client.sendall(b":0\r\n" if engine == "redis" else b"EN\r\n")
+    assert asked.run("invalidate", "k") is True
+    asked.run("set", "k", 2)
+    for pair in list(proxy._pairs):
+        pair._client.sendall(b"$-1\r\n" if engine == "redis" else b"EN\r\n")
+    assert asked.run("get", "k") == 2
+
+
+@both
+def test_a_text_where_a_number_belongs(face: Faces, before: Before, colour: str) -> None:
+    """The number of the connection that is told of news: without it there are none, and nobody hangs."""
+    server = server_of("redis")
+    proxy = before(server)
+    asking: set[Any] = set()
+
+    def alter(data: bytes) -> bytes:
+        if data.startswith(b":") and data.count(b"\r\n") == 1 and data[1:-2].isdigit():
+            asking.add(data)
+            return b"$%d\r\n%s" % (len(data) - 3, data[1:])
+        return data
+
+    proxy.alter = alter
+    asked = face(server, proxy, colour, local=True)
+    began = time.monotonic()
+    for number in range(5):
+        assert asked(f"k{number}", lambda number=number: number, wait=1) == number
+    assert time.monotonic() - began < 5
+
+
+@both
+@engines
+@pytest.mark.parametrize("seed", range(2))
+def test_altered_replies(face: Faces, before: Before, engine: str, seed: int, colour: str) -> None:
+    """Whatever comes: a value of its own key, or an EngineError, soon; and all is well when it is over."""
+    server = server_of(engine)
+    proxy = before(server)
+    chance = random.Random(seed)
+
+    def alter(data: bytes) -> bytes:
+        if chance.random() > 0.15:
+            return data
+        at = chance.randrange(len(data))
+        frame = chance.choice(SURPLUS[engine])
+        return chance.choice([
+            frame + data, data + frame, data + data, data[:at], data[at:], frame,
+            data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :],
+            chance.choice([b"+", b":", b"$", b"*", b"-"]) + data[1:],
+        ])  # fmt: skip
+
+    proxy.alter = alter
+    asked = face(server, proxy, colour, lease=1, local=seed % 2 == 1)
+    end, slowest = time.monotonic() + 4, 0.0
+    for _ in range(120):
+        key = f"k{chance.randrange(6)}"
+        began = time.monotonic()
+        try:
+            verb = chance.choice(["get_or_compute", "get", "set", "invalidate", "peek", "many", "lock"])
+            if verb == "get_or_compute":
+                assert asked(key, lambda key=key: key, wait=0.3) == key
+            elif verb == "many":
+                assert asked.many([key, "k1"], lambda keys: {key: key for key in keys}) == {key: key, "k1": "k1"}
+            elif verb == "lock":
+                asked.lock("lock")
+            elif verb == "peek":
+                entry = asked.run("peek", key)
+                assert entry is None or entry.value == key
+            else:
+                found = asked.run(verb, key, key) if verb == "set" else asked.run(verb, key)
+                assert verb != "get" or found in (key, None)
+        except EngineError:
+            pass
+        slowest = max(slowest, time.monotonic() - began)
+        if time.monotonic() > end:
+            break
+    assert slowest < 2
+    proxy.heal()
+    while asked.down and time.monotonic() < end + 5:
+        asked("other", lambda: 1)
+        time.sleep(BRIEF / 2)
+    for number in range(6):
+        asked.run("set", f"k{number}", number)
+        assert asked(f"k{number}", never) == number
+
+
+def test_a_server_that_answers_nothing_right_is_down(before: Before, face: Faces) -> None:
+    """A raw TypeError would reach callers, or a call would never end."""
+    server = server_of("redis")
+    proxy = before(server)
+    asked = face(server, proxy, "sync")
+    asked("k", lambda: 1)
+    proxy.alter = lambda data: b"+OK\r\n"
+    with pytest.raises(EngineError):
+        asked.run("invalidate", "k")
+    assert asked("k", lambda: 2) == 2
+    assert asked.count(events.EngineDown) == 1
+    with isolated(), pytest.raises(EngineError):
+        asyncio.run(asked.cache.ainvalidate("k"))
