@@ -38,12 +38,14 @@ def all_of_ours(server: RedisServer, url: str) -> Iterator[list[str]]:
     with contextlib.suppress(ZeroDivisionError):
         cache.get_or_compute("failed", lambda: 1 // 0)
     with Lock("lock", on=url):
-        waiting = Herd(Lock("lock", on=url, wait=60).acquire)
+        waiter = Lock("lock", on=url, wait=60)
+        waiting = Herd(waiter.acquire)
         until(lambda: "Q" in {name[-1] for name in server.cli("KEYS", "*").split()})
         yield server.cli("KEYS", "*").split()
     origin.let_on()
     computing.join()
     assert waiting.join() == [True]
+    waiter.release()
     cache.close()
 
 
@@ -75,7 +77,8 @@ def test_a_list_where_a_string_belongs(server: RedisServer, face: Faces, colour:
         server.cli("EVAL", "redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 'x')", "1", name)
     assert generations
     use(asked)
-    assert asked.lock("lock")
+    with Lock("lock", on=server.url, wait=0) as lock:
+        assert lock.held
     assert not any(isinstance(event, events.EngineDown) for event in asked.told)
     assert any(isinstance(event, events.BadBytes) for event in asked.told)
 
