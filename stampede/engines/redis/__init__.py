@@ -5,7 +5,7 @@ scripts.py   calls them by their hashes
 wire.py      keys' names, arguments and replies
 verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise
 blocking.py, suspending.py   the line of each colour
-news.py      subscriptions, and what keeps tickets true
+news.py      subscriptions, and what keeps tickets true;  readers.py   the ends of connections that nobody looks at
 clients.py   what is behind a URL: how connections to a server are made
 shard.py     one server's ports;  sentinel.py   the server that sentinels name
 cluster.py   many shards, each a master.py;  routed.py   the ports over them

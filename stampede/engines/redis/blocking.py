@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import selectors
 import struct
 import threading
 import time
@@ -68,16 +67,6 @@ class Blocking:
             replies += some
             tellers.add(told)
         return replies, tellers.pop() if len(tellers) == 1 else 0
-
-    def look_at_idle(self) -> None:
-        """Notice idle connections that the server, or something on the way, has closed: of what was read on them
-        nobody will be told, and their next question may never come."""
-        for connection in self._pool.idle():
-            sock: Any = connection._sock
-            before, _, told = self._following.get(connection, (None, 0, 0))
-            if told and sock is not None and sock is before and _readable(sock):
-                self._following.pop(connection, None)  # (or it has just been taken, and has a reply: it asks anew)
-                self._news.reader_lost()
 
     def close(self) -> None:
         self._pool.close()
@@ -154,7 +143,7 @@ class Blocking:
     ) -> tuple[list[Any], int]:
         """The same, after the server has been asked to tell of changes in what this connection reads."""
         (answer, *replies) = self._replies(connection, [follow(told), *commands])
-        agreed = told if answer == b"OK" else 0
+        agreed = told if answer == b"OK" and self._news.watch(connection._sock) else 0
         self._following[connection] = connection._sock, told, agreed
         return replies, agreed
 
@@ -306,18 +295,6 @@ class _Pool:
             with self._returned:
                 self._returned.notify_all()
 
-    def idle(self) -> list[Connection]:
-        return list(self._idle)
-
     def close(self) -> None:
         for connection in list(self._all):
             connection.disconnect()
-
-
-def _readable(sock: Any) -> bool:
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(sock, selectors.EVENT_READ)
-            return bool(selector.select(0))
-    except (OSError, ValueError):
-        return True  # closed on this side

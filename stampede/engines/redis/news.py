@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stampede.colour import Bell
+from stampede.engines.redis.readers import Readers
 from stampede.engines.redis.resp import MORE, Parser, parser
 
 __all__ = ["GENERATIONS", "Ear", "News", "follow", "slot_of"]
@@ -123,6 +124,7 @@ class News:
 
     def _begin(self) -> None:
         self.told = 0
+        self._readers = Readers()
         self._number = 0  # of the connection, told or not
         self._lock = threading.Lock()
         self._channels: dict[bytes, _Channel] = {}
@@ -197,9 +199,10 @@ class News:
 
     def start_again(self) -> None:
         """In a forked child: the connection is the parent's, and nothing is known of what it will be told."""
-        inherited = self._poke
+        readers, inherited = self._readers, self._poke
         self._begin()
         self._void_all()
+        readers.close()  # the parent's own stays
         for end in inherited or ():
             end.close()
 
@@ -233,6 +236,12 @@ class News:
     def _void_all(self) -> None:
         self.void_all()
         self.on_void()
+
+    def watch(self, sock: Any) -> bool:
+        """Have it noticed when a connection ends whose reads are followed, whatever its thread or loop does then.
+        All that it has been told by then it had asked before: its tickets are older than what is voided. False: it
+        can't be, and it has no tickets."""
+        return self._readers.watch(sock)
 
     def reader_lost(self) -> None:
         """A connection whose reads were followed has ended: of changes in what it had read the server tells nobody."""
@@ -292,6 +301,8 @@ class News:
         with selectors.DefaultSelector() as selector:
             selector.register(sock, selectors.EVENT_READ)
             selector.register(poke, selectors.EVENT_READ)
+            if self._readers.wakes is not None:
+                selector.register(self._readers.wakes, selectors.EVENT_READ)
             while not self._closed:
                 if self.tracks and not self.told:
                     self.told = self._number
@@ -306,6 +317,8 @@ class News:
                     self._read(sock, pushes)
                     if not self._channels:
                         _nap(poke)
+                if (now >= tick or self._readers.wakes in ready) and self._readers.ended():
+                    self.reader_lost()
                 if now >= tick:
                     if now - heard > 2 * TICK:
                         raise ConnectionError("it doesn't answer")

@@ -27,7 +27,7 @@ class Shard:
         self.generations = Generations(self.news)
         self.line = Blocking(server, scripts, self.news)
         self.aline = Suspending(server, scripts, self.news)
-        self.news.on_tick = self._tick
+        self.news.on_tick = self.aline.close_dead
         self.claims, self.locks = self.ports(self.line, BLOCKING)
         self.aclaims, self.alocks = self.ports(self.aline, SUSPENDING)
 
@@ -39,10 +39,6 @@ class Shard:
     def follow(self) -> None:
         """Have the server tell of changes from now on."""
         self.news.track()
-
-    def _tick(self) -> None:
-        self.line.look_at_idle()
-        self.aline.close_dead()
 
     async def ping(self) -> None:
         await self.line.ask((b"PING",))

@@ -201,7 +201,8 @@ class _Pipe:
         question.again = True  # on another connection it would be wrong
 
         def followed(future: asyncio.Future[None]) -> None:
-            if not future.cancelled() and future.exception() is None and question.replies[0] == b"OK":
+            agreed = not future.cancelled() and future.exception() is None and question.replies[0] == b"OK"
+            if agreed and self._news.watch(wire.socket):
                 wire.told = told
 
         question.future.add_done_callback(followed)
@@ -316,10 +317,11 @@ class _Wire(asyncio.Protocol):
         self._parser: Parser = parser(connection._parser.parse_error)
         self._transport: asyncio.Transport = connection._writer.transport
         self._transport.set_protocol(self)
+        self.socket = self._transport.get_extra_info("socket")
         self._watched: select.poll | None = None
         if self._transport.get_extra_info("sslcontext") is None:  # TLS sends what is no reply, too
             self._watched = select.poll()
-            self._watched.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+            self._watched.register(self.socket.fileno(), select.POLLIN)
         self.following = 0  # which connection is to be told, as far as we have asked
         self.told = 0  # and as far as the server has said yes
         self._guard = asyncio.create_task(self._stand(), name=_GUARD)
