@@ -13,7 +13,7 @@ from typing import Any
 
 from stampede import early, events
 from stampede.call import Call, Hold, Means, Opening
-from stampede.colour import Loop, running_loop
+from stampede.colour import Bell, Loop, running_loop
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import (
     CodecError,
@@ -25,6 +25,7 @@ from stampede.errors import (
 )
 from stampede.flight import SAFETY, Flight, nested
 from stampede.outcome import Landing, LeftOut
+from stampede.pace import Pace
 from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
 
@@ -128,7 +129,7 @@ def never_begun(call: Call, flight: Flight) -> None:
 
 async def claim(call: Call) -> Landing | Granted:
     """The value, or the right to compute it; while somebody else computes, sleep until woken and claim again."""
-    due = call.seen
+    due, pace = call.seen, Pace()
     ask = call.opening.ask if call.opening else terms(call.means, call.policy, due, force=call.force)
     while True:
         call.asked = at = call.opening.at if call.opening else call.now
@@ -156,6 +157,8 @@ async def claim(call: Call) -> Landing | Granted:
                 if patience <= 0:
                     return await verdict_of_waiting(call)
                 news = await call.means.port.wait(call.key, reply, patience)
+                if news is None and (rest := pace.rest(call.now)) > 0:  # whatever woke us, again and again
+                    await call.means.colour.park(Bell(), min(rest, patience))
                 ask.since, ask.awaited = call.waited, reply.token
                 ask.draw = None  # what was computed while we waited is good, however short its life
                 if news is not None:

@@ -11,11 +11,12 @@ from time import monotonic
 from types import TracebackType
 from typing import TypeVar
 
-from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking, running_loop
+from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, running_loop
 from stampede.entry import new_id
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.fill import quietly
 from stampede.keeper import Hold, keeper
+from stampede.pace import Pace
 from stampede.policy import seconds
 from stampede.ports import Engine, Granted, Locks
 
@@ -149,22 +150,31 @@ class Lock:
         if me in self._grips and not self._grips[me].hold.lost:
             return False  # waiting for ourselves would never end
         patience = self._wait if wait is None else seconds("wait", wait)
-        token, began = new_id(), monotonic()
+        token, began, pace = new_id(), monotonic(), Pace()
         try:
             while True:
                 asked = monotonic()
-                reply = await port.acquire(self.name, token, self._lease)
+                left = began + patience - asked
+                reply = await port.acquire(self.name, token, self._lease, waits=patience > 0)
                 if isinstance(reply, Granted):
                     self._grips[me] = _Grip(self, token, reply.fence, asked)
                     return True
-                left = began + patience - monotonic()
                 if left <= 0:
-                    return False
+                    break
                 await port.wait(self.name, reply, left)
+                rest = pace.rest(monotonic())
+                if rest > 0:
+                    await colour.park(Bell(), min(rest, max(left, 0.0)))
+        except GeneratorExit:  # its loop was closed: nothing can be awaited any more
+            run_blocking(quietly(self._locks.release, self.name, token))
+            raise
         except BaseException:
             if me not in self._grips or self._grips[me].token != token:
                 await colour.whole(quietly(port.release, self.name, token))  # the reply may just have been lost
             raise
+        if patience > 0:  # or it would be its turn one day, and the lock be kept for it
+            await colour.whole(quietly(port.release, self.name, token))
+        return False
 
     async def _release(self, colour: Colour, port: Locks) -> None:
         grip = self._take()

@@ -231,8 +231,12 @@ class Hears(Protocol):
 class Locks(Protocol):
     """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
-        """Take the lock, or say who has it. The holder's own token is granted again."""
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+        """Take the lock, or say who has it. The holder's own token is granted again.
+
+        With `waits`, one that is refused is going to ask again with this token, until it is granted or calls `release`.
+        An engine that can keeps the order of arrival among those.
+        """
         ...
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
@@ -240,7 +244,7 @@ class Locks(Protocol):
         ...
 
     async def release(self, name: str, token: bytes) -> bool:
-        """Give it back and wake a waiter. False: it was somebody else's by then."""
+        """Give it back, or the place among those who wait, and wake a waiter. False: it was somebody else's by then."""
         ...
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
@@ -261,6 +265,7 @@ class Engine(ABC):
     shared: bool = True  # other processes see it: values are bytes, and a local tier is a choice
     fenced: bool = False  # it refuses a late fill (promises 4 and 5)
     pushes: bool = False  # waiters are woken, not polling
+    fair: bool = False  # who has waited longest for a lock is next
     coherent: bool = False  # what it finds comes with a ticket: a local tier in front of it stays true
 
     claims: Claims | None = None

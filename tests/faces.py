@@ -6,12 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from herd import Herd
 
-from stampede import Cache, events
+from stampede import Cache, Lock, StampedeError, events
 from stampede.breaker import Breaker
 
 __all__ = ["BRIEF", "LONG", "Face", "Number", "never"]
@@ -41,6 +42,7 @@ class Face:
                 patch.setattr(f"{module}.Breaker", lambda: Breaker(pause))
             self.cache = Cache(url, observers=[self.told.append], **options)
         self._runner = asyncio.Runner() if colour == "async" else None
+        self._locks: list[Lock] = []
 
     def __call__(self, key: str, origin: Callable[[], Any], **terms: Any) -> Any:
         return self.run("get_or_compute", key, origin, **terms)
@@ -74,6 +76,7 @@ class Face:
 
     def lock(self, name: str) -> bool:
         lock = self.cache.lock(name)
+        self._locks.append(lock)  # or it would be released with its object
         return lock.acquire(0) if self._runner is None else self._runner.run(lock.aacquire(0))
 
     def count(self, kind: type[events.Event]) -> int:
@@ -84,6 +87,9 @@ class Face:
         return self.count(events.EngineDown) > self.count(events.EngineUp)
 
     def close(self) -> None:
+        for lock in self._locks:
+            with suppress(StampedeError):
+                lock.release()
         self.cache.close()
         if self._runner is not None:
             self._runner.close()

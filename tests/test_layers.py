@@ -43,7 +43,7 @@ LAYERS = """
     local
     colour
     metrics
-    ports policy early breaker events
+    ports policy early breaker pace events
     entry loops
     errors decisions
     forks

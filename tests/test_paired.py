@@ -85,7 +85,7 @@ class WatchedLocks:
         self.port, self.steps = port, steps
         self.wait = port.wait
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Any:
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Any:
         self.steps.take("acquire")
         return await self.port.acquire(name, token, lease)
 

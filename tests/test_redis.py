@@ -1415,44 +1415,6 @@ def test_nobody_starves(server: RedisServer) -> None:
     assert entered["greedy"] < 1_000
 
 
-def test_a_released_lock_is_kept_for_those_who_wait_in_their_order(server: RedisServer, open_: Open) -> None:
-    """Who comes by at the right moment would get it before those who have waited, again and again."""
-    engine = open_(server.url)
-    holder, waiters, stranger = new_id(), [new_id(), new_id()], new_id()
-    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
-    for token in waiters:
-        for _ in range(2):  # the second time it is in the queue
-            busy = run(engine.locks.acquire("l", token, LONG))
-            assert isinstance(busy, Busy)
-            run(engine.locks.wait("l", busy, 0.0))
-    for token in waiters:
-        assert run(engine.locks.release("l", holder))
-        refused = run(engine.locks.acquire("l", stranger, LONG))
-        assert isinstance(refused, Busy)
-        assert refused.token == token
-        assert isinstance(run(engine.locks.acquire("l", token, LONG)), Granted)
-        holder = token
-    assert run(engine.locks.release("l", holder))
-    assert isinstance(run(engine.locks.acquire("l", stranger, LONG)), Granted)
-
-
-def test_a_waiter_that_died_costs_a_turn(server: RedisServer, open_: Open) -> None:
-    """One that waited and was killed would keep the lock from everybody."""
-    engine = open_(server.url)
-    holder, dead = new_id(), new_id()
-    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
-    for _ in range(2):  # the second time it is in the queue
-        busy = run(engine.locks.acquire("l", dead, LONG))
-        assert isinstance(busy, Busy)
-        run(engine.locks.wait("l", busy, 0.01))
-    assert run(engine.locks.release("l", holder))
-    other, start = new_id(), time.monotonic()
-    while isinstance(reply := run(engine.locks.acquire("l", other, LONG)), Busy):
-        assert reply.token == dead
-        run(engine.locks.wait("l", reply, LONG))
-    assert time.monotonic() - start < 0.9
-
-
 def test_fences_grow_over_a_flush(server: RedisServer, open_: Open) -> None:
     """A resource would take an old holder for a new one after the counter was lost."""
     engine = open_(server.url)

@@ -328,7 +328,7 @@ class _Locks:
         self._names = names
         self._colour = colour
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         return self._names.acquire(name, token, lease)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:

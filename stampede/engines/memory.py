@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from stampede import decisions, early, forks
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.leases import Ending, Lease, Names, Past, ring
+from stampede.engines.line import Line
 from stampede.engines.url import anything, options_of, text, whole
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import OptionError, TooLarge
@@ -30,6 +31,7 @@ class MemoryEngine(Engine):
     scheme = "memory"
     fenced = True
     pushes = True
+    fair = True
     coherent = False
 
     def __init__(
@@ -43,11 +45,11 @@ class MemoryEngine(Engine):
         self.shared = sealed  # values are bytes then, as they would be in production
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
-        keys, names = _Keys(shelf, clock), Names(clock)
+        keys, line = _Keys(shelf, clock), Line(clock)
         self.claims = self.store = self.recalls = _Verbs(keys, BLOCKING)
         self.aclaims = self.astore = _Verbs(keys, SUSPENDING)
-        self.locks, self.alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
-        self._parts = keys, names
+        self.locks, self.alocks = _Locks(line, BLOCKING), _Locks(line, SUSPENDING)
+        self._parts = keys, line
         forks.in_child(self._start_again)
 
     def ping(self) -> float:
@@ -331,25 +333,18 @@ class _Verbs(Versioned):
 class _Locks:
     """Locks by name. Only `wait` has a colour."""
 
-    def __init__(self, names: Names, colour: Colour) -> None:
-        self._names = names
+    def __init__(self, line: Line, colour: Colour) -> None:
+        self._line = line
         self._colour = colour
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
-        names = self._names
-        with decisions.lock:
-            now = names.clock()
-            standing = names.leases.get(name, now)
-            if standing is not None and standing.token != token:
-                return Busy(standing.token, standing.end - now)
-            fence, _ = names.grant(name, token, lease, now)
-            return Granted(fence=fence)
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+        return self._line.acquire(name, token, lease, waits=waits)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return self._names.renew(name, token, lease)
+        return self._line.renew(name, token, lease)
 
     async def release(self, name: str, token: bytes) -> bool:
-        return self._names.release(name, token)
+        return self._line.release(name, token)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        await self._names.wait(name, busy, timeout, self._colour)
+        await self._line.wait(name, busy, timeout, self._colour)

@@ -81,7 +81,7 @@ class _NoLock:
     def __init__(self) -> None:
         self._fences = count(1)
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         return Granted(fence=next(self._fences))
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:

@@ -52,6 +52,7 @@ class Paired(Engine):
         self.shared = store.shared
         self.fenced = isinstance(store.store, Versioned)
         self.pushes = locks.pushes
+        self.fair = locks.fair and locks.alocks is not None
         self.coherent = False
         self.locks = locks.locks
         self.alocks = locks.alocks or _LocksBeside(locks.locks)
@@ -378,8 +379,8 @@ class _LocksBeside:
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
-        return await in_thread(run_blocking, self._locks.acquire(name, token, lease))
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+        return await in_thread(run_blocking, self._locks.acquire(name, token, lease, waits=waits))
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await in_thread(run_blocking, self._locks.renew(name, token, lease))

@@ -176,7 +176,7 @@ class _Keys(_Port, Versioned):
 class _Names(_Port):
     """Locks."""
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         try:
             busy = self._rows.held(name, token)
         except Locked:

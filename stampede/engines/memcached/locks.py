@@ -25,7 +25,7 @@ class MemcachedLocks:
         self._line = line
         self._colour = colour
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         its = items.name_of(name, b"l")
         link = await self._line.take(its)
         try:

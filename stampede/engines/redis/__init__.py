@@ -51,6 +51,7 @@ class RedisEngine(Engine):
     shared = True
     fenced = True
     pushes = True
+    fair = True
 
     def __init__(
         self, url: str | None = None, *, client: Any = None, tracking: bool | None = None, **options: Any

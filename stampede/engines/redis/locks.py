@@ -1,8 +1,9 @@
 """Locks that are no cache, one port for each colour.
 
-Fair by a queue on the server. Who comes again after waiting has a place in it; a release keeps the lock for the first
-of the queue that was heard of lately, for TURN seconds, and its message names it. So a holder that comes back at once
-finds the lock taken, each waiter's turn comes after those before it, and one that died costs TURN once.
+Fair by a queue on the server: who waits takes a place with the first refusal, in the order of arrival, and gives it up
+when it goes. Whenever the lock comes free it is kept for the first of the queue, for a fifth of a second, and only that
+one is told. So a holder that comes back at once finds the lock taken, a waiter costs three commands however many there
+are, one whose process died costs nothing, and one that is frozen a fifth of a second.
 Who never waits (`try_lock`) has no place, and the lock is kept from nobody for it.
 """
 
@@ -20,19 +21,21 @@ from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.verbs import LOOK, SAFETY, Line
 from stampede.engines.redis.wire import ms
+from stampede.pace import FARTHEST, look_again
 from stampede.ports import Busy, Granted
 
 __all__ = ["LockPort", "tag_of"]
 
 TURN = 0.2
-"""Seconds for which a released lock is kept for the one whose turn it is."""
+"""Seconds for which a lock that came free is kept for the one whose turn it is (as queue.lua says)."""
 
-HEARD = 2.5
-"""Seconds after which a waiter that was not heard of is gone: it asks again after SAFETY at the latest."""
+FENCED = 10.0
+"""Seconds for which a fence is remembered beyond its lease: after that, the clock alone keeps fences growing."""
 
-QUEUE = 60.0
+QUEUE = 4 * FARTHEST
+"""Seconds for which a queue stands of which nobody is heard."""
 
-_REMEMBERED = 4096
+_REMEMBERED = 1 << 16
 
 
 class _Names(NamedTuple):
@@ -41,7 +44,7 @@ class _Names(NamedTuple):
     lock: bytes
     fence: bytes
     queue: bytes
-    heard: bytes
+    homes: bytes
     turn: bytes
     done: bytes
     channel: bytes
@@ -60,10 +63,11 @@ def _names(name: str) -> _Names:
 
 
 @dataclass(slots=True)
-class _Refused(Busy):
-    """Busy, and whose question it answered."""
+class _Queued(Busy):
+    """Busy, and the place of the one who asked."""
 
     mine: bytes = b""
+    ahead: int = 0
 
 
 class LockPort:
@@ -74,42 +78,53 @@ class LockPort:
         self._scripts = scripts
         self._news = news
         self._colour = colour
-        self._waited: dict[bytes, None] = {}  # tokens that have waited; they may never come again
+        self._arrivals: dict[bytes, int] = {}  # of tokens that wait: who missed its turn is the next again
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         its = _names(name)
-        waited = b"1" if token in self._waited else b""
-        keys = (its.lock, its.fence, its.queue, its.heard, its.turn)
-        taken, what, *left = await self._line.ask(self._scripts.acquire(keys, token, ms(lease), waited, ms(QUEUE)))
-        if not taken:
-            return _Refused(what, left[0] / 1000, mine=token)
-        self._waited.pop(token, None)
-        return Granted(fence=what)
+        home, arrival = (self._news.home, self._arrivals.get(token, b"")) if waits else (b"", b"")
+        keys = (its.lock, its.fence, its.queue, its.homes, its.turn)
+        command = self._scripts.acquire(keys, token, ms(lease), its.channel, home, arrival, ms(QUEUE))
+        taken, what, *place = await self._line.ask(command)
+        if taken:
+            self._arrivals.pop(token, None)
+            return Granted(fence=what)
+        left, arrival, ahead = place
+        if not waits:
+            return Busy(what, left / 1000)
+        self._remember(token, arrival)
+        return _Queued(what, left / 1000, mine=token, ahead=ahead)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return bool(await self._line.ask(self._scripts.renew([_names(name).lock], token, ms(lease))))
+        its = _names(name)
+        return bool(
+            await self._line.ask(self._scripts.renew((its.lock, its.fence), token, ms(lease), ms(lease + FENCED)))
+        )
 
     async def release(self, name: str, token: bytes) -> bool:
         its = _names(name)
-        self._waited.pop(token, None)
-        keys = (its.lock, its.queue, its.heard, its.turn, its.done)
-        command = self._scripts.release(keys, token, ms(TURN), ms(HEARD), its.channel, os.urandom(8))
-        return bool(await self._line.ask(command))
+        self._arrivals.pop(token, None)
+        keys = (its.lock, its.queue, its.homes, its.turn, its.done, its.fence)
+        return bool(await self._line.ask(self._scripts.release(keys, token, its.channel, os.urandom(8))))
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        its, mine = _names(name), busy.mine if isinstance(busy, _Refused) else b""
-        end = monotonic() + min(timeout, busy.lease)
-        queued = mine in self._waited  # until then it is no one's turn, and hears of everybody's
-        self._remember(mine)
-        with self._news.listen(its.channel, mine if queued else b"") as ear:
-            ready = await self._colour.park(ear.ready, min(timeout, LOOK))
+        its, end, ahead = _names(name), monotonic() + timeout, 0
+        channel, mine = its.channel, b""
+        if isinstance(busy, _Queued):
+            channel, mine, ahead = its.channel + self._news.home, busy.mine, busy.ahead
+        # Without news one that is far back may look more rarely, too, but not so that it would miss its turn.
+        look = LOOK * (1 + min(ahead // 10, 9)) * uniform(0.9, 1.1)
+        with self._news.listen(channel, mine) as ear:
+            ready = await self._colour.park(ear.ready, min(timeout, look))
             # What was released before we listened was told to nobody here.
             if await self._line.ask(self._scripts.standing((its.lock, its.turn), busy.token)):
-                longest = (SAFETY if ready and ear.hears else LOOK) * uniform(0.9, 1.1)
+                hears = ready and ear.hears
+                ahead, safety = (ahead, SAFETY * uniform(0.9, 1.1)) if hears else (0, look)
+                longest = look_again(ahead, busy.lease, TURN, safety)
                 await self._colour.park(ear.bell, min(end - monotonic(), longest))
 
-    def _remember(self, token: bytes) -> None:
-        if len(self._waited) >= _REMEMBERED:
-            for old in list(self._waited)[: _REMEMBERED // 2]:
-                self._waited.pop(old, None)
-        self._waited[token] = None
+    def _remember(self, token: bytes, arrival: int) -> None:
+        if len(self._arrivals) >= _REMEMBERED:
+            for old in list(self._arrivals)[: _REMEMBERED // 2]:
+                self._arrivals.pop(old, None)
+        self._arrivals[token] = arrival

@@ -56,14 +56,34 @@ class Refusal(Exception):
 class _Channel:
     """One channel, subscribed or about to be."""
 
-    __slots__ = ("ears", "left", "name", "ready", "stands")
+    __slots__ = ("_only", "ears", "left", "name", "ready", "stands")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.ears: set[Ear] = set()
+        self._only: dict[bytes, set[Ear]] = {}  # the same, by whose messages they hear
         self.ready = Bell()  # there is an answer: subscribed, refused or lost
         self.stands = False
         self.left = 0.0  # when the last ear did
+
+    def add(self, ear: Ear) -> None:
+        self.ears.add(ear)
+        self._only.setdefault(ear.only, set()).add(ear)
+
+    def discard(self, ear: Ear) -> None:
+        self.ears.discard(ear)
+        some = self._only.get(ear.only)
+        if some is not None:
+            some.discard(ear)
+            if not some:
+                del self._only[ear.only]
+
+    def take(self, message: bytes) -> list[Ear]:
+        """Those that hear this message; of thousands that wait for their turn it is one."""
+        heard = [ear for only in {b"", message} for ear in self._only.get(only, ())] if message else list(self.ears)
+        for ear in heard:
+            self.discard(ear)
+        return heard
 
     def lose(self) -> None:
         """There will be no messages any more: everybody asks again."""
@@ -123,6 +143,7 @@ class News:
         self._begin()
 
     def _begin(self) -> None:
+        self.home = os.urandom(6).hex().encode()  # part of the channels on which this process alone listens
         self.told = 0
         self._readers = Readers()
         self._number = 0  # of the connection, told or not
@@ -152,12 +173,12 @@ class News:
                     self._channels[name] = channel
                     self._ask(self._subscribe, channel)
             ear = Ear(channel, only)
-            channel.ears.add(ear)
+            channel.add(ear)
         try:
             yield ear
         finally:
             with self._lock:
-                channel.ears.discard(ear)
+                channel.discard(ear)
                 channel.left = time.monotonic()
 
     def track(self) -> None:
@@ -394,8 +415,7 @@ class News:
             channel = self._channels.get(name)
             if channel is None:
                 return
-            heard = [ear for ear in channel.ears if not message or ear.only in (b"", message)]
-            channel.ears.difference_update(heard)
+            heard = channel.take(message)
         for ear in heard:
             ear.message = message
             ear.bell.ring()

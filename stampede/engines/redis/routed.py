@@ -199,8 +199,8 @@ class RoutedLocks:
         slot = _slot(tag_of(name))
         return await self._ways.at(slot, self._colour, lambda ports: verb(ports.locks), always=always)
 
-    async def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
-        return await self._at(name, lambda locks: locks.acquire(name, token, lease))
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+        return await self._at(name, lambda locks: locks.acquire(name, token, lease, waits=waits))
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await self._at(name, lambda locks: locks.renew(name, token, lease))

@@ -45,14 +45,14 @@ class Scripts:
 
     def __init__(self, *, sharded: bool = False) -> None:
         folder = files(__package__) / "lua"
-        entry = (folder / "entry.lua").read_bytes()
+        entry, queue = ((folder / name).read_bytes() for name in ("entry.lua", "queue.lua"))
         if sharded:
-            entry = entry.replace(b"'PUBLISH'", b"'SPUBLISH'")
+            entry, queue = (source.replace(b"'PUBLISH'", b"'SPUBLISH'") for source in (entry, queue))
         self._by_hash: dict[bytes, Script] = {}
         self._shapes = COMMANDS.copy()  # of replies: by command, by a script's hash and by its text
 
-        def load(name: str) -> Script:
-            source = entry + (folder / f"{name}.lua").read_bytes()
+        def load(name: str, before: bytes = entry) -> Script:
+            source = before + (folder / f"{name}.lua").read_bytes()
             script = Script(source)
             self._by_hash[script.hash] = script
             self._shapes[script.hash] = self._shapes[source] = SCRIPTS.get(name, is_number)
@@ -67,7 +67,8 @@ class Scripts:
         self.get, self.set, self.replace = load("get"), load("set"), load("replace")
         self.expire, self.invalidate, self.generation = load("expire"), load("invalidate"), load("generation")
         self.renew, self.bump = load("renew"), load("bump")
-        self.acquire, self.release, self.standing = load("acquire"), load("release"), load("standing")
+        self.acquire, self.release = load("acquire", entry + queue), load("release", entry + queue)
+        self.standing = load("standing")
         self.mend = load("mend")
         self.audience: WeakSet[Hears] = WeakSet()
 

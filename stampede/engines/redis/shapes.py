@@ -63,10 +63,13 @@ def _claimed(reply: Any) -> bool:
 
 
 def _locked(reply: Any) -> bool:
-    """{1, fence} or {0, token, ms left}."""
+    """{1, fence} or {0, token, ms left, arrival, how many are before it}."""
     if type(reply) is not list or len(reply) < 2 or type(reply[0]) is not int:
         return False
-    return type(reply[1]) is (int if reply[0] else bytes) and all(type(more) is int for more in reply[2:])
+    told, *more = reply[1:]
+    if reply[0]:
+        return type(told) is int and not more
+    return type(told) is bytes and len(more) == 3 and all(type(each) is int for each in more)
 
 
 SCRIPTS: dict[str, Shape] = {"claim": _claimed, "get": _kept, "acquire": _locked, "generation": _texts}

@@ -173,6 +173,48 @@ class LocksSuite(Suite):
         assert time.monotonic() - start < SOON
 
     @case
+    async def test_who_has_waited_longest_is_next(self) -> None:
+        """Who comes at the right moment would go first, again and again, and somebody wait for ever."""
+        self.declared(self.engine.fair, "fair")
+        holder, waiters = await self.held(), [new_id() for _ in range(5)]
+        for token in waiters:
+            assert isinstance(await self.locks.acquire("l", token, LONG, waits=True), Busy)
+        for token in waiters[::-1]:  # however often the others ask
+            assert isinstance(await self.locks.acquire("l", token, LONG, waits=True), Busy)
+        for token in waiters:
+            assert await self.locks.release("l", holder) is True
+            assert (await self.refused()).token == token
+            assert isinstance(await self.locks.acquire("l", token, LONG, waits=True), Granted)
+            holder = token
+
+    @case
+    async def test_a_turn_wakes_the_one_whose_it_is(self) -> None:
+        """It would be told to somebody else, or to nobody, and the lock lie idle."""
+        holder, first, second = await self.held(), new_id(), new_id()
+        replies = [await self.locks.acquire("l", token, LONG, waits=True) for token in (first, second)]
+        assert all(isinstance(reply, Busy) for reply in replies)
+        start = time.monotonic()
+        woken = self.beside(self.locks.wait("l", replies[0], LONG))  # type: ignore[arg-type]
+        await self.pause(0.02)  # most likely it sleeps by then; if not, it must not miss it either
+        assert await self.locks.release("l", holder) is True
+        await woken
+        assert isinstance(await self.locks.acquire("l", first, LONG, waits=True), Granted)
+        assert time.monotonic() - start < SOON
+
+    @case
+    async def test_who_has_gone_is_not_waited_for(self) -> None:
+        """After somebody's `wait` ran out, the lock would be kept for it, and from all others."""
+        holder, gone, named, last = await self.held(), new_id(), new_id(), new_id()
+        for token in (gone, named, last):
+            assert isinstance(await self.locks.acquire("l", token, LONG, waits=True), Busy)
+        assert await self.locks.release("l", gone) is False
+        assert await self.locks.release("l", holder) is True
+        if self.engine.fair:
+            assert (await self.refused()).token == named
+        assert await self.locks.release("l", named) is False  # it goes when its turn has come already
+        assert isinstance(await self.locks.acquire("l", last, LONG, waits=True), Granted)
+
+    @case
     async def test_wait_is_over_with_the_lease(self) -> None:
         """Those who wait for a dead holder would sleep on."""
         busy = await self.in_time(self.short_and_busy)

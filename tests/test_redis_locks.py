@@ -1,0 +1,226 @@
+"""Locks on Redis: who is next, who has gone, and what a waiter costs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from faces import Face
+from herd import until
+from servers import PATIENCE, RedisServer, shared_redis
+
+from stampede import Cache, WaitTimeout
+from stampede.colour import run_blocking as run
+from stampede.engines.redis import RedisEngine, locks, wire
+from stampede.entry import new_id
+from stampede.ports import Busy, Granted
+
+LONG = 60.0
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+@pytest.fixture
+def server() -> RedisServer:
+    """The session's server, emptied."""
+    shared = shared_redis()
+    shared.cli("FLUSHALL")
+    return shared
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
+    """Engines that are closed at the end."""
+
+    def opened(*args: Any) -> RedisEngine:
+        engine = RedisEngine(*args)
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+Open = Callable[..., RedisEngine]
+
+
+Faces = Callable[..., Face]
+
+
+def ears(engine: RedisEngine) -> int:
+    """How many waiters hear what is sent."""
+    return sum(len(channel.ears) for channel in list(engine._servers.news._channels.values()) if channel.stands)
+
+
+def queued(engine: RedisEngine, token: bytes) -> Busy:
+    """Refused, and with a place in the queue."""
+    busy = run(engine.locks.acquire("l", token, LONG, waits=True))
+    assert isinstance(busy, Busy)
+    return busy
+
+
+def test_a_released_lock_is_kept_for_those_who_wait_in_their_order(server: RedisServer, open_: Open) -> None:
+    """Who comes by at the right moment would get it before those who have waited, again and again."""
+    engine = open_(server.url)
+    holder, waiters, stranger = new_id(), [new_id() for _ in range(4)], new_id()
+    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    for token in waiters:
+        queued(engine, token)
+    for token in reversed(waiters):
+        queued(engine, token)  # who came first is first, however often the others ask
+    for token in waiters:
+        assert run(engine.locks.release("l", holder))
+        refused = run(engine.locks.acquire("l", stranger, LONG))
+        assert isinstance(refused, Busy)
+        assert refused.token == token
+        assert isinstance(run(engine.locks.acquire("l", token, LONG, waits=True)), Granted)
+        holder = token
+    assert run(engine.locks.release("l", holder))
+    assert isinstance(run(engine.locks.acquire("l", stranger, LONG)), Granted)
+
+
+def test_who_has_left_the_queue_is_not_waited_for(server: RedisServer, open_: Open) -> None:
+    """The lock would be kept for it, and from all others, after the next release."""
+    engine = open_(server.url)
+    holder, gone, named, next_one = (new_id() for _ in range(4))
+    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    for token in (gone, named, next_one):
+        queued(engine, token)
+    assert not run(engine.locks.release("l", gone))
+    assert run(engine.locks.release("l", holder))
+    assert queued(engine, next_one).token == named
+    assert not run(engine.locks.release("l", named))  # it leaves when its turn has come already
+    assert isinstance(run(engine.locks.acquire("l", next_one, LONG, waits=True)), Granted)
+
+
+@both
+def test_a_lock_that_was_waited_for_in_vain_is_free_at_once(server: RedisServer, face: Faces, colour: str) -> None:
+    """The same through the user's face: `wait` ran out, or the waiter was cancelled."""
+    cache = face(server.url, colour).cache
+    first, other = cache.lock("l"), cache.lock("l")
+    assert first.acquire()
+
+    async def cancelled() -> None:
+        waiter = asyncio.create_task(cache.lock("l").aacquire())
+        await asyncio.to_thread(until, lambda: int(server.cli("ZCARD", locks._names("l").queue.decode())) == 1)
+        waiter.cancel()
+        await asyncio.wait([waiter])
+
+    assert not cache.lock("l").acquire(0.05)
+    asyncio.run(cancelled())
+    first.release()
+    assert other.acquire(0)
+    other.release()
+
+
+def test_a_waiter_whose_process_died_costs_nothing(server: RedisServer, open_: Open) -> None:
+    """Its place would keep the lock from everybody when its turn comes."""
+    engine, doomed = open_(server.url), open_(server.url)
+    holder, dead, other = new_id(), new_id(), new_id()
+    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    busy = queued(doomed, dead)
+    thread = threading.Thread(target=lambda: run(doomed.locks.wait("l", busy, LONG)), daemon=True)
+    thread.start()
+    until(lambda: ears(doomed) == 1)
+    time.sleep(0.35)  # it has been heard of lately
+    doomed._servers.news._thread, news = None, doomed._servers.news
+    news._closed = True  # (as a process dies: nothing is given back, and nobody listens any more)
+    until(lambda: server.cli("PUBSUB", "CHANNELS", "*C" + news.home.decode()) == "")
+    assert run(engine.locks.release("l", holder))
+    assert isinstance(run(engine.locks.acquire("l", other, LONG)), Granted)
+
+
+def test_a_waiter_that_hangs_costs_a_turn_and_keeps_its_place(server: RedisServer, open_: Open) -> None:
+    """One whose process is frozen would keep the lock from everybody; or have to queue again when it goes on."""
+    engine = open_(server.url)
+    holder, frozen, *others = (new_id() for _ in range(4))
+    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    for token in (frozen, *others):
+        queued(engine, token)
+    assert run(engine.locks.release("l", holder))
+    start = time.monotonic()
+    while isinstance(reply := run(engine.locks.acquire("l", others[0], LONG, waits=True)), Busy):
+        assert reply.token == frozen
+        run(engine.locks.wait("l", reply, LONG))
+    assert time.monotonic() - start < 0.9
+    queued(engine, frozen)
+    assert run(engine.locks.release("l", others[0]))
+    assert queued(engine, others[1]).token == frozen
+
+
+def test_thousands_of_waiters_are_no_more_trouble_than_a_few(server: RedisServer, open_: Open) -> None:
+    """Each would ask again and again, also when it is somebody else's turn."""
+    cache, order, count = Cache(server.url), [], 300
+
+    async def visit(number: int) -> None:
+        async with cache.lock("l", wait=PATIENCE):
+            order.append(number)
+
+    async def main() -> None:
+        async with cache.lock("l"):
+            visits = [asyncio.create_task(visit(number)) for number in range(count)]
+            await asyncio.to_thread(until, lambda: int(server.cli("ZCARD", locks._names("l").queue.decode())) == count)
+        await asyncio.gather(*visits)
+
+    with cache.lock("l") as first:  # the server knows the scripts, and somebody has listened
+        assert first.held
+        assert not cache.lock("l").acquire(0.1)
+    before = calls(server)
+    with cache:
+        asyncio.run(main())
+    assert order == list(range(count))
+    assert calls(server) - before < 5 * count  # asked, looked, asked and left
+
+
+def calls(server: RedisServer) -> int:
+    """Scripts that were run so far."""
+    stats = re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", server.cli("INFO", "commandstats"))
+    return sum(map(int, stats))
+
+
+def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:
+    """A lock for each user would fill the server, with keys that can't even be evicted."""
+    engine = open_(server.url)
+    holder, waiter = new_id(), new_id()
+    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    queued(engine, waiter)
+    assert run(engine.locks.renew("l", holder, LONG))
+    its = [key for key in server.cli("KEYS", "{*").split("\n") if key.startswith("{" + locks.tag_of("l").decode())]
+    assert len(its) == 4
+    for key in its:
+        assert 0 < int(server.cli("PTTL", key)) <= 1000 * (LONG + locks.QUEUE)
+    run(engine.locks.release("l", waiter))
+    assert run(engine.locks.release("l", holder))
+    for key in server.cli("KEYS", "{" + locks.tag_of("l").decode() + "*").split():
+        assert 0 < int(server.cli("PTTL", key)) <= 10_000
+
+
+def test_a_lock_whose_server_s_clock_was_set_back_ends_in_time(server: RedisServer, open_: Open) -> None:
+    """A dead holder would have it for hours: the server keeps ends as moments of its own wall clock."""
+    engine, key = open_(server.url), locks._names("l").lock.decode()
+    assert isinstance(run(engine.locks.acquire("l", new_id(), 2.0)), Granted)
+    server.cli("PEXPIRE", key, "3602000")
+    busy = run(engine.locks.acquire("l", new_id(), LONG))
+    assert isinstance(busy, Busy)
+    assert busy.lease <= 2.0
+    assert int(server.cli("PTTL", key)) <= 2000
+
+
+@both
+def test_a_key_without_an_end_makes_nobody_spin(server: RedisServer, face: Faces, colour: str) -> None:
+    """Thousands of questions a second, as long as somebody waits for a lease that a foreign hand has made."""
+    asked = face(server.url, colour)
+    server.cli("SET", locks._names("l").lock.decode(), "somebody")
+    server.cli("SET", wire.names(asked.cache._root.prefix + "k").lease.decode(), "somebody")
+    before, lock = calls(server), asked.cache.lock("l")
+    assert not (lock.acquire(0.3) if asked._runner is None else asked._runner.run(lock.aacquire(0.3)))
+    with pytest.raises(WaitTimeout):
+        asked("k", lambda: 1, wait=0.3)
+    assert calls(server) - before < 40
