@@ -10,14 +10,14 @@ import shutil
 import subprocess
 import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal, localcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 import keys_corpus
@@ -27,7 +27,7 @@ import pytest
 from keys_corpus import DIFFERENT, Colour, Frozen, Keyed, Order, Point
 
 from stampede.errors import KeyingError
-from stampede.keys import canonical, name_of
+from stampede.keys import canonical, key_maker, name_of
 from stampede.keys.names import module_of
 
 # -- exactness ------------------------------------------------------------------------------------------------
@@ -104,19 +104,20 @@ def test_order_of_sets_and_dicts_is_irrelevant() -> None:
     assert canonical({"a": 1, "b": {3, 1, 2}}) == canonical({"b": {2, 3, 1}, "a": 1})
 
 
+class Liar(str):
+    def __str__(self) -> str:
+        return "x"
+
+    __repr__ = __str__
+
+
+class Empty(dict):  # type: ignore[type-arg]
+    def items(self) -> Any:
+        return ()
+
+
 def test_subclasses_cannot_disguise_their_content() -> None:
     """Broken: a subclass that overrides its methods chooses another's key."""
-
-    class Liar(str):
-        def __str__(self) -> str:
-            return "x"
-
-        __repr__ = __str__
-
-    class Empty(dict):  # type: ignore[type-arg]
-        def items(self) -> Any:
-            return ()
-
     assert canonical(Liar("a")).endswith("Liar('a')")
     assert canonical(Empty(a=1)).endswith("Empty({'a':1})")
 
@@ -127,14 +128,14 @@ def test_attributes_beside_the_content_count() -> None:
     assert canonical(keys_corpus.Grown(1, "bob")).endswith("Grown(number=1,lines=(),tenant='bob')")
 
 
+class Lazy(Frozen):
+    @cached_property
+    def total(self) -> int:
+        return 7
+
+
 def test_what_was_cached_on_an_instance_does_not_count() -> None:
     """Broken: the key of a value changes when one of its properties is first read."""
-
-    class Lazy(Frozen):
-        @cached_property
-        def total(self) -> int:
-            return 7
-
     lazy = Lazy(1)
     before = canonical(lazy)
     assert lazy.total == 7
@@ -362,7 +363,107 @@ def test_a_script_goes_by_its_own_name(monkeypatch: pytest.MonkeyPatch, main: di
     assert module_of(types.SimpleNamespace(__module__="__mp_main__")) == name
 
 
+odd = enum.Enum("odd", {"a.b": 1, "é": 2})
+
+
 def test_odd_names_of_members_are_quoted() -> None:
     """Broken: a member called "a.b" could be taken for a member of a nested class."""
-    odd = enum.Enum("odd", {"a.b": 1, "é": 2})
     assert [re.sub(r".*:odd", "", canonical(member)) for member in odd] == ["['a.b']", "['é']"]
+
+
+# -- who lies, and who has another's name ---------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+class Box(pydantic.BaseModel, Generic[T]):
+    it: T
+
+
+one, two = namedtuple("X", "a"), namedtuple("X", "b")
+
+
+def local() -> tuple[Any, ...]:
+    @dataclass
+    class Data:
+        n: int
+
+    class Kind(enum.Enum):
+        A = 1
+
+    class Text(str):
+        pass
+
+    class Model(pydantic.BaseModel):
+        n: int = 1
+
+    class Day(datetime):
+        pass
+
+    return Data(1), Kind.A, Text("x"), Model(), Day(2026, 1, 1), Data, [Data(1)], Box[Model](it=Model())
+
+
+@pytest.mark.parametrize("value", [one(1), two(1), *local()], ids=lambda value: type(value).__qualname__)
+def test_a_class_that_its_name_does_not_lead_to_is_refused(value: Any) -> None:
+    """Broken: of two classes of one name, one is given the other's value."""
+    with pytest.raises(KeyingError, match="is not what its module has under that name"):
+        canonical(value)
+
+
+def test_a_generic_model_is_named_by_what_it_was_made_of() -> None:
+    """Broken: `Box[int]`, which pydantic makes anew in each process, has no key; or all have the same."""
+    boxes = [Box[int](it=1), Box[float](it=1.0), Box[list[int]](it=[1]), Box[Frozen](it=Frozen(1)), Box[Any](it=1)]
+    texts = [canonical(box) for box in boxes]
+    assert len({*texts}) == len(texts)
+    assert texts[0] == "test_keys:Box[builtins:int](it=1)"
+    assert canonical(Box[list[int]](it=[1])) == texts[2]
+
+
+class Tenant(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    text: str = "x"
+    _tenant: str = pydantic.PrivateAttr("")
+    _late: str = pydantic.PrivateAttr()
+
+
+def test_private_attributes_of_a_model_are_part_of_its_key() -> None:
+    """Broken: one tenant is given another's value. pydantic's `==` tells the two apart."""
+    first, other, extra = Tenant(), Tenant(), Tenant(_tenant_="a")  # type: ignore[arg-type]
+    first._tenant, other._tenant = "a", "b"
+    assert first != other
+    assert canonical(first) == "test_keys:Tenant(text='x',**{'_tenant':'a'})"
+    assert len({*map(canonical, (first, other, extra, Tenant()))}) == 4
+
+
+class Same(type):
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    def __hash__(cls) -> int:
+        return hash(int)
+
+
+class Thing(metaclass=Same):
+    """An object whose class says that it is int's equal."""
+
+
+class Disguised:
+    """An object that says it is a class, a member, a tuple."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self.kind
+
+
+@pytest.mark.parametrize("value", [Thing(), [Thing()], Disguised(type), Disguised(Colour), Disguised(tuple)], ids=id)
+def test_nobody_is_what_it_says_of_itself(value: Any) -> None:
+    """Broken: an object that claims to be of another class has an address for a key, or another's."""
+    with pytest.raises(KeyingError, match="no stable identity"):
+        canonical(value)
+    with pytest.raises(KeyingError, match=r"parameter 'x'.*no stable identity"):
+        key_maker(lambda x: x, prefix="")(value)
+    assert key_maker(lambda x: x, prefix="")(1) == "(1)"

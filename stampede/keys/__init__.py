@@ -3,7 +3,7 @@
 from stampede.keys.canonical import canonical, name_of
 from stampede.keys.compose import function_in, generation, in_namespace, quoted, scope_name
 from stampede.keys.maker import key_maker
-from stampede.keys.parameters import FAST_TYPES, Parameter, Parameters
+from stampede.keys.parameters import FAST_TYPES, Parameter, Parameters, is_fast
 
 __all__ = [
     "FAST_TYPES",
@@ -13,6 +13,7 @@ __all__ = [
     "function_in",
     "generation",
     "in_namespace",
+    "is_fast",
     "key_maker",
     "name_of",
     "quoted",

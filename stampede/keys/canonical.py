@@ -15,13 +15,13 @@ from enum import Enum, Flag
 from fractions import Fraction
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from types import EllipsisType, MappingProxyType, NoneType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from stampede.errors import KeyingError
-from stampede.keys.models import attributes, beside
-from stampede.keys.names import name_of
+from stampede.keys.models import attributes, beside, generic, hidden
+from stampede.keys.names import found_by_name, name_of
 
 __all__ = ["REMEDIES", "canonical", "name_of", "word"]
 
@@ -48,8 +48,9 @@ def word(name: str) -> str:
 def _write(value: Any, left: int) -> str:
     if left < 0:
         raise _too_deep(value)
-    writer = _EXACT.get(type(value))
-    return _instance(value, left) if writer is None else writer(value, left)
+    cls = type(value)
+    kind, writer = _EXACT.get(cls, _NONE)
+    return writer(value, left) if kind is cls else _instance(value, left)  # a metaclass may say that all are equal
 
 
 def _too_deep(value: object) -> KeyingError:
@@ -63,25 +64,48 @@ def _instance(value: Any, left: int) -> str:
     cls = type(value)
     if hasattr(cls, "__stampede_key__"):
         return f"{name_of(cls)}({_write(value.__stampede_key__(), left - 1)})"
-    if isinstance(value, type):
-        return f"<{name_of(value)}>"
-    if isinstance(value, Enum):
+    if issubclass(cls, type):  # and not isinstance, to which an object may lie
+        return f"<{_class(value)}>"
+    if issubclass(cls, Enum):
         return _enum(value, left)
     for base in cls.__mro__[1:]:
-        if base in _EXACT:
+        if _EXACT.get(base, _NONE)[0] is base:
             return _subclass(value, base, left)
         if base is tzinfo:
-            return _reduced(value, base, left)
+            return _reduced(value, name_of(cls), base, left)  # pytz makes classes of which nobody can find one
     parts = attributes(value)
     if parts is None:
         raise KeyingError(f"{name_of(cls)} has no stable identity: {REMEDIES}")
-    return f"{name_of(cls)}({_named(parts, left)})"
+    private = hidden(value)
+    beside = f"{',' if parts else ''}**{_dict(private, left - 1)}" if private else ""
+    return f"{_class(cls)}({_named(parts, left)}{beside})"
+
+
+def _class(cls: type) -> str:
+    """The name of a class, if there can't be two of that name."""
+    origin, arguments = generic(cls)
+    if origin is not None:
+        return f"{_class(origin)}[{','.join(map(_argument, arguments))}]"
+    if not found_by_name(cls):
+        raise KeyingError(
+            f"{name_of(cls)} is not what its module has under that name, so that others may be called the same (it was "
+            f"made in a function, under another name, or anew): define it in a module, or {REMEDIES}"
+        )
+    return name_of(cls)
+
+
+def _argument(kind: Any) -> str:
+    """What a generic class is given."""
+    if isinstance(kind, type) and not get_args(kind):
+        return _class(kind)
+    inner = ",".join(map(_argument, get_args(kind)))
+    return f"{get_origin(kind)!r}[{inner}]" if inner else repr(kind)
 
 
 def _enum(value: Enum, left: int) -> str:
     """A member by its name; a flag by its number, because versions of Python name combinations differently."""
-    cls = name_of(type(value))
-    if isinstance(value, Flag):
+    cls = _class(type(value))
+    if issubclass(type(value), Flag):
         return f"{cls}({_write(value._value_, left - 1)})"
     name = word(value._name_)
     return f"{cls}[{name}]" if name.startswith("'") else f"{cls}.{name}"
@@ -90,17 +114,17 @@ def _enum(value: Enum, left: int) -> str:
 def _subclass(value: Any, base: type, left: int) -> str:
     """What the base class says, the name of the class, and what the instance holds beside."""
     if base in _MOMENTS:
-        return _reduced(value, base, left)
-    return f"{name_of(type(value))}({_EXACT[base](value, left)}{_beside(value, base, left)})"
+        return _reduced(value, _class(type(value)), base, left)
+    return f"{_class(type(value))}({_EXACT[base][1](value, left)}{_beside(value, base, left)})"
 
 
-def _reduced(value: Any, base: type, left: int) -> str:
+def _reduced(value: Any, name: str, base: type, left: int) -> str:
     """By what it would be pickled as: pandas' datetimes have nanoseconds, of which the base class knows nothing."""
     cls = type(value)
     reduced = value.__reduce_ex__(4)
     text = _write(reduced if isinstance(reduced, str) else reduced[1:], left - 1)
     forgetful = base in _MOMENTS and cls.__reduce_ex__ is base.__reduce_ex__ and cls.__reduce__ is base.__reduce__
-    return f"{name_of(cls)}({text}{_beside(value, base, left) if forgetful else ''})"
+    return f"{name}({text}{_beside(value, base, left) if forgetful else ''})"
 
 
 def _beside(value: Any, base: type, left: int) -> str:
@@ -251,7 +275,7 @@ def _path_of(name: str) -> Writer:
     return lambda value, left: f"{name}({_path(value, left)})"
 
 
-_EXACT: dict[type, Writer] = {
+_WRITERS: dict[type, Writer] = {
     str: _str,
     int: _int,
     NoneType: lambda value, left: "None",
@@ -284,4 +308,6 @@ _EXACT: dict[type, Writer] = {
     PosixPath: _path_of("PosixPath"),
     WindowsPath: _path_of("WindowsPath"),
 }
+_EXACT = {kind: (kind, writer) for kind, writer in _WRITERS.items()}
+_NONE: tuple[None, Writer] = (None, _str)
 _MOMENTS = frozenset({datetime, date, time, timedelta})

@@ -136,15 +136,15 @@ def _expression(part: _Part, code: _Code) -> str:
     name = part.parameter.name
     text = f"{code.name(part.write)}({name})"
     if part.write is canonical and part.label not in ("*", "**"):
-        kind = f"{code.name(type)}({name})"
+        kind = code.local("_kind")
+        words = " or ".join(f"{kind} is {code.name(each)}" for each in (int, bool, NoneType))
         quoted = f"f\"'{{{name}}}'\" if {kind} is {code.name(str)} and {name}.isalnum()"
-        text = f"{name} if {kind} in {code.name(_WORDS, '_words')} else {quoted} else {text}"
+        text = (
+            f"{name} if ({words.replace(kind, f'({kind} := {code.name(type)}({name}))', 1)}) else {quoted} else {text}"
+        )
     if part.stands_alone:
         text = f"'<default>' if {name} is {part.parameter.default_name} else {text}"
     return text
-
-
-_WORDS = frozenset({int, bool, NoneType})
 
 
 def _carefully(qualname: str, prefix: str, parts: list[_Part], values: tuple[object, ...]) -> str:
@@ -160,7 +160,7 @@ def _hashed(prefix: str, key: str) -> str:
 def _self_text(value: Any) -> str:
     """The text of self or cls, which must be one that doesn't change behind the cache's back."""
     cls = type(value)
-    if hasattr(cls, "__stampede_key__") or isinstance(value, (type, Enum, tuple)) or is_frozen(value):
+    if hasattr(cls, "__stampede_key__") or issubclass(cls, (type, Enum, tuple)) or is_frozen(value):
         return canonical(value)
     raise KeyingError(
         f"{name_of(cls)} is mutable, or has no stable identity: give it a `__stampede_key__` method,"
@@ -256,6 +256,10 @@ class _Code:
         fresh = self._parameters.fresh_name(name or "_" + getattr(thing, "func", thing).__name__.strip("_"))
         self._namespace[fresh] = thing
         return fresh
+
+    def local(self, name: str) -> str:
+        """What it may call a variable of its own."""
+        return self._parameters.fresh_name(name)
 
     def function(self, body: list[str]) -> KeyMaker:
         """Compile a function of the very signature; a wrong call is answered in the words of the original."""

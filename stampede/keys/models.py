@@ -66,6 +66,19 @@ def extras(value: Any) -> dict[str, object]:
     return {name: part for name, part in beside(value, model).items() if name not in names}
 
 
+def hidden(value: Any) -> dict[object, object]:
+    """A pydantic model's private attributes, which are part of its identity, too."""
+    private = value.__pydantic_private__ if _is_pydantic(type(value)) else None
+    undefined = getattr(sys.modules.get("pydantic_core"), "PydanticUndefined", None)
+    return {name: part for name, part in (private or {}).items() if part is not undefined}
+
+
+def generic(cls: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The class and the arguments that a pydantic class was made of by `Model[...]`."""
+    made = vars(cls).get("__pydantic_generic_metadata__") or {}
+    return made.get("origin"), made.get("args", ())
+
+
 _MARKS = frozenset({"__dataclass_fields__", "__attrs_attrs__"})
 
 

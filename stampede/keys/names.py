@@ -15,6 +15,22 @@ def name_of(thing: Any) -> str:
     return f"{module_of(thing)}:{thing.__qualname__}"
 
 
+def found_by_name(cls: type) -> bool:
+    """Whether its name leads to it, as pickle wants it, too. If not, another class may have the very name."""
+    if not cls.__flags__ & _HEAP:
+        return True  # nobody can make another one
+    found: Any = sys.modules.get(cls.__module__)
+    try:
+        for part in cls.__qualname__.split("."):
+            found = getattr(found, part)
+    except Exception:  # a module may have a __getattr__ of its own
+        return False
+    return found is cls
+
+
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: of all classes that Python code has made, and of some others
+
+
 def module_of(thing: Any) -> str:
     """The module in which a function or class was made; of a script, its name without `.py`."""
     module = str(getattr(thing, "__module__", None) or "builtins")

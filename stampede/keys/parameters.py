@@ -15,6 +15,11 @@ from stampede.policy import nearest
 FAST_TYPES = frozenset({int, str, bytes, bool, NoneType})
 """Only these compare as exactly as their keys do, once the class stands beside the value."""
 
+
+def is_fast(kind: type) -> bool:
+    return any(kind is each for each in FAST_TYPES)  # by identity: a metaclass may say that its classes equal others
+
+
 _ANYTHING = inspect.Signature(
     [inspect.Parameter("args", Kind.VAR_POSITIONAL), inspect.Parameter("kwargs", Kind.VAR_KEYWORD)]
 )
