@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from stampede import forks
+from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
@@ -76,8 +77,13 @@ class Stream(asyncio.Protocol):
         self.born = time.monotonic()
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
+        answer = self._ask(commands, count)
         try:
-            replies = await self._ask(commands, count)
+            replies = await answer
+        except (asyncio.CancelledError, GeneratorExit):
+            if not answer.cancel() and not answer.cancelled() and answer.exception() is None:
+                self._unheard(commands, answer.result())  # they came in this very turn
+            raise
         except EngineError as error:
             if not twice or not isinstance(error.__cause__, ConnectionError):
                 raise
@@ -144,9 +150,17 @@ class Stream(asyncio.Protocol):
                 self._questions.popleft()
                 if not question.answer.done():
                     question.answer.set_result(question.replies)
+                else:
+                    self._unheard(question.commands, question.replies)
         del self._buffer[:at]
         if self._buffer and not self._questions and self.born:
             raise EngineError("memcached's reply is out of step: it is more than was asked for")
+
+    def _unheard(self, commands: bytes, replies: Sequence[Reply]) -> None:
+        """Who asked was cancelled meanwhile. A stub that was won goes: nobody else knows by its number whose it is."""
+        if replies[0].won and not self.broken:
+            with suppress(EngineError):
+                self._ask(meta.delete(commands.split(b" ", 2)[1], replies[0].cas), 1)
 
     # -- a server that hangs --------------------------------------------------------------------------------------
 

@@ -449,6 +449,22 @@ class ClaimsSuite(KeyedSuite):
         await self.granted(awaited=token)
 
     @case
+    async def test_a_claim_that_was_cancelled_leaves_the_key_free(self) -> None:
+        """Whoever closes a page would keep the others from computing what it wanted."""
+        if not self.suspending:
+            return
+        await self.granted("warm")  # a connection stands
+        for turns in range(6):
+            key, token = f"k{turns}", new_id()
+            claim = asyncio.ensure_future(self.claims.claim(key, token, Ask(LONG)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            claim.cancel()
+            await asyncio.wait([claim])
+            await self.claims.abandon(key, token)
+            await self.granted(key)
+
+    @case
     async def test_a_resting_key_is_granted_to_nobody(self) -> None:
         """`retry_after` would not keep anybody from hammering the origin."""
         verdict = Verdict("failed", "ValueError", "no")
