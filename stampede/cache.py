@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events
 from stampede.batch import fetch_many
 from stampede.cached import decorate, switch
 from stampede.codec import make_codec
-from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, Colour, called, run_blocking
 from stampede.core import Core, Scope
 from stampede.engines import engine_of, open_engine, safe_url
 from stampede.engines.memory import MemoryEngine
@@ -233,7 +234,7 @@ class Cache:
         found = {key: there.value for key in wanted if (there := self._root.at_hand(key)) is not None}
         missing = [key for key in wanted if key not in found]
         landings = await fetch_many(self._root, colour, missing, Together(colour, function, wanted), policy)
-        found |= {key: landed(landings[key], policy) for key in missing if key in landings}
+        found |= {key: called(partial(landed, landings[key], policy)) for key in missing if key in landings}
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:

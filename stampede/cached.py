@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 from stampede import forks
 from stampede.batch import fetch_many
 from stampede.codec import make_codec, returns_of
-from stampede.colour import BLOCKING, SUSPENDING, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, called, run_blocking
 from stampede.core import Scope
 from stampede.errors import KeyingError, OptionError
 from stampede.hot import Hot
@@ -277,7 +277,7 @@ class Cached:
         loader = OneByOne(self.colour, {key: functools.partial(self.function, *wanted[key]) for key in missing})
         landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
         landings = {key: landings[key] for key in missing if key in landings}  # what ended the others is among them
-        values |= {key: landed(landing, scope.policy) for key, landing in landings.items()}
+        values |= {key: called(functools.partial(landed, landing, scope.policy)) for key, landing in landings.items()}
         return [values[key] for key in keys]
 
     def stats(self) -> Any:

@@ -26,9 +26,12 @@ __all__ = [
     "Colour",
     "Crowd",
     "Loop",
+    "Stopped",
+    "called",
     "hold_task",
     "in_thread",
     "kept_whole",
+    "raised",
     "run_blocking",
     "running_loop",
     "settled",
@@ -45,8 +48,37 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         coroutine.send(None)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-    coroutine.close()
-    raise RuntimeError("a port of the blocking colour suspended")
+    except Stopped as stopped:
+        own = stopped.end
+    else:
+        coroutine.close()
+        raise RuntimeError("a port of the blocking colour suspended")
+    try:
+        raise own
+    finally:
+        del own  # it would refer to itself through this frame
+
+
+class Stopped(RuntimeError):
+    """A function's StopIteration on its way through coroutines, none of which lets one pass. In this very form it comes
+    out of those that somebody awaits, as Python has it; `run_blocking` and `raised` give the function's own."""
+
+    def __init__(self, end: StopIteration) -> None:
+        super().__init__("coroutine raised StopIteration")
+        self.__cause__ = self.end = end
+
+
+def raised(error: BaseException) -> BaseException:
+    """What a function that was called by a colour has raised."""
+    return error.end if isinstance(error, Stopped) else error
+
+
+def called(function: Callable[[], T]) -> T:
+    """Its value, inside a coroutine."""
+    try:
+        return function()
+    except StopIteration as end:
+        raise Stopped(end) from end
 
 
 class Bell:
@@ -152,7 +184,7 @@ class _Blocking:
     suspending = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        return kept_whole(function())
+        return kept_whole(called(function))
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         gate = threading.Lock()
@@ -182,7 +214,7 @@ class _Suspending:
     suspending = True
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        value = function()
+        value = called(function)
         return kept_whole(await value if inspect.isawaitable(value) else value)
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:

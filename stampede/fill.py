@@ -13,7 +13,7 @@ from typing import Any
 
 from stampede import early, events
 from stampede.call import Call, Hold, Means, Opening
-from stampede.colour import Bell, Loop, running_loop
+from stampede.colour import Bell, Loop, raised, running_loop
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import (
     CodecError,
@@ -201,7 +201,7 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landin
             except GeneratorExit:
                 raise
             except BaseException as failure:
-                value, error = None, failure
+                value, error = None, raised(failure)
             landing = await land(call, kept, hold, value, error, call.now - began)
     except BaseException:
         # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.

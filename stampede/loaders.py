@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from stampede.call import Call
-from stampede.colour import Bell, Colour, kept_whole, run_blocking, running_loop, until_one_fails
+from stampede.colour import Bell, Colour, kept_whole, raised, run_blocking, running_loop, until_one_fails
 from stampede.entry import Entry, new_id
 from stampede.errors import RecursiveComputation
 from stampede.fill import alone, covered, served
@@ -71,7 +71,7 @@ class Together:
         except GeneratorExit:
             raise
         except BaseException as error:
-            return dict.fromkeys(keys, Answer(None, error, clock() - began))
+            return dict.fromkeys(keys, Answer(None, raised(error), clock() - began))
         cost = clock() - began
         return {key: _answer(partial(_picked, values, self._names[key]), cost) for key in keys}
 
@@ -183,7 +183,7 @@ class _Work:
         except BaseException as error:
             if self._run.ended:  # cancelled, as another one has failed
                 raise
-            answer = Answer(None, error, clock() - began)
+            answer = Answer(None, raised(error), clock() - began)
         finally:
             _inside.reset(inside)
         self.answer = answer
