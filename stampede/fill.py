@@ -324,8 +324,10 @@ def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
 async def follow(call: Call, flight: Flight) -> Landing | None:
     """What the flight's leader got, or what is there meanwhile. None: claim again."""
     try:
-        if call.loop is None and flight.waits_in(running_loop()):
-            return await alone(call)  # our own loop must run for the flight to land, and we are blocking it
+        if call.loop is None and (flight.waits_in(running_loop()) or flight.led_beside()):
+            return await alone(
+                call
+            )  # our own loop, or thread, must go on for the flight to land, and we are blocking it
         if call.seen is not None and call.seen.fresh > 0:
             return served(call, call.seen, "computing", until=call.policy.lease)  # it's early: no need to wait
         while not flight.bell.rung:

@@ -10,7 +10,7 @@ from math import inf
 from threading import get_ident
 from typing import Any
 
-from stampede import decisions, forks
+from stampede import decisions, forks, greenlets
 from stampede.colour import Bell, Loop
 from stampede.outcome import Landing
 from stampede.stacks import stack_of
@@ -47,6 +47,7 @@ class Flight:
         "detached",
         "ended",
         "followed",
+        "greenlet",
         "key",
         "landing",
         "loop",
@@ -66,6 +67,7 @@ class Flight:
         self.bell: Bell = _unheard  # until the first follower comes, which most flights never see
         self.callers = 1
         self.thread = get_ident() if loop is None else None  # of a blocking leader
+        self.greenlet = greenlets.here() if loop is None else None  # of that thread
         self.loop = loop  # of a suspending leader
         self.loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
         self.landing: Landing | None = None
@@ -144,6 +146,14 @@ class Flight:
         """Is it led, or followed, by a task of this loop?"""
         return loop is not None and (loop is self.loop or (self.loops is not None and loop in self.loops))
 
+    def led_here(self) -> bool:
+        """Is it the caller who leads it? Told by the thread and the greenlet, where no context tells."""
+        return self.thread == get_ident() and self.greenlet == greenlets.here()
+
+    def led_beside(self) -> bool:
+        """Does a greenlet lead it that can't go on while the caller blocks its thread?"""
+        return self.thread == get_ident() and self.greenlet != greenlets.here() and not greenlets.cooperative()
+
     def inside(self) -> _Extent:
         """The computation's extent: a call in it knows which leases its caller holds."""
         return _Extent(self)
@@ -160,7 +170,7 @@ class _Extent:
     def __enter__(self) -> None:
         flight = self._flight
         if flight.thread is not None:
-            flight.thread = get_ident()
+            flight.thread, flight.greenlet = get_ident(), greenlets.here()
         self._before = before = _inside.get()
         _inside.set((*(each for each in before if not each.ended), flight) if before else (flight,))
 
@@ -255,7 +265,7 @@ class Flights:
                 return flight
         # Perhaps it is the very thread that leads it, in a context of its own (a signal, a finalizer).
         led = self._flights.get(key)
-        return led if led is not None and led.thread == get_ident() else None
+        return led if led is not None and led.led_here() else None
 
     def leave(self, flight: Flight) -> bool:
         """One caller less. True: it was the last one, and the computation was cancelled."""

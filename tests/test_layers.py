@@ -34,7 +34,7 @@ LAYERS = """
     front fill workers gather
     call
     flight
-    keeper outcome watch stacks
+    keeper outcome watch stacks greenlets
     coded outage
     codec
     engines

@@ -594,6 +594,12 @@ TRIED: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
+    "several greenlets of a thread ask for one key": (
+        "greenlets::test_plain_greenlets greenlets::test_gevent",
+        "",
+        "",
+        "",
+    ),
 }
 """For each row of "What happens when": tests without an engine or for every one; of disk; of Redis; of memcached."""
 
