@@ -115,7 +115,7 @@ class Cache:
         if not self.engine.shared:
             return None
         strict = settings.on_engine_error == "raise"
-        return Outage(self.name, MemoryEngine(), self.observers.emit, strict=strict)
+        return Outage(self.name, self.engine, MemoryEngine(), self.observers.emit, strict=strict)
 
     def scope(self, name: str, policy: Policy, returns: Any = None, **codec: Any) -> Scope:
         """One function's part of this cache; its values are encoded for its return annotation."""

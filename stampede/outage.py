@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError
 from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
+from stampede.returns import Returns
 
 __all__ = ["GuardedClaims", "Outage"]
 
@@ -31,14 +31,15 @@ PARTLY = 60.0
 class Outage:
     """What a cache knows about its engine's health, for both colours and all functions."""
 
-    def __init__(self, engine: str, refuge: Engine, tell: Callable[[events.Event], object], *, strict: bool) -> None:
-        self.engine = engine
+    def __init__(
+        self, name: str, engine: Engine, refuge: Engine, tell: Callable[[events.Event], object], *, strict: bool
+    ) -> None:
+        self.engine = name
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
         self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
-        self.unknown: deque[tuple[str, bytes]] = deque(maxlen=1000)  # leases that may stand, to be given back
-        self.settles_at = 0.0  # not before, as a part that has some of them is down
+        self.unknown = Returns(engine, self)  # leases that may stand, to be given back
         self.last: EngineError | None = None
         self.partly_since: float | None = None  # a part of the engine was down then
         self._tell = tell
@@ -100,6 +101,7 @@ class Outage:
             was_open = self._breaker.open
             seconds = self._breaker.succeeded(time.monotonic())
         if was_open:
+            self.unknown.hurry()
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
             self._tell(events.EngineUp("", "", self.engine, seconds))
@@ -118,8 +120,6 @@ class GuardedClaims:
         probing = outage.down
         if not probing or outage.may_ask():
             try:
-                if outage.unknown:
-                    await self._settle()
                 reply = await self._port.claim(key, token, ask)
             except EngineError as error:
                 outage.failed(error)
@@ -128,7 +128,7 @@ class GuardedClaims:
                 if error.refused:
                     keeps = BRIEFLY
                 else:
-                    outage.unknown.append((key, token))
+                    outage.unknown.add(key, token)
             else:
                 if probing:  # or it was asked before the trouble, and its answer says nothing of that
                     outage.answered()
@@ -142,22 +142,6 @@ class GuardedClaims:
             outage.refugees[token] = keeps
         return reply
 
-    async def _settle(self) -> None:
-        """Give back what may still be ours from before the outage: our own leases must not lock us out."""
-        unknown = self._outage.unknown
-        while unknown and time.monotonic() >= self._outage.settles_at:
-            key, token = unknown[0]
-            try:
-                await self._port.abandon(key, token)
-            except EngineError as error:
-                if not error.partial:
-                    raise
-                unknown.rotate(-1)
-                self._outage.settles_at = time.monotonic() + 1  # its part is still down: no matter of this call's
-                return
-            if unknown and unknown[0] == (key, token):
-                unknown.popleft()
-
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         outage = self._outage
         keeps = outage.refugees.pop(token, None)
@@ -167,7 +151,7 @@ class GuardedClaims:
                 stored = await self._port.fill(key, token, entry)
             except EngineError as error:
                 outage.failed(error)
-                outage.unknown.append((key, token))
+                outage.unknown.add(key, token)
                 if outage.strict:
                     outage.granted.pop(token, None)
                     raise
@@ -192,7 +176,7 @@ class GuardedClaims:
                 return
         except EngineError as error:
             outage.failed(error)
-        outage.unknown.append((key, token))  # it goes when the engine is back
+        outage.unknown.add(key, token)  # it goes when the engine is back
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         outage = self._outage

@@ -36,6 +36,7 @@ LAYERS = """
     flight
     keeper outcome watch stacks greenlets
     coded outage
+    returns
     codec
     engines
     settings

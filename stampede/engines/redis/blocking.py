@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -83,20 +84,26 @@ class Blocking:
     def _asked(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         try:
             replies, told = self._sent(commands)
-            for number, reply in enumerate(replies):
-                command = commands[number]
-                for _ in range(REMEDIES):
-                    instead = self._scripts.instead(command, reply)
-                    if not instead:
-                        break
-                    command = instead[-1]
-                    (*_, reply), teller = self._sent(instead)
-                    replies[number], told = reply, told if teller == told else 0
-                if isinstance(reply, Exception):
-                    raise reply
+            if any(isinstance(reply, Exception) for reply in replies):
+                told = self._mended(list(commands), replies, told)
         except self._any as error:
             raise trouble(self._server.name, error) from error
         return replies, told
+
+    def _mended(self, commands: list[Command], replies: list[Any], told: int) -> int:
+        """Have each reply be one, or raise the refusal."""
+        for _ in range(REMEDIES):
+            remedies = self._scripts.remedies(commands, replies)
+            if not remedies:
+                break
+            again, teller = self._sent([command for some in remedies.values() for command in some])
+            told, ends = told if teller == told else 0, accumulate(map(len, remedies.values()))
+            for number, end in zip(remedies, ends, strict=True):
+                replies[number] = again[end - 1]
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return told
 
     def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         """The replies as they are. Where the server takes no new connection (it has too many, or another password by

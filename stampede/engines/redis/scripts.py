@@ -82,19 +82,28 @@ class Scripts:
         if shape is not None and not shape(reply) and not isinstance(reply, Exception):
             raise OutOfStep(f"that is no reply to {command[0].decode()}: {str(reply)[:80]}")
 
-    def instead(self, command: Command, reply: Any) -> list[Command]:
-        """What to send where the server could not do as it was told, for a reason that can be mended; the last reply is
-        the command's. Nothing, if it has done it, or can't.
-
-        A key of the wrong type (a list where a string belongs) is damage to what it stands for, and to nothing else: it
-        is removed.
+    def remedies(self, commands: list[Command], replies: Sequence[Any]) -> dict[int, list[Command]]:
+        """What to send where the server could not do as it was told, for a reason that can be mended, by the command's
+        number; the last reply of each is the command's, and the last command is the one to be judged by it.
         """
-        if not isinstance(reply, Exception):
-            return []
-        if command[0] == b"EVALSHA" and _is_unknown(reply):
-            return [self.whole(command)]
-        if not is_damage(reply):
-            return []
+        found: dict[int, list[Command]] = {}
+        told: set[bytes] = set()  # scripts that are being sent
+        for number, reply in enumerate(replies):
+            if isinstance(reply, Exception):
+                command = commands[number]
+                if command[0] == b"EVALSHA" and _is_unknown(reply):
+                    found[number] = [command if command[1] in told else self.whole(command)]
+                    told.add(command[1])
+                elif is_damage(reply):
+                    found[number] = self._mending(command, reply)
+                else:
+                    continue
+                commands[number] = found[number][-1]
+        return found
+
+    def _mending(self, command: Command, reply: Exception) -> list[Command]:
+        """A key of the wrong type (a list where a string belongs) is damage to what it stands for, and to nothing else:
+        it is removed."""
         keys = keys_of(command)
         for hears in list(self.audience):
             hears.damaged(_TAG.sub("", keys[0].decode("utf-8", "replace")), str(reply))

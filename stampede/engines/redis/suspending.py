@@ -11,6 +11,7 @@ import select
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 from stampede import forks
@@ -71,23 +72,27 @@ class Suspending:
             except GeneratorExit:
                 question.drop()
                 raise
-            replies = question.replies
-            for number, reply in enumerate(replies):
-                command = commands[number]
-                for _ in range(REMEDIES):
-                    instead = self._scripts.instead(command, reply)
-                    if not instead:
-                        break
-                    command = instead[-1]
-                    again = pipe.ask(instead)
-                    await again.future
-                    replies[number] = reply = again.replies[-1]
-                    question.told = question.told if again.told == question.told else 0
-                if isinstance(reply, Exception):
-                    raise reply
+            if any(isinstance(reply, Exception) for reply in question.replies):
+                await self._mended(pipe, list(commands), question)
         except self._any as error:
             raise trouble(self._server.name, error) from error
         return question
+
+    async def _mended(self, pipe: _Pipe, commands: list[Command], question: _Question) -> None:
+        """Have each reply be one, or raise the refusal."""
+        replies = question.replies
+        for _ in range(REMEDIES):
+            remedies = self._scripts.remedies(commands, replies)
+            if not remedies:
+                break
+            again = pipe.ask([command for some in remedies.values() for command in some])
+            await again.future
+            question.told = question.told if again.told == question.told else 0
+            for number, end in zip(remedies, accumulate(map(len, remedies.values())), strict=True):
+                replies[number] = again.replies[end - 1]
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
 
     def close(self) -> None:
         """Close the connections of all loops, also of those that run in other threads."""

@@ -1,0 +1,144 @@
+"""Leases that may be ours and that nobody holds, since the reply to their claim was lost: on their way back.
+
+They are given back together, by a thread of their own, as soon as their engine can be asked: in nobody's time, however
+many they are, and also when nobody calls any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from stampede import forks
+from stampede.colour import run_blocking
+from stampede.errors import EngineError
+from stampede.ports import Asked, Engine
+
+__all__ = ["PAUSE", "Returns"]
+
+_log = logging.getLogger("stampede")
+
+PAUSE = 1.0
+"""Seconds between two tries."""
+
+
+class Health(Protocol):
+    """What is known of the engine, and is told of it."""
+
+    @property
+    def down(self) -> bool: ...
+    def may_ask(self) -> bool: ...
+    def failed(self, error: EngineError) -> None: ...
+    def answered(self) -> None: ...
+
+
+class Returns:
+    """The leases of one cache that are to be given back."""
+
+    def __init__(self, engine: Engine, health: Health) -> None:
+        self._engine = engine
+        self._health = weakref.ref(health)
+        self._start_again()
+        _all.add(self)
+        forks.in_child(self._start_again)
+
+    def _start_again(self) -> None:
+        """In a forked child: they are the parent's."""
+        self._due: dict[bytes, str] = {}  # keys by tokens
+        self._lock = threading.RLock()  # a finalizer may add one in the middle of this
+        self._hurry = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, key: str, token: bytes) -> None:
+        """Have it given back; it may not be there at all."""
+        self._due[token] = key
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=_tend, args=(weakref.ref(self), self._hurry), name="stampede-returns", daemon=True
+                )
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return  # no thread to be had: the next one, or the end of the interpreter, tries again
+                self._thread = thread
+
+    def hurry(self) -> None:
+        """The engine can be asked, as somebody has just seen."""
+        if self._due:
+            self._hurry.set()
+
+    def try_all(self, *, last: bool = False) -> None:
+        """Give back what can be given back now, unless the engine has just been found down; the last time even then."""
+        health = self._health()
+        if health is None or not self._due or (health.down and not health.may_ask() and not last):
+            return
+        due = list(self._due.items())
+        trouble = False
+        for (token, _), answer in zip(due, self._given_back(due), strict=True):
+            if not isinstance(answer, EngineError):
+                self._due.pop(token, None)
+            elif not answer.partial and not trouble:
+                trouble = True
+                health.failed(answer)
+        if not trouble:
+            health.answered()
+
+    def _given_back(self, due: list[tuple[bytes, str]]) -> list[object]:
+        """For each what came of it: an EngineError, or anything else."""
+        many, claims = self._engine.many, self._engine.claims
+        if many is not None:
+            return many.ask_many([Asked("abandon", (key, token)) for token, key in due])
+        assert claims is not None
+        answers: list[object] = []
+        for token, key in due:
+            try:
+                answers.append(run_blocking(claims.abandon(key, token)))
+            except EngineError as error:
+                if not error.partial:
+                    return answers + [error] * (len(due) - len(answers))
+                answers.append(error)
+        return answers
+
+    def ended(self) -> bool:
+        """Whether the thread may go, as there is nothing left."""
+        with self._lock:
+            if not self._due:
+                self._thread = None
+            return not self._due
+
+
+def _tend(refer: Callable[[], Returns | None], hurry: threading.Event) -> None:
+    while True:
+        hurry.wait(PAUSE)
+        hurry.clear()
+        returns = refer()
+        if returns is None:
+            return
+        _quietly(returns)
+        if returns.ended():
+            return
+        del returns
+
+
+def _quietly(returns: Returns, *, last: bool = False) -> None:
+    try:
+        returns.try_all(last=last)
+    except Exception:  # an engine's own bug: the next try may do
+        _log.exception("leases could not be given back")
+
+
+def _at_exit() -> None:
+    for returns in list(_all):
+        _quietly(returns, last=True)
+
+
+_all: weakref.WeakSet[Returns] = weakref.WeakSet()
+atexit.register(_at_exit)

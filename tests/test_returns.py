@@ -1,0 +1,113 @@
+"""Leases whose claim has had no reply are given back: all of them, soon, and in nobody's time."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("redis")
+
+from herd import until
+from proxy import Proxy
+from servers import RedisServer, shared_redis
+from test_redis_faults import Face
+
+Before = Callable[[RedisServer], Proxy]
+Faces = Callable[..., Face]
+
+
+@pytest.fixture
+def server() -> RedisServer:
+    """The session's server, emptied."""
+    shared = shared_redis()
+    shared.cli("FLUSHALL")
+    return shared
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stampede.returns.PAUSE", 0.05)
+
+
+def leases(server: RedisServer) -> list[str]:
+    return server.cli("KEYS", "*}l").split()
+
+
+def test_any_number_in_one_batch_and_beside_all_callers(before: Before, face: Faces) -> None:
+    """One by one, a thousand would be a caller's business for twenty seconds; and the rest would stand to their end."""
+    server = RedisServer()
+    try:
+        proxy = before(server)
+        proxy.delay = 0.005
+        asked = face(proxy.url, "async", timeout=0.3)
+        asked("warm", lambda: 1)
+        server.freeze()
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(asked.cache.aget_or_compute(f"k{number}", lambda: 1) for number in range(1500)))
+
+        assert asked._runner is not None
+        asked._runner.run(all_of_them())
+        assert asked.cache._core.outage is not None
+        unknown = asked.cache._core.outage.unknown
+        assert len(unknown) == 1500
+        server.thaw()
+        until(lambda: not unknown, 5.0)
+        assert asked("other", lambda: 2, wait=1) == 2
+        assert not leases(server)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_also_when_nobody_calls_any_more(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+    """The others would wait for a lease that nobody holds, to its end."""
+    proxy = before(server)
+    asked = face(proxy.url, colour)
+    asked("warm", lambda: 1)
+    proxy.at(b"EVALSHA", answered=0, silent=True)
+    assert asked("k", lambda: 1) == 1
+    assert leases(server)
+    until(lambda: not leases(server))
+    until(lambda: not asked.down)  # and that is noticed, too
+
+
+def test_also_at_exit(server: RedisServer, before: Before) -> None:
+    """A worker that ends after a lost reply would leave its grant standing."""
+    proxy = before(server)
+    script = f"""
+import stampede.returns
+from stampede import Cache
+stampede.returns.PAUSE = 60
+cache = Cache("{proxy.url}?socket_timeout=0.2", lease=60)
+cache.get_or_compute("warm", lambda: 1)
+print("warm", flush=True)
+input()
+print(cache.get_or_compute("k", lambda: 1), flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "warm\n"
+    proxy.at(b"EVALSHA", answered=0, silent=True)
+    process.communicate("\n", timeout=20)
+    assert process.returncode == 0
+    assert not leases(server)
+
+
+def test_who_is_refused_by_a_lost_lease_of_this_process_is_soon_let_in(
+    server: RedisServer, before: Before, face: Faces
+) -> None:
+    """The next call after the outage would find the key computed by nobody, and wait for a whole lease."""
+    proxy = before(server)
+    asked = face(proxy.url, lease=60)
+    asked("warm", lambda: 1)
+    proxy.at(b"EVALSHA", answered=0, silent=True)
+    assert asked("k", lambda: 1, ttl=0.01) == 1
+    began = time.monotonic()
+    until(lambda: asked("k", lambda: 2, ttl=0.01, wait=5) == 2)
+    assert time.monotonic() - began < 3
