@@ -22,7 +22,7 @@ __all__ = ["Call", "Hold", "Means", "Opening", "Spawn"]
 class Hold(Protocol):
     """A lease that is being renewed."""
 
-    foreign: bool  # we are a forked child: the lease is the parent's
+    foreign: bool  # the lease is none of ours any more, as in a forked child: nothing is to be stored
 
 
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], Callable[[], object]], object]

@@ -328,8 +328,15 @@ def in_thread(function: Callable[..., T], *args: Any) -> Awaitable[T]:
     with _lock:
         if _threads is None:
             _threads = ThreadPoolExecutor(8, "stampede-io")
-        future = _threads.submit(function, *args)
+        try:
+            future = _threads.submit(function, *args)
+        except RuntimeError:  # the interpreter ends, as while atexit's functions run: then it blocks its loop
+            return _here(function, *args)
     return _to_the_end(asyncio.wrap_future(future))
+
+
+async def _here(function: Callable[..., T], *args: Any) -> T:
+    return function(*args)
 
 
 def _forget_threads() -> None:

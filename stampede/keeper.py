@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from stampede import forks
 from stampede.colour import run_blocking
 from stampede.errors import EngineError
+from stampede.threads import begun
 
 __all__ = ["Hold", "Keeper", "Renewable", "keeper"]
 
@@ -95,11 +96,13 @@ class Hold:
         self.due = inf  # when the keeper looks at it again
         self.under_way: threading.Thread | None = None  # who renews it just now
         self.ended = False
-        self.foreign = False  # we are a forked child: the lease is the parent's
+        self.foreign = False  # the lease is none of ours: a forked child's parent has it, or the interpreter ends
         self._lost = False
 
     def __enter__(self) -> Hold:
         self._keeper.add(self)
+        if self._keeper.over:
+            self.disown()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -117,6 +120,11 @@ class Hold:
         self._keeper.remove(self)
         # The keeper's queue has it until its time comes: the call behind these, with its arguments, needn't wait.
         self.drop, self.alive, self.on_lost = _nothing, None, None
+
+    def disown(self) -> None:
+        """The interpreter ends: give the lease back while there are engines; what is computed has no place to go to."""
+        self.ended = self.foreign = True
+        _quietly(self.drop)
 
     def lose(self) -> None:
         self._lost = True
@@ -161,6 +169,7 @@ class Keeper:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._count = itertools.count()
+        self.over = False
         self._reset()
         forks.in_child(self._after_fork)
 
@@ -202,12 +211,8 @@ class Keeper:
                     self._new.append(new)
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="stampede-keeper", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            return  # no thread to be had: leases won't be renewed, or later
-        self._threads += 1
+        if begun("stampede-keeper", self._run) is not None:  # else leases won't be renewed, or later
+            self._threads += 1
 
     def remove(self, hold: Hold) -> None:
         self._holds.discard(hold)  # from the queue it goes when its time comes
@@ -215,10 +220,10 @@ class Keeper:
     def release_all(self) -> None:
         """Give every lease back, when the interpreter exits under computations that still run."""
         with self._changed:
+            self.over = True
             holds, self._holds = list(self._holds), set()
         for hold in holds:
-            hold.ended = True
-            _quietly(hold.drop)
+            hold.disown()
 
     def let_go(self, hold: Hold) -> None:
         """Have a lease given back, and soon, whose holder is gone. From a finalizer: nothing is asked here."""

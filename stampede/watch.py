@@ -15,6 +15,7 @@ from math import inf
 from typing import Protocol
 
 from stampede import forks
+from stampede.threads import begun
 
 __all__ = ["Watch", "Watched", "watch"]
 
@@ -50,12 +51,9 @@ class Watch:
         """Look at it then. False: there is no thread to be had, so its followers must look themselves."""
         with self._changed:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="stampede-watch", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
+                self._thread = begun("stampede-watch", self._run)
+                if self._thread is None:
                     return False
-                self._thread = thread
             heapq.heappush(self._due, (moment, next(self._count), weakref.ref(watched)))
             if moment < self._alarm:
                 self._changed.notify()
@@ -66,9 +64,7 @@ class Watch:
             watched = self._next()
             try:
                 again = watched.look(time.monotonic())
-            except (
-                BaseException
-            ):  # our own bug, or one that was thrown in here: the others are looked after all the same
+            except BaseException:  # our own bug, or one that was thrown in: the others are looked after all the same
                 _log.exception("a flight could not be looked after")
                 again = time.monotonic() + 1.0
             if again is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from stampede import forks
 from stampede.colour import Colour, hold_task, run_blocking, running_loop
 from stampede.flight import outside
+from stampede.threads import begun
 
 __all__ = ["Place", "Workers"]
 
@@ -49,10 +50,8 @@ class Workers:
             if self._idle >= len(self._jobs):
                 self._changed.notify()
                 return
-        try:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
-        except RuntimeError:  # no thread to be had: the caller does what is left to do
-            self._work(once=True)
+        if begun(self._name, self._work) is None:
+            self._work(once=True)  # the caller does what is left to do
 
     def _work(self, *, once: bool = False) -> None:
         changed = self._changed

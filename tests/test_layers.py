@@ -47,7 +47,7 @@ LAYERS = """
     ports policy early breaker pace events
     entry loops
     errors decisions
-    forks
+    forks threads
 """
 LINES = [line.split() for line in LAYERS.strip().splitlines()]
 DEPTH = {name: depth for depth, line in enumerate(LINES) for name in line}

@@ -22,6 +22,7 @@ from stampede.engines.url import options_of, parts_of, safe_url
 from stampede.engines.wake import LOOK, Post
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Busy, Engine, Granted
+from stampede.threads import begun
 
 __all__ = ["FileEngine", "default_directory", "from_url"]
 
@@ -202,8 +203,7 @@ class _Names:
         held.record.ends = time.monotonic() + lease
         held.record.write(held.fd)
         if self._watchman is None:
-            self._watchman = threading.Thread(target=self._end_in_time, name="stampede-ends", daemon=True)
-            self._watchman.start()
+            self._watchman = begun("stampede-ends", self._end_in_time)
         self._changed.notify()
 
     def renew(self, name: str, token: bytes, lease: float) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from stampede.colour import Bell
 from stampede.engines.flock import closed, dead, pid_here
+from stampede.threads import begun
 
 __all__ = ["LOOK", "Post"]
 
@@ -120,9 +121,10 @@ class Post:
         except OSError:
             return False
         self._pipe = path, reader, writer
-        self._thread = threading.Thread(target=self._serve, args=(self._pipe,), name="stampede-wake", daemon=True)
-        self._thread.start()
-        return True
+        self._thread = begun("stampede-wake", self._serve, self._pipe)
+        if self._thread is None:
+            self._close_pipe()
+        return self._thread is not None
 
     def _serve(self, pipe: tuple[Path, int, int]) -> None:
         idle = time.monotonic()

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stampede.engines.memcached.meta import VIVID, Reply
+from stampede.threads import begun
 
 __all__ = ["Hold", "Holds", "Link", "Signer", "alias", "is_alias"]
 
@@ -135,12 +136,9 @@ class Signer:
         """False: there is no thread to be had."""
         with self._changed:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="stampede-memcached", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    return False
-                self._thread = thread
+                self._thread = begun("stampede-memcached", self._run)
+            if self._thread is None:
+                return False
             self._due.append((hold.sent + self.after, hold))
             if len(self._due) == 1:
                 self._changed.notify()

@@ -17,6 +17,7 @@ from stampede.engines.memcached.holds import Hold, Link, Signer
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server
 from stampede.errors import EngineError
+from stampede.threads import begun
 
 __all__ = ["Witnesses"]
 
@@ -82,8 +83,7 @@ class Witnesses:
             if now < self._next.get(server, 0.0):
                 return
             self._next[server] = now + AGAIN
-        with suppress(RuntimeError):  # no thread to be had
-            threading.Thread(target=self._come, args=(server,), name="stampede-memcached-witness", daemon=True).start()
+        begun("stampede-memcached-witness", self._come, server)
 
     def _come(self, server: Server) -> None:
         """Another thread's, as it may take long: have a witness whose connection has just been heard of."""

@@ -28,6 +28,7 @@ from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, Routed
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.url import safe_url
 from stampede.errors import EngineError, OptionError
+from stampede.threads import begun
 
 __all__ = ["Cluster", "of_cluster_client", "of_cluster_url"]
 
@@ -216,7 +217,8 @@ class Cluster:
             gone = [self._shards.pop(place) for place in list(self._shards) if place not in masters]
         for shard in gone:
             # It may wait for a moment, for a thread that is about to connect.
-            threading.Thread(target=shard.close, name="stampede-redis-leave", daemon=True).start()
+            if begun("stampede-redis-leave", shard.close) is None:
+                shard.close()
 
     async def _moved(self, slot: int, address: Address, colour: Colour) -> None:
         """One slot is known at once; others may have moved too."""

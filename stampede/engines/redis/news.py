@@ -23,6 +23,7 @@ from typing import Any
 from stampede.colour import Bell
 from stampede.engines.redis.readers import Readers
 from stampede.engines.redis.resp import MORE, Parser, parser
+from stampede.threads import begun
 
 __all__ = ["GENERATIONS", "Ear", "News", "follow", "slot_of"]
 
@@ -199,8 +200,11 @@ class News:
                     self._poke = socket.socketpair()
                     self._poke[0].setblocking(False)
                     self._poke[1].setblocking(False)
-                    self._thread = threading.Thread(target=self._live, name="stampede-redis-news", daemon=True)
-                    self._thread.start()
+                    self._thread = begun("stampede-redis-news", self._live)
+                    if self._thread is None:
+                        poke, self._poke = self._poke, None
+                        for end in poke:
+                            end.close()
 
     def stray(self) -> None:
         """The server is not the right one any more: what it tells is of no use."""
