@@ -29,6 +29,10 @@ def _text(reply: Any) -> bool:
     return reply is None or type(reply) is bytes
 
 
+def _nothing(reply: Any) -> bool:
+    return reply is None
+
+
 def _texts(reply: Any) -> bool:
     return type(reply) is list and all(type(text) is bytes for text in reply)
 
@@ -72,7 +76,13 @@ def _locked(reply: Any) -> bool:
     return type(told) is bytes and len(more) == 3 and all(type(each) is int for each in more)
 
 
-SCRIPTS: dict[str, Shape] = {"claim": _claimed, "get": _kept, "acquire": _locked, "generation": _texts}
+SCRIPTS: dict[str, Shape] = {
+    "claim": _claimed,
+    "get": _kept,
+    "acquire": _locked,
+    "generation": _texts,
+    "bump": _nothing,
+}
 """By verb; all others answer with a number."""
 
 COMMANDS: dict[bytes, Shape] = {
