@@ -26,10 +26,11 @@ Command: TypeAlias = tuple[Any, ...]
 class Script:
     """One verb on the server."""
 
-    __slots__ = ("_hash", "source")
+    __slots__ = ("_hash", "first", "source")
 
-    def __init__(self, source: bytes) -> None:
+    def __init__(self, source: bytes, first: Sequence[bytes] = ()) -> None:
         self.source = source
+        self.first = first  # what it is told beside its arguments where it is sent as a text
         self._hash = sha1(source, usedforsecurity=False).hexdigest().encode()
 
     @property
@@ -51,9 +52,9 @@ class Scripts:
         self._by_hash: dict[bytes, Script] = {}
         self._shapes = COMMANDS.copy()  # of replies: by command, by a script's hash and by its text
 
-        def load(name: str, before: bytes = entry) -> Script:
+        def load(name: str, *, before: bytes = entry, first: Sequence[bytes] = ()) -> Script:
             source = before + (folder / f"{name}.lua").read_bytes()
-            script = Script(source)
+            script = Script(source, first)
             self._by_hash[script.hash] = script
             self._shapes[script.hash] = self._shapes[source] = SCRIPTS.get(name, is_number)
             return script
@@ -65,16 +66,19 @@ class Scripts:
             load("prolong"),
         )
         self.get, self.set, self.replace = load("get"), load("set"), load("replace")
-        self.expire, self.invalidate, self.generation = load("expire"), load("invalidate"), load("generation")
-        self.renew, self.bump = load("renew"), load("bump")
-        self.acquire, self.release = load("acquire", entry + queue), load("release", entry + queue)
+        self.expire, self.invalidate = load("expire"), load("invalidate")
+        # A server forgets scripts when it ends, and nothing else of them is kept: the first call is one of a new run.
+        self.generation, self.bump = load("generation", first=[b"first"]), load("bump")
+        self.renew = load("renew")
+        self.acquire, self.release = load("acquire", before=entry + queue), load("release", before=entry + queue)
         self.standing = load("standing")
         self.mend = load("mend")
         self.audience: WeakSet[Hears] = WeakSet()
 
     def whole(self, command: Command) -> Command:
         """The call with the script's text, for a server that doesn't know it: flushed, restarted, failed over."""
-        return (b"EVAL", self._by_hash[command[1]].source, *command[2:])
+        script = self._by_hash[command[1]]
+        return (b"EVAL", script.source, *command[2:], *script.first)
 
     def check(self, command: Command, reply: Any) -> None:
         """OutOfStep if that can't be the reply to this command. (A refusal can, to any.)"""

@@ -298,7 +298,7 @@ class Keys(Versioned):
         self._news.follow()
         sample, keys = self._generations.sample(), [_ALL, _scope_key(scope)]
         new = [_new_generation() for _ in keys]
-        (whole, own, *ended), told = await self._line.read(self._scripts.generation([*keys, *notes], *new))
+        (whole, own, *ended), told = await self._line.read(self._scripts.generation([*keys, _RUN, *notes], *new))
         name = _name_of(whole, own)
         self._generations.put(scope, name, sample, told, now)
         if not any(ended):
@@ -321,7 +321,7 @@ def _reply_or_refusal(answer: Any, ticket: Ticket | None) -> Reply | EngineError
         return refusal
 
 
-_ALL = b"{stampede}g"
+_ALL, _RUN = b"{stampede}g", b"{stampede}r"
 
 
 def _scope_key(scope: str) -> bytes:
