@@ -4,7 +4,7 @@
 local old = glance(KEYS[1])
 redis.call('SET', KEYS[1], ARGV[1])
 if not old or old == ARGV[1] then  -- this very call, sent again
-  return
+  return 1
 end
 local time = redis.pcall('TIME')  -- a user may not have this right: then all that are noted stay as long as the last
 local now = time.err and 0 or time[1] * 1000 + math.floor(time[2] / 1000)
@@ -15,3 +15,4 @@ for id, at in string.gmatch(glance(KEYS[2]) or '', '(%w+)@(%d+)') do
   end
 end
 redis.call('SET', KEYS[2], table.concat(ended, ' '), 'PX', ARGV[2])
+return 1

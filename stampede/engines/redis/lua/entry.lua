@@ -58,7 +58,7 @@ local function left_of(key, given)
   return left
 end
 
--- Let a lease, or a lock, stand for so long from now: of which it was given `given`.
+-- Let a lease stand for so long from now; it was given `given`.
 local function prolong(key, token, ms, given)
   if given == tonumber(ms) then
     return redis.call('PEXPIRE', key, ms)
