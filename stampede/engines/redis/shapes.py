@@ -29,10 +29,6 @@ def _text(reply: Any) -> bool:
     return reply is None or type(reply) is bytes
 
 
-def _nothing(reply: Any) -> bool:
-    return reply is None
-
-
 def _texts(reply: Any) -> bool:
     return type(reply) is list and all(type(text) is bytes for text in reply)
 
@@ -81,7 +77,6 @@ SCRIPTS: dict[str, Shape] = {
     "get": _kept,
     "acquire": _locked,
     "generation": _texts,
-    "bump": _nothing,
 }
 """By verb; all others answer with a number."""
 
