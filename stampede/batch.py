@@ -6,15 +6,16 @@ what is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import ref
 
 from stampede.call import Call
 from stampede.colour import Colour
 from stampede.core import Scope, later
 from stampede.errors import WaitTimeout
-from stampede.fill import admitted, land, never_begun, quietly, served
+from stampede.fill import admitted, drop, land, never_begun, quietly, served
 from stampede.flight import Flight
 from stampede.loaders import Loader, Wanted
 from stampede.outcome import Landing, LeftOut
@@ -59,10 +60,16 @@ class _Batch:
         self._loader = loader
         self._policy = policy
         self._led: dict[str, _Led] = {}
+        self._work: Callable[[], Any]  # gives the coroutine that leads all these flights
         self.others: list[str] = []
 
-    async def claim(self, keys: Iterable[str]) -> dict[str, Landing]:
+    def claim(self, keys: Iterable[str]) -> Coroutine[Any, Any, dict[str, Landing]]:
         """What is there, and what is ours to compute."""
+        work = self._claim(keys)
+        self._work = ref(work)
+        return work
+
+    async def _claim(self, keys: Iterable[str]) -> dict[str, Landing]:
         place = Place(self._colour) if self._policy.background else None
         try:
             landings, granted = await self._ask(keys, place)
@@ -121,7 +128,9 @@ class _Batch:
         front, impatient = self._scope.core.front, self._policy.with_options(wait=0)
         call = await self._scope.of_many(self._colour, key, self._loader.origin(key), impatient)
         sample = front.sample(call.key)
-        flight, leading = call.means.flights.join(call.key, call.loop)
+        if call.leader is not None:
+            call.leader.follow(self._work())  # and no name for it here: frames may be kept for long
+        flight, leading = call.means.flights.join(call.key, call.loop, leader=call.leader)
         if leading:
             self._led[key] = _Led(call, flight, sample)
             call.seen = front.take_due(call.key)
@@ -138,6 +147,8 @@ class _Batch:
             calls = [each.call for each in held]
             abandoned = [quietly(call.means.port.abandon, call.key, call.token) for call in calls]
             await self._scope.at_once(self._colour, abandoned)
+            for call in calls:
+                call.owes(False)
         finally:
             for each in held:
                 each.call.means.flights.end(each.flight, None)
@@ -150,7 +161,12 @@ class _Batch:
             work = self._refresh(kept)
             for wanted in kept:
                 wanted.flight.hand_over()
-            place.spawn(work, lambda: _never_begun(work.close, kept))
+                wanted.flight.led_by(work)
+            try:
+                place.spawn(work, lambda: _never_begun(work.close, kept))
+            except BaseException:
+                _never_begun(work.close, kept)
+                raise
         return {each.key: served(each.call, each.kept, "computing", until=self._policy.lease) for each in kept}
 
     async def _refresh(self, kept: list[Wanted]) -> None:
@@ -179,7 +195,7 @@ class _Batch:
         except BaseException:
             for each in granted:
                 if each.key not in landings and not each.flight.ended:
-                    each.call.means.drop(each.call)
+                    drop(each.call)
             raise
         finally:
             for each in granted:

@@ -13,6 +13,7 @@ from stampede import events
 from stampede.colour import Colour, Loop
 from stampede.entry import Entry, new_id
 from stampede.flight import Flight, Flights
+from stampede.leader import Leader
 from stampede.policy import Policy
 from stampede.ports import Ask, Claims, Reply
 
@@ -80,6 +81,7 @@ class Call:
     force: bool = False  # compute, whatever is there
     opening: Opening | None = None  # if its first move has been made
     flight: Flight | None = None  # that it leads
+    leader: Leader | None = None  # of that flight, if it comes to lead one
     asked: float = -inf  # the moment before its last claim was sent
     spawn: Spawn | None = None  # a place beside the caller, if it has one
     token: bytes = field(default_factory=new_id)
@@ -97,6 +99,11 @@ class Call:
     def followed(self) -> bool:
         """Does anybody else wait for what it computes?"""
         return self.flight is not None and self.flight.callers > 1
+
+    def owes(self, lease: bool) -> None:
+        """Whether it may have a lease that is to be given back."""
+        if self.leader is not None:
+            self.leader.owes = lease
 
     def tell(self, event: Callable[..., events.Event], *what: Any) -> None:
         self.means.note(event, self.means.scope, self.label, *what)

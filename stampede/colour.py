@@ -157,6 +157,10 @@ class Crowd(Protocol):
         """One caller less. True: it was the last, and the computation was cancelled."""
         ...
 
+    def led_by(self, work: Coroutine[Any, Any, Any]) -> None:
+        """The computation goes on without its caller."""
+        ...
+
 
 class Colour(Protocol):
     """How one colour calls, waits and finishes what must be finished."""
@@ -243,11 +247,18 @@ class _Suspending:
                 timer.cancel()
 
     async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await _to_the_end(asyncio.ensure_future(coroutine))
+        return await _to_the_end(_task_of(coroutine))
 
     async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
         loop = asyncio.get_running_loop()
-        task = hold_task(loop.create_task(work))
+        try:
+            crowd.led_by(work)
+            task = hold_task(_task_of(work))
+        except BaseException:
+            work.close()
+            if crowd.unborn is not None:
+                crowd.unborn()
+            raise
         crowd.cancel = lambda: _soon(loop, task.cancel)
         task.add_done_callback(lambda ended: crowd.unborn() if ended.cancelled() and crowd.unborn else None)
         try:
@@ -257,6 +268,15 @@ class _Suspending:
                 await _to_the_end(task)
             raise
         return task.result()
+
+
+def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task, or the error of a loop that makes none: then the work is closed, and nobody need."""
+    try:
+        return asyncio.get_running_loop().create_task(work)
+    except BaseException:
+        work.close()
+        raise
 
 
 def _soon(loop: Loop, action: Callable[..., object], *args: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from stampede import early, events
 from stampede.call import Call, Means
 from stampede.coded import CodedClaims, CodedStore, Coder
-from stampede.colour import BLOCKING, SUSPENDING, Colour, kept_whole, run_blocking, running_loop, settled
+from stampede.colour import BLOCKING, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
 from stampede.fill import fill, opened, quietly
@@ -20,6 +20,7 @@ from stampede.front import Front
 from stampede.gather import Gathering, run_together
 from stampede.keeper import Hold, keeper
 from stampede.keys import generation, quoted
+from stampede.leader import Leader
 from stampede.local import Resident
 from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
@@ -231,7 +232,7 @@ class Scope:
         core.note(events.Found, self.name, key)
         return entry
 
-    async def fetch(
+    def fetch(
         self,
         colour: Colour,
         key: str,
@@ -240,22 +241,40 @@ class Scope:
         *,
         force: bool = False,
         home: TakesHome | None = None,
-    ) -> Landing:
+    ) -> Coroutine[Any, Any, Landing]:
         """What the local tier could not answer. `home` is told of the resident, if there is one now."""
-        policy, core, epoch = policy or self.policy, self.core, self.core.epoch
+        leader = Leader(new_id(), self._give_back)
+        work = self._fetch(colour, key, origin, policy or self.policy, force, home, leader)
+        leader.follow(work)
+        return work
+
+    async def _fetch(
+        self,
+        colour: Colour,
+        key: str,
+        origin: Callable[[], Any],
+        policy: Policy,
+        force: bool,
+        home: TakesHome | None,
+        leader: Leader,
+    ) -> Landing:
+        core, epoch = self.core, self.core.epoch
         prefix, front = self._recall() or await self.learn(colour), core.front
         physical = prefix + key
-        means, loop = (self._suspending, running_loop()) if colour.suspending else (self._blocking, None)
+        means, loop = (self._suspending, _loop()) if colour.suspending else (self._blocking, None)
         seen = sample = None
         if front.tier is not None:
             seen, sample = None if force else front.take_due(physical), front.sample(physical)
-        token, opening = new_id(), None
+        opening = None
         if seen is None and not force and not policy.background:
-            opening = await opened(means, physical, key, policy, loop, token)
+            opening = await opened(means, physical, key, policy, loop, leader.token, leader)
         if isinstance(opening, Landing):
             landing = opening
         else:
-            call = Call(physical, key, origin, policy, means, loop, _clock(), seen, force, opening, token=token)
+            call = Call(
+                physical, key, origin, policy, means, loop, _clock(), seen, force, opening,
+                leader=leader, token=leader.token,
+            )  # fmt: skip
             landing = await (self._aside(call, sample) if policy.background and not force else fill(call))
         if front.tier is None:
             return landing
@@ -316,8 +335,9 @@ class Scope:
     async def of_many(self, colour: Colour, key: str, origin: Callable[[], Any], policy: Policy) -> Call:
         """One of a caller's questions for many keys, to be asked `at_once` with the others."""
         physical = (self._recall() or await self.learn(colour)) + key
-        means, loop = (self._suspending, running_loop()) if colour.suspending else (self._together, None)
-        return Call(physical, key, origin, policy, means, loop, _clock())
+        means, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
+        leader = Leader(new_id(), self._give_back)
+        return Call(physical, key, origin, policy, means, loop, _clock(), leader=leader, token=leader.token)
 
     def _means(self, port: Claims, colour: Colour) -> Means:
         core = self.core
@@ -334,7 +354,6 @@ class Scope:
         )
 
     def _hold(self, call: Call, max_hold: float) -> Hold:
-        loop = call.loop
         return Hold(
             keeper,
             self.claims,
@@ -343,7 +362,7 @@ class Scope:
             call.policy.lease,
             max_hold,
             drop=lambda: self._lost(call),
-            alive=None if loop is None else lambda: not loop.is_closed(),
+            alive=None if call.flight is None else call.flight.is_under_way,
         )
 
     def _lost(self, call: Call) -> None:
@@ -351,9 +370,16 @@ class Scope:
         self.core.flights.cut_orphans()
         self._drop(call)
 
+    def _give_back(self, key: str, token: bytes) -> None:
+        """By the keeper, and soon: who asks is in a finalizer, perhaps on the thread of a loop."""
+        keeper.let_go(Hold(keeper, self.claims, key, token, 1.0, 0.0, lambda: self._abandon(key, token)))
+
+    def _abandon(self, key: str, token: bytes) -> None:
+        run_blocking(quietly(self.claims.abandon, key, token))
+
     def _drop(self, call: Call) -> None:
         if call.pid == os.getpid():  # in a forked child it is the parent's
-            run_blocking(quietly(self.claims.abandon, call.key, call.token))
+            self._abandon(call.key, call.token)
 
     # -- the store's verbs ----------------------------------------------------------------------------------------
 
@@ -438,6 +464,15 @@ def _close(work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None
 def later(seen: Entry[Any]) -> Landing:
     """What is due, since there is no place beside the caller to refresh it in: to be looked at again a little later."""
     return Landing(seen, until=seen.fresh / 4)
+
+
+def _loop() -> Loop:
+    loop = running_loop()
+    if loop is None:
+        raise RuntimeError(
+            "no asyncio loop runs here, and async calls need one: elsewhere (trio, curio) use plain verbs in a thread"
+        )
+    return loop
 
 
 def _nothing_to_ask(asked: Sequence[Asked]) -> list[Any]:

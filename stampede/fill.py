@@ -6,13 +6,13 @@ the port of the engine (`ports.Claims`) and the few means of a `Call`; it knows 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from math import inf
 from random import random
 from typing import Any
 
 from stampede import early, events
-from stampede.call import Call, Hold, Means, Opening
+from stampede.call import Call, Hold, Means, Opening, Spawn
 from stampede.colour import Bell, Loop, raised, running_loop
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import (
@@ -24,6 +24,7 @@ from stampede.errors import (
     WaitTimeout,
 )
 from stampede.flight import SAFETY, Flight, nested
+from stampede.leader import Leader
 from stampede.outcome import Landing, LeftOut
 from stampede.pace import Pace
 from stampede.policy import Policy
@@ -33,13 +34,13 @@ __all__ = ["admitted", "alone", "covered", "fill", "land", "never_begun", "opene
 
 
 async def opened(
-    means: Means, key: str, label: str, policy: Policy, loop: Loop | None, token: bytes
+    means: Means, key: str, label: str, policy: Policy, loop: Loop | None, token: bytes, leader: Leader | None = None
 ) -> Landing | Opening | None:
     """The shortest way to a value that is there: lead the flight, claim, and nothing else.
 
     What is not so simple is left to `fill`: an Opening is what it goes on with; None: there is a flight to join.
     """
-    flight = means.flights.lead(key, loop)
+    flight = means.flights.lead(key, loop, leader)
     if flight is None:
         return None
     try:
@@ -57,7 +58,7 @@ async def opened(
         means.flights.end(flight, landing)
         return landing
     except BaseException:  # closed while it was asked, or interrupted: nothing can be awaited any more
-        never_begun(Call(key, label, _nobody, policy, means, loop, 0.0, token=token), flight)
+        never_begun(Call(key, label, _nobody, policy, means, loop, 0.0, leader=leader, token=token), flight)
         raise
 
 
@@ -76,7 +77,7 @@ async def fill(call: Call) -> Landing:
             return await inside.answers(call)
         raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
     while True:
-        flight, leading = flights.join(call.key, call.loop, anew=call.force)
+        flight, leading = flights.join(call.key, call.loop, anew=call.force, leader=call.leader)
         if leading:
             return await lead(call, flight)
         landing = await follow(call, flight)
@@ -95,7 +96,7 @@ async def lead(call: Call, flight: Flight) -> Landing:
     kept = answer.entry
     if kept is not None and not call.force and call.spawn is not None:
         flight.hand_over()
-        call.spawn(compute(call, flight, kept), lambda: never_begun(call, flight))
+        spawn(call, call.spawn, flight, compute(call, flight, kept))
         return served(call, kept, "computing", until=call.policy.lease)
     flight.unborn = lambda: never_begun(call, flight)
     return await call.means.colour.aside(compute(call, flight, kept), flight)
@@ -120,11 +121,28 @@ async def admitted(call: Call, flight: Flight) -> Landing | Granted:
         del answer  # its error, if it has one, refers to this frame
 
 
+def spawn(call: Call, beside: Spawn, flight: Flight, work: Coroutine[Any, Any, Landing]) -> None:
+    """Have the computation done beside its caller."""
+    try:
+        flight.led_by(work)
+        beside(work, lambda: never_begun(call, flight))
+    except BaseException:
+        work.close()
+        never_begun(call, flight)
+        raise
+
+
 def never_begun(call: Call, flight: Flight) -> None:
     """A loop that ends cancels tasks before their first step, too: no `finally` of theirs gives the lease back."""
     if not flight.ended:
-        call.means.drop(call)
+        drop(call)
         call.means.flights.end(flight, None)
+
+
+def drop(call: Call) -> None:
+    """Give the lease back where nothing can be awaited any more."""
+    call.means.drop(call)
+    call.owes(False)
 
 
 async def claim(call: Call) -> Landing | Granted:
@@ -178,10 +196,15 @@ async def asked(call: Call, ask: Ask) -> Reply:
     opening, call.opening = call.opening, None
     try:
         if opening is None:
-            return await call.means.port.claim(call.key, call.token, ask)
-        return opening.answer()
+            call.owes(True)
+            reply = await call.means.port.claim(call.key, call.token, ask)
+        else:
+            reply = opening.answer()
+        if type(reply) is not Granted:
+            call.owes(False)
+        return reply
     except GeneratorExit:
-        call.means.drop(call)
+        drop(call)
         raise
     except BaseException:
         await release(call)
@@ -205,7 +228,7 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landin
             landing = await land(call, kept, hold, value, error, call.now - began)
     except BaseException:
         # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
-        means.drop(call)
+        drop(call)
         raise
     finally:
         means.flights.end(flight, landing)
@@ -404,6 +427,7 @@ def served(
 async def release(call: Call, verdict: Verdict | None = None, rest: float = 0.0) -> None:
     """Give the lease back, and to the end, also when the caller is cancelled meanwhile."""
     await call.means.colour.whole(quietly(call.means.port.abandon, call.key, call.token, verdict, rest))
+    call.owes(False)
 
 
 async def quietly(verb: Callable[..., Awaitable[object]], *what: Any) -> None:

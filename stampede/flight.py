@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from math import inf
 from threading import get_ident
@@ -12,6 +12,7 @@ from typing import Any
 
 from stampede import decisions, forks, greenlets
 from stampede.colour import Bell, Loop
+from stampede.leader import Leader
 from stampede.outcome import Landing
 from stampede.stacks import stack_of
 from stampede.watch import watch
@@ -50,6 +51,7 @@ class Flight:
         "greenlet",
         "key",
         "landing",
+        "leader",
         "loop",
         "loops",
         "offered",
@@ -61,7 +63,7 @@ class Flight:
         "watched",
     )
 
-    def __init__(self, owner: Flights, key: str, loop: Loop | None) -> None:
+    def __init__(self, owner: Flights, key: str, loop: Loop | None, leader: Leader | None = None) -> None:
         self.owner = owner
         self.key = key
         self.bell: Bell = _unheard  # until the first follower comes, which most flights never see
@@ -69,6 +71,7 @@ class Flight:
         self.thread = get_ident() if loop is None else None  # of a blocking leader
         self.greenlet = greenlets.here() if loop is None else None  # of that thread
         self.loop = loop  # of a suspending leader
+        self.leader = leader  # ends with its coroutine, whatever happens; None: it has landed
         self.loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
         self.landing: Landing | None = None
         self.offered: Landing | None = None  # to be had without waiting, while the leader computes
@@ -84,6 +87,8 @@ class Flight:
         self.asked: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
         self.detached = False
         self.ended = False
+        if leader is not None:
+            leader.flight = self  # both ways, until it ends
 
     def computes(self, label: str, lease: float, max_hold: float) -> None:
         """From now on its leader computes: beyond `max_hold` it is taken for hung."""
@@ -95,6 +100,9 @@ class Flight:
     def look(self, now: float) -> float | None:
         """Is there anything to wait for? If not, its followers are sent away. When to look again; None: never."""
         if self.ended or self.detached:
+            return None
+        if self.leader is not None and self.leader.gone:
+            self.owner.end(self, None)
             return None
         if now >= self._end(now):
             self.owner.cut(self)
@@ -139,8 +147,20 @@ class Flight:
 
     @property
     def orphaned(self) -> bool:
-        """The leader's loop was closed under it: it will never land."""
-        return not self.ended and self.thread is None and self.loop is not None and self.loop.is_closed()
+        """The leader is gone, or its loop was closed under it: it will never land."""
+        if self.ended:
+            return False
+        if self.leader is not None and self.leader.gone:
+            return True
+        return self.thread is None and self.loop is not None and self.loop.is_closed()
+
+    def is_under_way(self) -> bool:
+        return not self.ended and not self.orphaned
+
+    def led_by(self, work: Coroutine[Any, Any, Any]) -> None:
+        """The computation goes on without its caller."""
+        if self.leader is not None:
+            self.leader.follow(work)
 
     def waits_in(self, loop: Loop | None) -> bool:
         """Is it led, or followed, by a task of this loop?"""
@@ -215,25 +235,31 @@ class Flights:
         """We are a forked child: the flights are the parent's, and their leaders aren't here."""
         for flight in self._flights.values():
             flight.ended = True
+            if flight.leader is not None:
+                flight.leader.owes = False
         self._flights = {}
 
-    def join(self, key: str, loop: Loop | None, *, anew: bool = False) -> tuple[Flight, bool]:
+    def join(
+        self, key: str, loop: Loop | None, *, anew: bool = False, leader: Leader | None = None
+    ) -> tuple[Flight, bool]:
         """The key's flight, and whether the caller is to lead it. `anew`: never one that is under way."""
         with decisions.lock:
             flight = self._flights.get(key)
-            if flight is not None and not anew and not flight.orphaned:
+            if flight is not None and not anew and flight.is_under_way():
                 flight.callers += 1
                 if flight.bell is _unheard:
                     flight.bell = Bell()
                 if loop is not None and loop is not flight.loop:
                     flight.loops = flight.loops or set()
                     flight.loops.add(loop)
-                orphan, leading = None, False
+                older, leading = None, False
             else:
-                orphan, leading = flight, True
-                flight = self._flights[key] = Flight(self, key, loop)
-        if orphan is not None:
-            self._cut(orphan)
+                older, leading = flight, True
+                flight = self._flights[key] = Flight(self, key, loop, leader)
+        if older is not None and older.is_under_way():
+            self._cut(older)
+        elif older is not None:
+            self.end(older, None)
         if not leading and not flight.watched:
             self._look_after(flight)
         return flight, leading
@@ -248,24 +274,24 @@ class Flights:
         """Have it looked after from that moment on, as somebody waits for it. False: nobody can."""
         return watch.add(flight, moment)
 
-    def lead(self, key: str, loop: Loop | None) -> Flight | None:
+    def lead(self, key: str, loop: Loop | None, leader: Leader | None = None) -> Flight | None:
         """A new flight for the caller to lead; None if there is one, or if the caller computes: perhaps this key."""
         if _inside.get():
             return None
         with decisions.lock:
             if key in self._flights:
                 return None
-            flight = self._flights[key] = Flight(self, key, loop)
+            flight = self._flights[key] = Flight(self, key, loop, leader)
             return flight
 
     def computing(self, key: str) -> Flight | None:
         """The flight of this key, inside whose computation the caller itself is."""
         for flight in _inside.get():
-            if flight.key == key and flight.owner is self and not flight.ended:
+            if flight.key == key and flight.owner is self and flight.is_under_way():
                 return flight
         # Perhaps it is the very thread that leads it, in a context of its own (a signal, a finalizer).
         led = self._flights.get(key)
-        return led if led is not None and led.led_here() else None
+        return led if led is not None and led.led_here() and led.is_under_way() else None
 
     def leave(self, flight: Flight) -> bool:
         """One caller less. True: it was the last one, and the computation was cancelled."""
@@ -280,6 +306,10 @@ class Flights:
 
     def end(self, flight: Flight, landing: Landing | None) -> None:
         """Land: the followers share what may be shared, and claim again otherwise."""
+        leader = flight.leader
+        if landing is None and leader is not None and leader.owes:
+            leader.give_back(flight.key, leader.token)
+            leader.owes = False
         with decisions.lock:
             flight.ended = True
             flight.unborn = flight.answers = None  # they refer to the flight
@@ -287,6 +317,9 @@ class Flights:
                 flight.landing = landing
             self._forget(flight)
         flight.bell.ring()
+        if leader is not None:
+            leader.work = None  # not before: until here, its end comes again if this one is interrupted
+            leader.flight = flight.leader = None
 
     def offer(self, flight: Flight, landing: Landing) -> None:
         """Send the followers home with what is there. Who comes later asks the engine: it may have changed by then."""
@@ -322,7 +355,7 @@ class Flights:
     def cut_orphans(self) -> None:
         """Who follows one whose loop was closed claims again."""
         with decisions.lock:
-            orphans = [flight for flight in self._flights.values() if flight.orphaned]
+            orphans = [flight for flight in list(self._flights.values()) if flight.orphaned]
             for flight in orphans:
                 self._forget(flight)
         for flight in orphans:

@@ -190,9 +190,9 @@ class Keeper:
             hold.foreign = hold.ended = True
         self._reset()
 
-    def add(self, hold: Hold, *, soon: bool = False) -> None:
+    def add(self, hold: Hold) -> None:
         """Without a lock, as a rule: most holds end before the watch looks for what is new."""
-        hold.due = moment = self._clock() + (0.0 if soon else hold.lease / 3)
+        hold.due = moment = self._clock() + hold.lease / 3
         self._holds.add(hold)
         self._new.append((moment, hold))
         if moment < self._alarm or len(self._new) > 64:
@@ -228,7 +228,14 @@ class Keeper:
     def let_go(self, hold: Hold) -> None:
         """Have a lease given back, and soon, whose holder is gone. From a finalizer: nothing is asked here."""
         hold.alive = _never
-        self.add(hold, soon=True)
+        hold.due = moment = self._clock()
+        self._holds.add(hold)
+        self._new.append((moment, hold))
+        with self._changed:  # as `add` does it, and fewer calls deep: the stack may be at its end
+            if self._threads:
+                self._changed.notify()
+            else:
+                self._start()
 
     def _schedule(self, moment: float, hold: Hold) -> None:
         hold.due = moment

@@ -1,17 +1,25 @@
-"""Every moment at which a call of ours can be interrupted: before each line, or each opcode, of our own code."""
+"""Every moment at which a call of ours can be interrupted: before each line, or wherever a signal can be served."""
 
 from __future__ import annotations
 
+import dis
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-__all__ = ["Line", "lines_of"]
+__all__ = ["Interrupt", "Line", "Point", "interrupted", "lines_of", "points_of"]
 
 Line: TypeAlias = tuple[str, int]
+Point: TypeAlias = tuple[CodeType, int]
 
 
-def ours(frame: Any) -> bool:
+class Interrupt(Exception):
+    """What a signal's handler raises: SoftTimeLimitExceeded, JobTimeoutException."""
+
+
+def ours(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
     return "/stampede/" in name or "<stampede" in name
 
@@ -32,9 +40,59 @@ def lines_of(act: Callable[[], object], at: Callable[[Line], object]) -> None:
                 busy = False
         return trace
 
+    _traced(act, trace)
+
+
+def points_of(act: Callable[[], object], at: Callable[[Point], object]) -> None:
+    """Do `act`, and tell of each moment in it, in our code, at which the interpreter serves signals."""
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        if not ours(frame):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in _served(frame.f_code):
+            at((frame.f_code, frame.f_lasti))
+        return trace
+
+    _traced(act, trace)
+
+
+def interrupted(act: Callable[[], object], number: int) -> BaseException | None:
+    """Do `act`, interrupted at its moment of this number. What came of it; None: it has not so many."""
+    left = number
+
+    def at(point: Point) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            sys.settrace(None)
+            raise Interrupt(f"at {point[0].co_qualname}, {point[1]}")
+
+    try:
+        points_of(act, at)
+    except BaseException as error:
+        return error
+    return Interrupt("swallowed") if left < 0 else None
+
+
+def _traced(act: Callable[[], object], trace: Any) -> None:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
         act()
     finally:
         sys.settrace(before)
+
+
+@cache
+def _served(code: CodeType) -> frozenset[int]:
+    """The instructions before which signals are served: behind each call, at each turn of a loop, and at the begin."""
+    return frozenset(_behind(code))
+
+
+def _behind(code: CodeType) -> Iterator[int]:
+    serves = False
+    for instruction in dis.get_instructions(code):
+        if serves:
+            yield instruction.offset
+        serves = instruction.opname.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))

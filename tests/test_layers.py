@@ -34,7 +34,7 @@ LAYERS = """
     front fill workers gather
     call
     flight
-    keeper outcome watch stacks greenlets
+    keeper outcome watch stacks greenlets leader
     coded outage
     returns
     codec

@@ -27,6 +27,7 @@ from stampede.call import Call, Means
 from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
+from stampede.leader import Leader
 from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.testing.ports import TRAPPING, Model, Shield, Spawn, Trap, TrapHold, TrapPort, told
@@ -384,14 +385,14 @@ class _Flights(Flights):
         self.changes: Counter[str] = Counter()  # of each key, by this process
         self._born: dict[Flight, int] = {}  # after how many of them
 
-    def lead(self, key: str, loop: Any) -> Flight | None:
-        flight = super().lead(key, loop)
+    def lead(self, key: str, loop: Any, leader: Leader | None = None) -> Flight | None:
+        flight = super().lead(key, loop, leader)
         if flight is not None:
             self._note(key, flight, leading=True)
         return flight
 
-    def join(self, key: str, loop: Any, *, anew: bool = False) -> tuple[Flight, bool]:
-        flight, leading = super().join(key, loop, anew=anew)
+    def join(self, key: str, loop: Any, *, anew: bool = False, leader: Leader | None = None) -> tuple[Flight, bool]:
+        flight, leading = super().join(key, loop, anew=anew, leader=leader)
         self._note(key, flight, leading=leading)
         return flight, leading
 

@@ -1,0 +1,46 @@
+"""Who leads a flight, as a thing that ends with its coroutine.
+
+No `finally` covers every moment: what a signal's handler raises, or an error for want of stack, may come between any
+two of our steps, those of the `finally` among them. A coroutine is destroyed in any case, and as soon as the frame that
+awaits it is left, also where a traceback goes on keeping the frames. A weak reference hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+from weakref import ref
+
+__all__ = ["Leader"]
+
+
+class Leader:
+    """One caller that may come to lead; its flight ends with it, and the lease that it may have is given back."""
+
+    __slots__ = ("flight", "give_back", "owes", "token", "work")
+
+    def __init__(self, token: bytes, give_back: Callable[[str, bytes], object]) -> None:
+        self.token = token
+        self.give_back = give_back  # from a finalizer: it asks no engine by itself
+        self.owes = True  # it may have a lease: as long as nothing else is known
+        self.flight: Any = None  # that it leads
+        self.work: ref[Coroutine[Any, Any, Any]] | None = None
+
+    def follow(self, work: Coroutine[Any, Any, Any]) -> None:
+        """From now on it is this coroutine that leads."""
+        self.work = ref(work, self)
+
+    def __call__(self, _: object) -> None:
+        """It is gone. Few calls deep, since it may be for want of stack."""
+        self.work, flight = None, self.flight
+        if flight is not None:
+            try:
+                flight.owner.end(flight, None)
+            except RecursionError:
+                pass  # whoever asks for this key next sees that it is gone
+
+    @property
+    def gone(self) -> bool:
+        """Has its coroutine ended? Whoever asks needs no word of the weak reference, which can be lost."""
+        work = self.work() if self.work is not None else None
+        return getattr(work, "cr_frame", None) is None

@@ -1,0 +1,178 @@
+"""An exception at any moment of ours leaves nothing behind, be it of a signal's handler or for want of stack."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import trio
+from interrupting import interrupted, points_of
+from memcached_server import shared_memcached
+from servers import shared_redis
+
+from stampede import Cache, EngineError
+
+# A coroutine that was made, and never begun, says so.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+LONG = 5  # seconds; leases are much longer
+EVERY = 1_000_000
+AT_MOST = {"memory": EVERY, "disk": 60, "redis": 60, "memcached": 12}  # moments of one verb; SWEEP=whole for all
+ENGINES = ["memory://?entries=20", "memory://?codec=sealed", "redis"]
+
+
+@pytest.fixture(params=ENGINES, ids=lambda url: url.partition(":")[0] + ("-sealed" if "sealed" in url else ""))
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    servers = {"redis": shared_redis, "memcached": shared_memcached}
+    url = servers[request.param]().url if request.param in servers else request.param.format(tmp_path)
+    logging.getLogger("stampede").setLevel(logging.CRITICAL)
+    with Cache(url, ttl=600, lease=60, early=0, on_engine_error="raise") as cache:
+        yield cache
+    logging.getLogger("stampede").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def other() -> Iterator[ThreadPoolExecutor]:
+    """Another thread."""
+    with ThreadPoolExecutor(1) as other:
+        yield other
+
+
+def nothing_is_left(cache: Cache) -> None:
+    deadline = monotonic() + LONG
+    while cache._core.flights._flights and monotonic() < deadline:
+        sleep(0.001)
+    assert not cache._core.flights._flights
+    tier = cache._core.front.tier
+    if tier is not None and not tier._writing:
+        each, queue = tier._end.newer, 0
+        while each is not tier._end:
+            each, queue = each.newer, queue + 1
+        assert queue == len(tier)
+
+
+def verb_of(function: Any, verb: str) -> Callable[[int], Any]:
+    if verb == "many":
+        return lambda number: function.many([(number,), (-number - 1000,)])
+    return function if verb == "call" else function.refresh
+
+
+def swept(cache: Cache, act: Callable[[int], Any], still: Callable[[int], Any]) -> None:
+    """Do it again and again, interrupted a little later each time; after each time, look at how things are."""
+    points: list[object] = []
+    points_of(lambda: act(-2), points.append)
+    at_most = EVERY if os.environ.get("SWEEP") == "whole" else AT_MOST[cache.engine.scheme]
+    for number in range(0, len(points), max(1, len(points) // at_most)):
+        error = interrupted(partial(act, number), number)
+        still(number)  # while the error, and with it all frames, are kept
+        del error
+
+
+@pytest.mark.parametrize("verb", ["call", "refresh", "many"])
+def test_a_call_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor, verb: str) -> None:
+    """A key would hang for ever in all other threads, or for a lease in other processes."""
+    function = cache.cached(lambda number: number)
+    act = verb_of(function, verb)
+
+    def still(number: int) -> None:
+        assert other.submit(function, number).result(LONG) == number
+        nothing_is_left(cache)
+
+    function(-1)
+    swept(cache, act, still)
+
+
+@pytest.mark.parametrize("verb", ["call", "refresh", "many"])
+def test_a_call_at_the_end_of_the_stack(cache: Cache, other: ThreadPoolExecutor, verb: str) -> None:
+    """A RecursionError is an ordinary exception, and comes where there is no stack for a `finally` either."""
+    function = cache.cached(lambda number: number)
+    act = verb_of(function, verb)
+
+    def deep(frames: int, number: int) -> Any:
+        return deep(frames - 1, number) if frames else act(number)
+
+    act(-1)
+    errors, limit, depth = 0, sys.getrecursionlimit(), len(inspect.stack())
+    try:
+        sys.setrecursionlimit(depth + 150)
+        for frames in range(150):
+            try:
+                deep(frames, frames)
+            except (RecursionError, EngineError):
+                errors += 1
+            assert other.submit(function, frames).result(LONG) == frames
+    finally:
+        sys.setrecursionlimit(limit)
+    assert errors > 10
+    nothing_is_left(cache)
+
+
+@pytest.mark.parametrize("cache", ENGINES[:2], indirect=True)
+def test_a_task_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor) -> None:
+    """The same for a caller that suspends, and its computation, which is a task of its own."""
+
+    @cache.cached
+    async def function(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    async def call(number: int) -> int:
+        return await function(number)
+
+    def still(number: int) -> None:
+        assert runner.run(asyncio.wait_for(call(number), LONG)) == number
+        nothing_is_left(cache)
+
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda *_: None)
+        runner.run(call(-1))
+        swept(cache, lambda number: runner.run(call(number)), still)
+
+
+def test_a_task_factory_that_fails(cache: Cache) -> None:
+    """Its flight and lease would lock the key, for ever and for a lease, as nobody has begun to compute."""
+    fails: list[bool] = []
+
+    @cache.cached
+    async def function(number: int) -> int:
+        return number
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> Any:
+        if fails and fails.pop():
+            raise MemoryError
+        return asyncio.Task(work, loop=loop, **options)
+
+    async def main() -> None:
+        await function(0)
+        asyncio.get_running_loop().set_task_factory(factory)
+        for number in range(1, 10):
+            fails[:] = [True] + [False] * (number - 1)
+            with suppress(MemoryError):
+                await function(number)
+            fails.clear()
+            assert await asyncio.wait_for(function(number), LONG) == number
+
+    asyncio.run(main())
+    nothing_is_left(cache)
+
+
+def test_where_no_asyncio_loop_runs(cache: Cache) -> None:
+    """A call under trio would claim, find that it can't suspend, and leave the key locked."""
+    with pytest.raises(RuntimeError, match="no asyncio loop"):
+        trio.run(cache.aget_or_compute, "k", lambda: "value")
+    assert cache.get_or_compute("k", lambda: "value") == "value"
+    nothing_is_left(cache)
