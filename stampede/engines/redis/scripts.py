@@ -46,14 +46,14 @@ class Scripts:
 
     def __init__(self, *, sharded: bool = False) -> None:
         folder = files(__package__) / "lua"
-        entry, queue = ((folder / name).read_bytes() for name in ("entry.lua", "queue.lua"))
+        entry, queue, lease = ((folder / name).read_bytes() for name in ("entry.lua", "queue.lua", "lease.lua"))
         if sharded:
             entry, queue = (source.replace(b"'PUBLISH'", b"'SPUBLISH'") for source in (entry, queue))
         self._by_hash: dict[bytes, Script] = {}
         self._shapes = COMMANDS.copy()  # of replies: by command, by a script's hash and by its text
 
         def load(name: str, *, before: bytes = entry, first: Sequence[bytes] = ()) -> Script:
-            source = before + (folder / f"{name}.lua").read_bytes()
+            source = before + _LEASE.sub(lambda _: lease, (folder / f"{name}.lua").read_bytes())
             script = Script(source, first)
             self._by_hash[script.hash] = script
             self._shapes[script.hash] = self._shapes[source] = SCRIPTS.get(name, is_number)
@@ -118,6 +118,9 @@ def is_damage(refusal: BaseException) -> bool:
     """Whether it is about what one key holds. All other refusals are about the server, or what we may do there."""
     return "WRONGTYPE" in str(refusal) or _LUA.search(str(refusal)) is not None
 
+
+_LEASE = re.compile(rb"^-- lease\b.*$", re.MULTILINE)
+"""The place of `lease.lua` in a script."""
 
 _TAG = re.compile(r"^\{\w+\}:")
 _LUA = re.compile(r"(?<!@)user_script:\d+: ")

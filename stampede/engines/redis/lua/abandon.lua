@@ -2,6 +2,9 @@
 --
 -- KEYS: lease, past, rest
 -- ARGV: token, verdict ('': none), ms for which it is told, ms of rest, the rest's verdict, channel
+
+-- lease
+
 if token_of(redis.call('GET', KEYS[1])) ~= ARGV[1] then
   return 0
 end

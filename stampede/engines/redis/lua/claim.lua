@@ -29,6 +29,9 @@ local good = entry and not force and id ~= seen and fresh > -since
 if good and (draw == '' or fresh > 1000 * math.min(margin + draw * cost, ttl / 2)) then
   return demoted(redis.pcall('GETEX', KEYS[2])) or {FOUND, left, entry}
 end
+
+-- lease (after the hits: on a server each function that is defined is paid for by every call)
+
 if not entry or keep <= 0 then
   entry, left = false, -2
 end

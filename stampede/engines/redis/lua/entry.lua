@@ -15,7 +15,7 @@ local function look(key)
   end
   local left = redis.call('PTTL', key)
   local _, _, id, lag, keeplag, cost, margin, ttl = struct.unpack(LAYOUT, string)
-  if not (lag == lag and keeplag == keeplag and math.abs(cost) < math.huge and margin >= 0 and ttl >= 0) then
+  if not (lag == lag and keeplag == keeplag and cost - cost == 0 and margin >= 0 and ttl >= 0) then
     return  -- damaged bytes: what is no number (NaN) compares to nothing
   end
   local ms, most = left < 0 and math.huge or left, lag + 1000 * ttl
@@ -32,39 +32,6 @@ end
 -- to write, as this counts, is not refused any more when memory is full.)
 local function glance(key)
   return redis.call('GETEX', key)
-end
-
--- What a lease's key holds (and a rest's): the token, and for how many ms it was given.
-local function noted(token, ms)
-  return token .. struct.pack('>d', ms)
-end
-
--- The token, and those ms. Somebody else's bytes are a token of their own.
-local function token_of(value)
-  local given = value and #value > 8 and struct.unpack('>d', string.sub(value, -8))
-  if given and given >= 1 and given < 1e15 then
-    return string.sub(value, 1, -9), given
-  end
-  return value
-end
-
--- The ms that are left of a key which was given that many: no more than those.
-local function left_of(key, given)
-  local left = redis.call('PTTL', key)
-  if left < 0 or left > given then
-    left = given
-    redis.pcall('PEXPIRE', key, left)
-  end
-  return left
-end
-
--- Let a lease stand for so long from now; it was given `given`.
-local function prolong(key, token, ms, given)
-  if given == tonumber(ms) then
-    return redis.call('PEXPIRE', key, ms)
-  end
-  redis.call('SET', key, noted(token, ms), 'PX', ms)
-  return 1
 end
 
 local function store(key, string, ms)

@@ -2,6 +2,9 @@
 --
 -- KEYS: entry, lease, past, rest
 -- ARGV: token, entry's id, ms until its key ends ('': never), entry, channel, most bytes to send along
+
+-- lease
+
 if token_of(redis.call('GET', KEYS[2])) ~= ARGV[1] then
   return redis.call('GETRANGE', KEYS[1], 2, 9) == ARGV[2] and 1 or 0
 end

@@ -1,6 +1,9 @@
 -- Let the lease stand for so long from now. 0: it is lost.
 --
 -- KEYS: lease   ARGV: token, ms
+
+-- lease
+
 local token, given = token_of(glance(KEYS[1]))
 if token ~= ARGV[1] then
   return 0
