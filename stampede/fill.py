@@ -20,12 +20,11 @@ from stampede.errors import (
     ComputationFailed,
     EngineError,
     RecursiveComputation,
-    TooLarge,
     WaitTimeout,
 )
 from stampede.flight import SAFETY, Flight, nested
 from stampede.leader import Leader
-from stampede.outcome import Landing, LeftOut
+from stampede.outcome import Landing, LeftOut, comes_back
 from stampede.pace import Pace
 from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
@@ -272,14 +271,14 @@ async def store(
     """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
     if hold.foreign:
         return Landing(entry, error)
+    if error is not None and not comes_back(entry, error, call.policy.raises):
+        return await unkept(call, entry, error, f"{entry.value[0]} would not come back with all that it holds")
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
         return await unkept(call, entry, error, "cache_if refused it")
     at = call.now
     try:
         stored = await call.means.colour.whole(call.means.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
-        if error is None and not isinstance(refusal, TooLarge):
-            raise
         return await unkept(call, entry, error, str(refusal))
     except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
         await release(call)

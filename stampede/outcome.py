@@ -11,7 +11,7 @@ from stampede.entry import Entry
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
-__all__ = ["Landing", "LeftOut", "landed", "own_copy"]
+__all__ = ["Landing", "LeftOut", "comes_back", "landed", "own_copy"]
 
 
 # Not frozen, for the same reason as an entry; nobody writes to one.
@@ -48,6 +48,19 @@ def landed(landing: Landing, policy: Policy) -> Any:
     if entry.raised:
         raise _revived(entry, policy.raises)
     return entry.value
+
+
+def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseException], ...]) -> bool:
+    """Whether an entry of `raises` gives the very exception: of its class, with its arguments and attributes."""
+    try:
+        twin = _revived(entry, raises)
+        return type(twin) is type(error) and _held(twin) == _held(error)
+    except Exception:
+        return False
+
+
+def _held(error: BaseException) -> list[Any]:
+    return [each for each in error.__reduce__() if each]  # an empty dict is there once somebody has asked for it
 
 
 def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> BaseException:

@@ -244,12 +244,14 @@ def test_bytes_that_are_not_believed_are_a_miss_and_an_event(tmp_path: Path) -> 
     assert any(isinstance(each, events.BadBytes) for each in heard)
 
 
-def test_a_value_the_codec_can_not_hold_is_an_error_even_with_stale(cache: Cache) -> None:
-    """It would be swallowed by `stale`, and every call compute for nothing."""
+def test_a_value_the_codec_can_not_hold_is_served_and_told(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+    """A cache would fail a request that the function has answered, or swallow the answer for a stale one."""
     cache.set("k", "kept", stale=600)
     cache.expire("k")
+    assert cache.get_or_compute("k", lambda: sys.implementation, stale=600) is sys.implementation
+    assert "is not kept" in caplog.text and "trust=" in caplog.text
     with pytest.raises(CodecError, match="trust="):
-        cache.get_or_compute("k", lambda: sys.implementation, stale=600)
+        cache.set("k", sys.implementation)
 
 
 # -- 9: None is a value -----------------------------------------------------------------------------------------------

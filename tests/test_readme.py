@@ -526,7 +526,7 @@ TRIED: dict[str, tuple[str, str, str, str]] = {
         " redis_faults::test_what_was_computed_in_trouble_holds_for_a_while readme::test_what_is_evicted_first",
         "memcached_faults::test_a_full_server_forgets_and_lies_not memcached_faults::test_a_stub_is_evicted_too",
     ),
-    "a value is too large": (
+    "a value can't be kept": (
         "codec::test_max_bytes_holds_both_ways",
         "disk_faults::test_larger_than_the_bound",
         "",

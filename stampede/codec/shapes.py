@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from enum import Enum, Flag
-from functools import cached_property
 from operator import attrgetter
-from types import MemberDescriptorType, NoneType
+from types import NoneType
 from typing import Any
 
+from stampede.codec.alike import lazy, slots_of
 from stampede.codec.annotations import BUILTIN, fields_of, is_namedtuple, is_pydantic, reach
 from stampede.codec.values import Lower, Shape
 from stampede.errors import CodecError, OptionError
@@ -77,30 +77,42 @@ def _enum(kind: type[Enum], tag: str) -> Shape:
 
 def _namedtuple(kind: Any, tag: str) -> Shape:
     count = len(kind._fields)
+    open_ended = kind.__dictoffset__ != 0
 
     def rebuild(*args: Any) -> Any:
         if len(args) != count:
             raise CodecError(f"{len(args)} fields for {tag}, which has {count}")
         return tuple.__new__(kind, args)
 
-    return Shape(tag, kind, lambda value: (tag, *value), rebuild)
+    def lower(value: Any) -> tuple[Any, ...]:
+        if open_ended and value.__dict__:
+            raise _lost(tag, value.__dict__)
+        return (tag, *value)
+
+    return Shape(tag, kind, lower, rebuild)
 
 
-def _record(kind: type, tag: str) -> Shape:
+def _lost(tag: str, names: Iterable[str]) -> CodecError:
+    return CodecError(
+        f"a {tag} has an attribute {min(names)!r} that is no field and would be lost: "
+        f"declare it as a field, or make it a cached_property"
+    )
+
+
+def _record(kind: Any, tag: str) -> Shape:
     """A dataclass or attrs class: exactly its fields, set without its `__init__` or `__setattr__`."""
     names = tuple(fields_of(kind))
-    inside = sum(not isinstance(getattr(kind, name, None), MemberDescriptorType) for name in names)
-    open_ended = getattr(kind, "__dictoffset__", 0) != 0
-    lazy = {name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, cached_property)}
-    may_have = {*names, *lazy, "__orig_class__"}
+    inside = frozenset(names) - slots_of(kind)
+    beside = sorted(slots_of(kind) - {*names})
+    open_ended = kind.__dictoffset__ != 0
+    may_have = {*names, *lazy(kind)}
     get = _getter(names)
 
     def lower(value: Any) -> tuple[Any, ...]:
-        if open_ended and len(value.__dict__) != inside and (extra := value.__dict__.keys() - may_have):
-            raise CodecError(
-                f"a {tag} has an attribute {min(extra)!r} that is no field and would be lost: "
-                f"declare it as a field, or make it a cached_property"
-            )
+        if open_ended and value.__dict__.keys() != inside and (extra := value.__dict__.keys() - may_have):
+            raise _lost(tag, extra)
+        if beside and (extra := {name for name in beside if hasattr(value, name)}):
+            raise _lost(tag, extra)
         return (tag, *get(value))
 
     return Shape(tag, kind, lower, _rebuilder(kind, names))
@@ -131,6 +143,7 @@ def _model(kind: Any, tag: str) -> Shape:
     """A pydantic model, unvalidated: its fields, which of them were set, what is extra and what is private."""
     names = tuple(kind.__pydantic_fields__)
     private = kind.__private_attributes__.keys()
+    may_have = {*names, *lazy(kind)}
     put = object.__setattr__
 
     def lower(value: Any) -> tuple[Any, ...]:
@@ -138,19 +151,21 @@ def _model(kind: Any, tag: str) -> Shape:
         if held is not None:
             undefined = sys.modules["pydantic_core"].PydanticUndefined
             held = {name: item for name, item in held.items() if item is not undefined}
-        given = tuple(name for name in names if name in value.__pydantic_fields_set__)
+        if extra := value.__dict__.keys() - may_have:
+            raise _lost(tag, extra)
+        given = tuple(sorted(value.__pydantic_fields_set__))
         return tag, given, value.__pydantic_extra__, held, *(value.__dict__[name] for name in names)
 
     def rebuild(given: Any, extra: Any, held: Any, *args: Any) -> Any:
-        if len(args) != len(names) or type(given) is not tuple or not set(given) <= {*names}:
+        if len(args) != len(names) or type(given) is not tuple or not set(given) <= {*names, *(extra or ())}:
             raise CodecError(f"the fields of a {tag} are others")
         if held is not None and not (type(held) is dict and held.keys() <= private):
             raise CodecError(f"a {tag} has no such private attributes")
         if (extra is not None) != (kind.model_config.get("extra") == "allow") or type(extra) not in (NoneType, dict):
             raise CodecError(f"a {tag} with other attributes than its fields")
         made: Any = object.__new__(kind)
-        given = {*given, *(extra or ())}
-        for slot, state in zip(_MODEL_SLOTS, (dict(zip(names, args, strict=True)), given, extra, held), strict=True):
+        states = dict(zip(names, args, strict=True)), {*given}, extra, held
+        for slot, state in zip(_MODEL_SLOTS, states, strict=True):
             put(made, slot, state)
         return made
 

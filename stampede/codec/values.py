@@ -14,9 +14,10 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6
 from itertools import chain
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any, NamedTuple, TypeAlias
-from uuid import UUID
+from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
+from stampede.codec.alike import lazy
 from stampede.errors import CodecError
 
 Lower: TypeAlias = Callable[[Any], tuple[Any, ...]]
@@ -57,8 +58,38 @@ def _plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...],
     return Shape(tag, type_, lambda value: (tag, *lower(value)), rebuild)
 
 
-def _text(tag: str, type_: type) -> Shape:
-    return _plain(tag, type_, lambda value: (str(value),), str)
+def _text(tag: str, type_: Any) -> Shape:
+    if type_.__dictoffset__ == 0:
+        return _plain(tag, type_, lambda value: (str(value),), str)
+    own = {*vars(type_("0.0.0.0/0" if tag.startswith("ipv4") else "::/0")), *lazy(type_)}
+
+    def lower(value: Any) -> tuple[Any, ...]:
+        if lost := vars(value).keys() - own:
+            raise _lost(value, lost)
+        return (str(value),)
+
+    return _plain(tag, type_, lower, str)
+
+
+def _lost(value: Any, names: Iterable[str]) -> CodecError:
+    return CodecError(f"a {type(value).__name__} has an attribute {min(names)!r} of its own, which would be lost")
+
+
+def _bare(value: Any) -> Iterable[tuple[Any, Any]]:
+    if vars(value):
+        raise _lost(value, vars(value))
+    items: Iterable[tuple[Any, Any]] = value.items()
+    return items
+
+
+def _uuid(value: UUID) -> tuple[Any, ...]:
+    safe = value.is_safe
+    return ("uuid", value.bytes) if safe is SafeUUID.unknown else ("uuid", value.bytes, safe.name)
+
+
+def _make_uuid(raw: bytes, safe: str = "unknown") -> UUID:
+    _expect((raw, safe), bytes, str)
+    return UUID(bytes=raw, is_safe=SafeUUID[safe])
 
 
 def _moment(value: Any) -> tuple[Any, ...]:
@@ -89,6 +120,7 @@ def _make_timezone(offset: timedelta, name: str | None) -> timezone:
 def _zone(value: ZoneInfo) -> tuple[Any, ...]:
     if value.key is None:
         raise CodecError("a ZoneInfo made from a file has no name to be stored by: use ZoneInfo(key)")
+    value.__reduce__()  # refuses the same of one that was made from a file, and given a name
     return (value.key,)
 
 
@@ -123,7 +155,7 @@ def _make_deque(maxlen: int | None, *items: Any) -> Any:
 
 STANDARD: tuple[Shape, ...] = (
     _plain("complex", complex, lambda v: (v.real, v.imag), float, float),
-    _plain("range", range, lambda v: (v.start, v.stop, v.step), int, int, int),
+    _plain("range", range, lambda v: (int(v.start), int(v.stop), int(v.step)), int, int, int),
     _plain("date", date, lambda v: (v.year, v.month, v.day), int, int, int),
     _plain("time", time, _moment, int, int, int, int, _ZONES, int, make=_make_time),
     _plain("datetime", datetime, _datetime, *[int] * 7, _ZONES, int, make=_make_datetime),
@@ -132,7 +164,7 @@ STANDARD: tuple[Shape, ...] = (
     _plain("zone", ZoneInfo, _zone, str),
     _text("decimal", Decimal),
     _plain("fraction", Fraction, lambda v: (v.numerator, v.denominator), int, int),
-    _plain("uuid", UUID, lambda v: (v.bytes,), bytes, make=lambda raw: UUID(bytes=raw)),
+    Shape("uuid", UUID, _uuid, _make_uuid),
     _text("posixpath", PosixPath),
     _text("windowspath", WindowsPath),
     _text("pureposixpath", PurePosixPath),
@@ -143,8 +175,8 @@ STANDARD: tuple[Shape, ...] = (
     _text("ipv6net", IPv6Network),
     _text("ipv4if", IPv4Interface),
     _text("ipv6if", IPv6Interface),
-    Shape("ordered", OrderedDict, lambda v: ("ordered", *_pairs(v.items())), lambda *f: _fill(OrderedDict(), f)),
-    Shape("counter", Counter, lambda v: ("counter", *_pairs(v.items())), lambda *f: _fill(Counter(), f)),
+    Shape("ordered", OrderedDict, lambda v: ("ordered", *_pairs(_bare(v))), lambda *f: _fill(OrderedDict(), f)),
+    Shape("counter", Counter, lambda v: ("counter", *_pairs(_bare(v))), lambda *f: _fill(Counter(), f)),
     Shape("defaultdict", defaultdict, lambda v: ("defaultdict", *_defaultdict(v)), _make_defaultdict),
     Shape("deque", deque, lambda v: ("deque", v.maxlen, *v), _make_deque),
 )
