@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
+from stampede.engines.progress import send
 from stampede.errors import EngineError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Connection:
         return replies
 
     def _exchange(self, commands: bytes, count: int) -> list[Reply]:
-        self._sock.sendall(commands)
+        send(self._sock, commands)
         replies = self._replies(count)
         check(commands, replies[0])
         return replies

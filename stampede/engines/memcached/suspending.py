@@ -16,6 +16,7 @@ from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
+from stampede.engines.progress import LOOKS, Pace, unsent
 from stampede.engines.transport import disown, shut
 from stampede.errors import EngineError
 from stampede.loops import Loop, PerLoop
@@ -53,7 +54,7 @@ class Stream(asyncio.Protocol):
         self._questions: deque[_Question] = deque()
         self._buffer = bytearray()
         self._watch: asyncio.TimerHandle | None = None
-        self._heard = 0.0
+        self._pace = Pace()
         self.broken = False
         self.born = 0.0
         self.longest = 0
@@ -77,11 +78,12 @@ class Stream(asyncio.Protocol):
         self.born = time.monotonic()
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
-        answer = self._ask(commands, count)
+        answer: asyncio.Future[list[Reply]] | None = None
         try:
+            answer = self._ask(commands, count)
             replies = await answer
         except (asyncio.CancelledError, GeneratorExit):
-            if not answer.cancel() and not answer.cancelled() and answer.exception() is None:
+            if answer and not answer.cancel() and not answer.cancelled() and answer.exception() is None:
                 self._unheard(commands, answer.result())  # they came in this very turn
             raise
         except EngineError as error:
@@ -108,7 +110,8 @@ class Stream(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._out.append(commands)
         if not self._questions:
-            self._heard = time.monotonic()  # it has had nothing to say
+            self._pace.begin(time.monotonic())
+        self._pace.sends(len(commands))
         self._questions.append(_Question(commands, count, answer))
         if self._watch is None:
             self._arm()
@@ -128,7 +131,7 @@ class Stream(asyncio.Protocol):
             self._watched.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = time.monotonic()
+        self._pace.heard(time.monotonic())
         self._buffer += data
         try:
             self._parse()
@@ -167,14 +170,17 @@ class Stream(asyncio.Protocol):
     def _arm(self) -> None:
         patience = self._server.options["timeout"]
         if patience is not None:
-            self._watch = self._loop.call_later(patience, self._look, patience)
+            self._look(patience)
 
     def _look(self, patience: float, *, sure: bool = False) -> None:
         self._watch = None
         if not self._questions:
             return
-        if time.monotonic() - self._heard < patience:
-            self._arm()
+        pending = 0 if self._transport is None else unsent(self._transport)
+        left = self._pace.left(patience, pending, time.monotonic())
+        if left > 0:
+            pause = min(left, patience / LOOKS) if pending else left
+            self._watch = self._loop.call_later(pause, self._look, patience)
         elif sure:
             self.lose(TimeoutError(f"no answer in {patience:g} s"))
         else:  # it may be our own loop that was blocked, and the answer be there to be read

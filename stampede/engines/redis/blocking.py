@@ -11,6 +11,7 @@ from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from stampede.engines import progress
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import left_over, packed
@@ -161,10 +162,13 @@ class Blocking:
                 connection.connect()  # sending would do so too, and wouldn't ask a sentinel for the way
             if self._speaks(connection):
                 raise OutOfStep("it has said what nobody had asked for")
-            connection.send_packed_command([packed(connection, commands)])
+            progress.send(connection._sock, packed(connection, commands))
             replies = [self._read(connection, command) for command in commands]
             if left_over(connection._parser):
                 raise OutOfStep("it has said more than it was asked for")
+        except TimeoutError as hung:
+            self._disconnect(connection)
+            raise self._hung(f"Timeout writing to socket: {hung}") from hung
         except _ODD as odd:  # what the library, or its parser, stumbles over
             self._disconnect(connection)
             raise OutOfStep(f"{type(odd).__name__}: {odd}") from odd

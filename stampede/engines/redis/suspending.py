@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import select
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from stampede import forks
+from stampede.engines.progress import LOOKS, Pace, unsent
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, Parser, packed, parser
@@ -26,6 +29,9 @@ from stampede.loops import PerLoop
 __all__ = ["Suspending"]
 
 _GUARD = "stampede-redis-guard"
+
+_NEXT = 0.01
+"""Seconds until a loop has looked at its sockets."""
 
 _LAST_WORDS = 1.0
 """Seconds for which the connection of a loop that ends stays for tasks that are ending."""
@@ -160,7 +166,6 @@ class _Pipe:
         self._wire: _Wire | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._oldest: _Question | None = None
 
     def ask(self, commands: Sequence[Command]) -> _Question:
         """A question whose future ends with its replies. Who stops waiting for them bothers nobody else."""
@@ -190,9 +195,10 @@ class _Pipe:
         asked = [question for question in questions if not question.future.done()]
         if self._news.told not in (0, self._wire.following):
             asked.insert(0, self._follow(self._wire, self._news.told))
+        idle = not self._flying
         self._flying.extend(asked)
         try:
-            self._wire.send([command for question in asked for command in question.commands])
+            self._wire.send([command for question in asked for command in question.commands], idle=idle)
         except Exception as error:  # nobody else would tell those who wait
             self._wire.drop(error)
             return
@@ -253,7 +259,7 @@ class _Pipe:
         """What was under way is asked once more on a new connection: every verb may be sent twice."""
         if not isinstance(error, self._known):  # what a parser has stumbled over
             error = OutOfStep(f"{type(error).__name__}: {error}")
-        self._wire = self._oldest = None
+        self._wire = None
         flying, self._flying = list(self._flying), deque()
         again = [question for question in flying if not question.again and not isinstance(error, self._hung)]
         self._fail([question for question in flying if question not in again], error)
@@ -263,18 +269,19 @@ class _Pipe:
         self._waiting[:0] = again
         self._flush()
 
-    def _look_out(self) -> None:
-        """Break a connection on which the oldest question has had no answer for as long as a reply may take."""
-        patience = self._server.patience
-        if patience is None:
+    def _look_out(self, *, sure: bool = False) -> None:
+        """Break a connection that owes a reply, and on which nothing has moved for as long as a reply may take."""
+        self._watch, wire, patience = None, self._wire, self._server.patience
+        if patience is None or wire is None or not self._flying:
             return
-        if self._flying and self._flying[0] is self._oldest and self._wire is not None:
-            self._watch = self._oldest = None
-            self._wire.drop(self._hung(f"no reply within {patience:g} s"))
+        left, pending = wire.left(patience)
+        if left <= 0 and sure:
+            wire.drop(self._hung(f"no reply within {patience:g} s"))
             return
-        self._oldest = self._flying[0] if self._flying else None
-        running = asyncio.get_running_loop()
-        self._watch = running.call_later(patience, self._look_out) if self._flying else None
+        pause = min(left, patience / LOOKS) if pending else left
+        # Overdue, it may be our own loop that was blocked, and the reply be there to be read.
+        look = partial(self._look_out, sure=left <= 0)
+        self._watch = asyncio.get_running_loop().call_later(pause if left > 0 else _NEXT, look)
 
     def _take_waiting(self) -> list[_Question]:
         waiting, self._waiting = self._waiting, []
@@ -290,7 +297,7 @@ class _Pipe:
         """The loop ends, or the engine is closed. (A loop that we refer to would never be collected.)"""
         if self._watch is not None:
             self._watch.cancel()
-        self._wire = self._watch = self._oldest = None
+        self._wire = self._watch = None
         flying, self._flying = list(self._flying), deque()
         self._fail([*flying, *self._take_waiting()], ConnectionError("the connection was closed"))
 
@@ -329,6 +336,7 @@ class _Wire(asyncio.Protocol):
             self._watched.register(self.socket.fileno(), select.POLLIN)
         self.following = 0  # which connection is to be told, as far as we have asked
         self.told = 0  # and as far as the server has said yes
+        self._pace = Pace()
         self._guard = asyncio.create_task(self._stand(), name=_GUARD)
         # A loop that is closed without cancelling its tasks has nothing to complain of.
         self._guard._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -341,13 +349,23 @@ class _Wire(asyncio.Protocol):
         """Whether there is something to read, which is no reply if nothing has been asked."""
         return self._watched is not None and bool(self._watched.poll(0))
 
-    def send(self, commands: Sequence[Command]) -> None:
-        self._transport.write(packed(self.connection, commands))
+    def send(self, commands: Sequence[Command], *, idle: bool) -> None:
+        data = packed(self.connection, commands)
+        if idle:
+            self._pace.begin(time.monotonic())
+        self._pace.sends(len(data))
+        self._transport.write(data)
+
+    def left(self, patience: float) -> tuple[float, bool]:
+        """Seconds until it is to be called hung; and whether there is something left to send."""
+        pending = unsent(self._transport)
+        return self._pace.left(patience, pending, time.monotonic()), pending > 0
 
     def data_received(self, data: bytes) -> None:
         pipe, gets = self._pipe, self._parser.gets
         if pipe is None:
             return
+        self._pace.heard(time.monotonic())
         try:
             self._parser.feed(data)
             while (reply := gets()) is not MORE:
