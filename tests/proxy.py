@@ -6,6 +6,7 @@
     proxy.hold()                                   # accepts, and nothing passes any more, until let_go()
     proxy.cut()                                    # all connections, now
     proxy.piece, proxy.delay = 1, 0.01             # replies come byte by byte, and late
+    proxy.rate = 1e6                               # bytes a second that pass, for each connection and direction
     proxy.double = True                            # every piece of a reply comes twice
     proxy.at(b"GET", sent=7)                       # the next request that holds this is cut off behind its 7th byte
     proxy.at(b"GET", answered=3, times=2)          # the replies to the next two are
@@ -46,6 +47,7 @@ class Proxy:
         self.target = target
         self.delay = 0.0  # seconds before each piece of a reply
         self.piece = _PIECE  # bytes of a reply that go together
+        self.rate: float | None = None  # bytes a second of a connection, in each direction
         self.double = False  # every piece of a reply comes twice
         self.alter: Callable[[bytes], bytes] | None = None  # of each piece that comes from the server
         self.met = 0  # how many faults have come true
@@ -152,6 +154,13 @@ class Proxy:
                     return fault
         return None
 
+    def _slowly(self, end: socket.socket, data: bytes) -> None:
+        while data:
+            some, data = data[: 1 << 14], data[1 << 14 :]
+            if self.rate:
+                time.sleep(len(some) / self.rate)
+            end.sendall(some)
+
     def _wait(self) -> None:
         self._open.wait()
 
@@ -201,7 +210,7 @@ class _Pair:
                 if fault.sent is not None:
                     self._server.sendall(data[: fault.sent])
                     return
-            self._server.sendall(data)
+            self._proxy._slowly(self._server, data)
 
     def _down(self) -> None:
         while data := self._server.recv(_PIECE):
@@ -219,6 +228,6 @@ class _Pair:
                 if self._left is not None:
                     some = some[: self._left]
                     self._left -= len(some)
-                self._client.sendall(some * 2 if self._proxy.double else some)
+                self._proxy._slowly(self._client, some * 2 if self._proxy.double else some)
                 if self._left == 0 and not self._silent:
                     return

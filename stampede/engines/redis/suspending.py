@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from stampede import forks
-from stampede.engines.progress import LOOKS, Pace, unsent
+from stampede.engines.progress import LARGE, LOOKS, Pace, unsent
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, Parser, packed, parser
@@ -48,10 +48,12 @@ class Suspending:
         self._news = news
         self._any = (exceptions.RedisError, OSError, asyncio.TimeoutError)
         self._pipes: PerLoop[_Pipe] = PerLoop()
+        self._wide: PerLoop[_Pipe] = PerLoop()  # for what is large: who sends, or is sent, little doesn't wait for it
 
     async def ask(self, command: Command) -> Any:
         """The reply."""
-        return (await self._asked([command])).replies[0]
+        large = any(type(each) is bytes and len(each) > LARGE for each in command)
+        return (await self._asked([command], self._wide if large else self._pipes)).replies[0]
 
     async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
         """The replies, in order, of what goes out together."""
@@ -69,9 +71,9 @@ class Suspending:
         question = await self._asked(commands)
         return question.replies, question.told
 
-    async def _asked(self, commands: Sequence[Command]) -> _Question:
+    async def _asked(self, commands: Sequence[Command], pipes: PerLoop[_Pipe] | None = None) -> _Question:
         try:
-            pipe = self._pipe()
+            pipe = self._pipe(self._pipes if pipes is None else pipes)
             question = pipe.ask(commands)
             try:
                 await question.future
@@ -102,7 +104,7 @@ class Suspending:
 
     def close(self) -> None:
         """Close the connections of all loops, also of those that run in other threads."""
-        for loop, pipe in self._pipes.take_all():
+        for loop, pipe in [*self._pipes.take_all(), *self._wide.take_all()]:
             if loop.is_running() and loop is not asyncio._get_running_loop():
                 try:
                     loop.call_soon_threadsafe(pipe.close)
@@ -113,19 +115,19 @@ class Suspending:
 
     def start_again(self) -> None:
         """In a forked child: the connections are the parent's."""
-        forks.each(pipe.disown for _, pipe in self._pipes.take_all())
+        forks.each(pipe.disown for _, pipe in [*self._pipes.take_all(), *self._wide.take_all()])
 
     def close_dead(self) -> None:
         """Close the connections of loops that were closed without cancelling their tasks, as a loop should."""
-        for _, pipe in self._pipes.take_all(closed=True):
+        for _, pipe in [*self._pipes.take_all(closed=True), *self._wide.take_all(closed=True)]:
             pipe.close()
 
-    def _pipe(self) -> _Pipe:
+    def _pipe(self, pipes: PerLoop[_Pipe]) -> _Pipe:
         loop = asyncio.get_running_loop()
-        pipe = self._pipes.get(loop)
+        pipe = pipes.get(loop)
         if pipe is None:
             self.close_dead()
-            pipe = self._pipes.put(loop, _Pipe(self._server, self._scripts, self._news))
+            pipe = pipes.put(loop, _Pipe(self._server, self._scripts, self._news))
         return pipe
 
 

@@ -1,0 +1,106 @@
+"""Large values over slow links: bytes that move are life, and nobody waits for another's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from faces import Face, never
+from memcached_server import shared_memcached
+from proxy import Proxy
+from servers import shared_redis
+
+from stampede import Cache
+
+RATE = 1e6
+BLOB = os.urandom(500_000)
+
+Slow = tuple[str, str, Proxy]
+
+
+@pytest.fixture(params=["redis", "memcached"])
+def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow:
+    """The URL of a server, of the same behind a slow link, and the link. A reply may take less than a large value."""
+    server: Any = shared_redis() if request.param == "redis" else shared_memcached()
+    proxy = before(server)
+    proxy.rate = RATE
+    if request.param == "redis":
+        server.cli("FLUSHALL")
+        return server.url, f"{proxy.url}?socket_timeout=0.15", proxy
+    server.empty()
+    return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=0.15", proxy
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_large_value_arrives(slow: Slow, face: Callable[..., Face], colour: str) -> None:
+    """What takes longer than a reply may would be computed anew at every call, and the engine be down."""
+    near, far, _ = slow
+    with Cache(near) as cache:
+        cache.set("big", BLOB)
+    slowly = face(far, colour)
+    assert slowly("big", never) == BLOB
+    assert slowly.cache.stats().engine_downs == 0
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_large_value_is_stored(slow: Slow, face: Callable[..., Face], colour: str) -> None:
+    """It would be computed again by everybody, and each store of it would take the engine down."""
+    near, far, _ = slow
+    slowly = face(far, colour)
+    assert slowly("big", lambda: BLOB) == BLOB
+    assert slowly.cache.stats().engine_downs == 0
+    with Cache(near) as cache:
+        assert cache.get("big") == BLOB
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_server_that_hangs_in_the_middle_of_a_value_is_noticed(
+    slow: Slow, face: Callable[..., Face], colour: str
+) -> None:
+    """A caller would wait for ever for the other half."""
+    near, far, link = slow
+    with Cache(near) as cache:
+        cache.set("big", BLOB)
+    slowly = face(far, colour)
+    slowly.run("set", "small", 1)
+    link.rate = None
+    link.at(b"big", answered=100_000, silent=True, times=2)
+    began = time.monotonic()
+    assert slowly("big", lambda: "computed") == "computed"
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("way", ["stored"])
+def test_a_small_value_overtakes_a_large_one(way: str, before: Callable[[Any], Proxy]) -> None:
+    """One large value would hold up every call of its loop for as long as it takes."""
+    server = shared_redis()
+    server.cli("FLUSHALL")
+    proxy = before(server)
+    proxy.rate = RATE
+    with Cache(server.url) as cache:
+        cache.set("big", BLOB)
+        cache.set("small", 1)
+
+    async def main() -> None:
+        with Cache(proxy.url) as cache:
+            assert await cache.aget("small") == 1
+            for _ in range(2):
+                big = asyncio.create_task(
+                    cache.aget_or_compute("big", never) if way == "read" else cache.aset("other", BLOB)
+                )
+                took = []
+                for pause in (0.0, 0.1, 0.1):
+                    await asyncio.sleep(pause)
+                    began = time.monotonic()
+                    assert await cache.aget_or_compute("small", never) == 1
+                    took.append(time.monotonic() - began)
+                assert not big.done()
+                assert max(took) < 0.15
+                assert await big in (BLOB, None)
+            assert cache.stats().engine_downs == 0
+
+    asyncio.run(main())
