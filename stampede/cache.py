@@ -279,10 +279,17 @@ class Cache:
         return replace(self.counters.of(scope), hits=tier.hits_of(scope) if tier is not None else 0)
 
     def close(self) -> None:
-        """Let go of the engine's connections and threads. The cache can't be used afterwards."""
+        """Let go of the engine's connections and threads, for good; to be called again, it does nothing more.
+
+        Whoever waits, for a value or a lock, gets EngineError at once, and so does every verb from then on, whatever
+        `on_engine_error` says. Computations under way end: their callers get the value, and it is not stored. Leases
+        and locks that are held end with their time, as they can't be given back any more.
+        """
+        if self._core.outage is not None:
+            self._core.outage.closed = True
+        self.engine.close()
         if self._core.front.tier is not None:
             self._core.front.tier.clear()
-        self.engine.close()
 
     def __enter__(self) -> Cache:
         return self

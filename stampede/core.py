@@ -13,7 +13,7 @@ from stampede.call import Call, Means
 from stampede.coded import CodedClaims, CodedStore, Coder
 from stampede.colour import BLOCKING, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
-from stampede.errors import EngineError, OptionError
+from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.fill import fill, opened, quietly
 from stampede.flight import Flights
 from stampede.front import Front
@@ -148,6 +148,8 @@ class Scope:
         try:
             own = await store.generation(self.name)
             whole = await store.generation(self.namespace) if self._nested else ""
+        except EngineClosed:
+            raise
         except EngineError as error:
             if outage is not None:
                 outage.failed(error)

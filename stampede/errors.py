@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "CodecError",
     "ComputationFailed",
+    "EngineClosed",
     "EngineError",
     "KeyingError",
     "LockLost",
@@ -52,6 +53,13 @@ class EngineError(StampedeError, ConnectionError):
 
     partial = False  # True: so it is with a part of its keys, as one of several servers is down; others may be asked
     refused = False  # True: it has answered, and takes nothing new, as it is full; others may invalidate what it has
+
+
+class EngineClosed(EngineError):
+    """The engine was closed here, for good: nothing is served in its place, and who waited for it waits no more."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name}: the engine was closed")
 
 
 class WaitTimeout(StampedeError, TimeoutError):

@@ -12,7 +12,7 @@ from stampede import events, forks
 from stampede.breaker import Breaker
 from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
-from stampede.errors import EngineError
+from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
 from stampede.returns import Returns
 
@@ -41,6 +41,7 @@ class Outage:
         self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
         self.unknown = Returns(engine, self)  # leases that may stand, to be given back
         self.last: EngineError | None = None
+        self.closed = False  # by us, for good: that is no outage
         self.partly_since: float | None = None  # a part of the engine was down then
         self._tell = tell
         self._breaker = Breaker()
@@ -117,10 +118,15 @@ class GuardedClaims:
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         outage, keeps = self._outage, REFUGE_TTL
+        if outage.closed:
+            raise EngineClosed(outage.engine)
         probing = outage.down
         if not probing or outage.may_ask():
             try:
                 reply = await self._port.claim(key, token, ask)
+            except EngineClosed:
+                outage.closed = True
+                raise
             except EngineError as error:
                 outage.failed(error)
                 if probing and error.partial:
@@ -149,6 +155,8 @@ class GuardedClaims:
             keeps = REFUGE_TTL
             try:
                 stored = await self._port.fill(key, token, entry)
+            except EngineClosed:
+                return False
             except EngineError as error:
                 outage.failed(error)
                 outage.unknown.add(key, token)
@@ -174,6 +182,8 @@ class GuardedClaims:
             if not outage.down:
                 await self._port.abandon(key, token, verdict, rest)
                 return
+        except EngineClosed:
+            return
         except EngineError as error:
             outage.failed(error)
         outage.unknown.add(key, token)  # it goes when the engine is back
@@ -184,6 +194,8 @@ class GuardedClaims:
             return await self._refuge.wait(key, busy, timeout)
         try:
             return await self._port.wait(key, busy, timeout)
+        except EngineClosed:
+            return None  # the next claim says so
         except EngineError as error:
             outage.failed(error)
             return None  # the next claim decides

@@ -286,7 +286,9 @@ class Engine(ABC):
         ...
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of everything, for good: who waits is woken, and every verb raises EngineClosed from then on."""
+        ...
 
     def follow(self) -> None:
         """A local tier stands in front from now on: let tickets be true. For engines to which news have a price."""

@@ -20,7 +20,7 @@ from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.flock import closed, pid_here, process, try_lock, unlock
 from stampede.engines.url import options_of, parts_of, safe_url
 from stampede.engines.wake import LOOK, Post
-from stampede.errors import EngineError, OptionError
+from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.ports import Busy, Engine, Granted
 from stampede.threads import begun
 
@@ -147,6 +147,7 @@ class _Names:
         self._begin()
 
     def _begin(self) -> None:
+        self._closed = False
         self._held: dict[tuple[str, bytes], _Held] = {}
         self._changed = threading.Condition()  # reentrant: a signal's handler may want a lock in the middle of this
         self._watchman: threading.Thread | None = None
@@ -163,6 +164,8 @@ class _Names:
     def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
         try:
             with self._changed:
+                if self._closed:
+                    raise EngineClosed(f"file://{self._directory}")
                 mine = self._held.get((name, token))
                 if mine is not None and not mine.stands:
                     self._drop(name, token)
@@ -283,6 +286,7 @@ class _Names:
 
     def close(self) -> None:
         with self._changed:
+            self._closed = True
             mine = list(self._held)
             for key in mine:
                 self._drop(*key)

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from stampede import decisions
 from stampede.colour import Bell, Colour
 from stampede.entry import Entry, Verdict
+from stampede.errors import EngineClosed
 from stampede.ports import Busy, Failed
 
 __all__ = ["Ending", "Lease", "Names", "Past", "ring"]
@@ -107,6 +108,7 @@ class Names:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.leases: Ending[Lease] = Ending()
+        self.closed = False
         self._fence = count(1)
 
     def standing(self, name: str, token: bytes) -> Lease | None:
@@ -120,6 +122,7 @@ class Names:
         if lease is not None and lease.token == token:
             lease.end = now + seconds
             return lease.fence, None
+        self.check()
         lease = Lease(token, now + seconds, next(self._fence))
         older = self.leases.put(name, lease, now)
         return lease.fence, None if older is None else older.bell
@@ -139,6 +142,11 @@ class Names:
         ring([lease])
         return lease is not None
 
+    def check(self) -> None:
+        """EngineClosed, once it is."""
+        if self.closed:
+            raise EngineClosed("memory")
+
     async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
         """Until the lease that `busy` named falls or ends. One that has fallen since isn't there to be waited for."""
         with decisions.lock:
@@ -148,7 +156,9 @@ class Names:
             await colour.park(lease.bell, min(timeout, left))
 
     def let_go(self) -> None:
+        """For good: whoever waits is woken, and refused."""
         with decisions.lock:
+            self.closed = True
             leases = self.leases.clear()
         ring(leases)
 

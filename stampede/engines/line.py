@@ -45,6 +45,7 @@ class Line(Names):
 
     def acquire(self, name: str, token: bytes, seconds: float, *, waits: bool) -> Granted | Busy:
         with decisions.lock:
+            self.check()
             now = self.clock()
             holder = self.leases.get(name, now) or self._turns.get(name, now)
             told = None
@@ -87,6 +88,7 @@ class Line(Names):
 
     def release(self, name: str, token: bytes) -> bool:
         with decisions.lock:
+            self.check()
             now = self.clock()
             lease, turn = self.standing(name, token), self._turns.get(name, now)
             next_one = None
@@ -112,6 +114,7 @@ class Line(Names):
 
     def let_go(self) -> None:
         with decisions.lock:
+            self.closed = True  # or somebody could queue between this and the rest
             bells = [bell for queue in self._waiting.values() for bell in queue.values()]
             self._begin()
         for bell in bells:

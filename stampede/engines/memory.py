@@ -58,9 +58,10 @@ class MemoryEngine(Engine):
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """Let every waiter go; the values go with the last reference to the engine."""
+        """Let every waiter go, and every value. What is closed stays so: its verbs raise EngineClosed."""
         for part in self._parts:
             part.let_go()
+        self._parts[0].shelf.clear()
 
     def _start_again(self) -> None:
         forks.each(part.start_again for part in self._parts)
@@ -270,10 +271,12 @@ class _Verbs(Versioned):
         return self._keys.renew(key, token, lease)
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        self._keys.check()
         return [self.kept(key) for key in keys]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         with decisions.lock:
+            self._keys.check()
             old = self._keys.shelf.get(key)
             lease = self._keys.put(key, entry)
         del old
@@ -281,6 +284,7 @@ class _Verbs(Versioned):
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         with decisions.lock:
+            self._keys.check()
             kept = self.kept(key)
             if (None if kept is None else kept.id) != seen:
                 return False
@@ -290,12 +294,14 @@ class _Verbs(Versioned):
 
     async def expire(self, key: str) -> bool:
         with decisions.lock:
+            self._keys.check()
             fresh, lease = self._keys.soften(key), self._keys.leases.pop(key)
         ring([lease])
         return fresh
 
     async def invalidate(self, key: str) -> bool:
         with decisions.lock:
+            self._keys.check()
             kept, old = self.kept(key), self._keys.shelf.drop(key)
             lease = self._keys.forget(key)
         del old
@@ -317,6 +323,7 @@ class _Verbs(Versioned):
 
     async def bump(self, scope: str) -> None:
         with decisions.lock:
+            self._keys.check()
             if scope:
                 self._keys.bumps[scope] = self._keys.bumps.get(scope, 0) + 1
                 self._keys.generations = {}

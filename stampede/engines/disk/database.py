@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from stampede.engines.disk import boot
 from stampede.engines.disk.stamps import MARK, Stamps, Unreadable
 from stampede.engines.flock import try_lock
-from stampede.errors import EngineError
+from stampede.errors import EngineClosed, EngineError
 
 __all__ = ["Damaged", "Database", "Locked", "Opened", "Write"]
 
@@ -147,7 +147,7 @@ class Database:
             if old is not None and old.current:
                 return old
             if self._closed:
-                raise EngineError(f"the engine of {self.directory} is closed")
+                raise EngineClosed(f"disk://{self.directory}")
             if old is not None:
                 self._forget(old)
             try:

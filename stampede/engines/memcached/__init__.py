@@ -82,6 +82,7 @@ class MemcachedEngine(Engine):
         return time.perf_counter() - start
 
     def close(self) -> None:
+        self._servers.close()
         self._witnesses.close()
         self._line.close()
         self._aline.close()

@@ -142,6 +142,7 @@ class BlockingLine:
         return self.connection(server)
 
     def connection(self, server: Server) -> Connection:
+        self.servers.check()
         pool = self._pools[server]
         connection: Connection = pool.get()
         if not connection.born:
@@ -163,6 +164,8 @@ class BlockingLine:
         pool = self._pools.get(link._server)
         if pool is None:
             link.close()
+        elif self.servers.closed:
+            pool.destroy(link)
         elif link.broken:
             pool.destroy(link)
             while pool.free:  # what broke one has broken them all, or they would find that out one by one

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from random import random
 
-from stampede.colour import Bell, Colour
+from stampede.colour import Colour
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.items import Item
@@ -71,15 +71,16 @@ class MemcachedLocks:
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         its, began = items.name_of(name, b"l"), time.monotonic()
-        while (waited := time.monotonic() - began) < timeout:
-            await self._colour.park(Bell(), min(pause(waited, 0.0, random()), timeout - waited))
-            link = await self._line.take(its)
-            try:
-                seen = (await link.ask(meta.look(its), twice=True))[0]
-            finally:
-                self._line.give(link)
-            if items.read(seen).holder != busy.token:
-                return
+        with self._line.servers.pausing() as closing:
+            while (waited := time.monotonic() - began) < timeout:
+                await self._colour.park(closing, min(pause(waited, 0.0, random()), timeout - waited))
+                link = await self._line.take(its)
+                try:
+                    seen = (await link.ask(meta.look(its), twice=True))[0]
+                finally:
+                    self._line.give(link)
+                if items.read(seen).holder != busy.token:
+                    return
 
 
 def _held(token: bytes, lease: float) -> Item:

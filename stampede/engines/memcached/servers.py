@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
 
 from stampede.breaker import Breaker
+from stampede.colour import Bell
 from stampede.engines.memcached.meta import Reply
-from stampede.errors import EngineError, OptionError
+from stampede.errors import EngineClosed, EngineError, OptionError
 
 if TYPE_CHECKING:
     from pymemcache.client.base import Client
@@ -70,9 +72,31 @@ class Servers:
             raise OptionError("memcached:// names no server: give memcached://host:port,host:port")
         for server in self.all:
             server.others = [other for other in self.all if other is not server]
+        self.closed = False
+        self._pausing: set[Bell] = set()
         self._by_name = {server.name: server for server in self.all}
         self._ring = RendezvousHash(list(self._by_name), hash_function=_score)
         self._only = self.all[0] if len(self._by_name) == 1 else None
+
+    @contextmanager
+    def pausing(self) -> Iterator[Bell]:
+        """A bell for one who pauses between two looks: it rings when the engine is closed."""
+        bell = Bell()
+        self._pausing.add(bell)
+        try:
+            yield bell
+        finally:
+            self._pausing.discard(bell)
+
+    def close(self) -> None:
+        self.closed = True
+        for bell in list(self._pausing):
+            bell.ring()
+
+    def check(self) -> None:
+        """EngineClosed, once it is."""
+        if self.closed:
+            raise EngineClosed(f"memcached://{','.join(self._by_name)}")
 
     def of(self, name: bytes) -> Server:
         return self._only or self._by_name[self._ring.get_node(name)]

@@ -231,6 +231,7 @@ class SuspendingLine:
         return await self.reach(self.servers.of(name))
 
     async def reach(self, server: Server) -> Stream:
+        self.servers.check()
         loop = asyncio.get_running_loop()
         streams = self._streams.get(loop)
         if streams is None:
@@ -246,7 +247,12 @@ class SuspendingLine:
             server.admit()
             coming = streams[server] = loop.create_task(_connected(server, loop, self.reach))
             coming.add_done_callback(_seen)
-        return await asyncio.shield(coming)
+        try:
+            return await asyncio.shield(coming)
+        except asyncio.CancelledError:
+            if coming.cancelled():  # by us, and not its caller
+                self.servers.check()
+            raise
 
     def give(self, link: Link) -> None:
         pass  # it is everybody's

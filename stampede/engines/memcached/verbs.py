@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import random
 from typing import Any, Protocol
 
-from stampede.colour import Bell, Colour, run_blocking
+from stampede.colour import Colour, run_blocking
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import Hold, Holds, Link, alias, is_alias
 from stampede.engines.memcached.items import PLAIN, Body, Item
@@ -310,24 +310,25 @@ class Keys(Versioned):
         """Looks that begin soon and become rarer; one is aimed at the computation's end, where its cost is known."""
         name, began = items.name_of(key), time.monotonic()
         cost, awaited = self._costs.get(name, 0.0), busy.token
-        while True:
-            waited = time.monotonic() - began
-            if waited >= timeout:
-                return None
-            await self._colour.park(Bell(), min(pause(waited, cost, random()), timeout - waited))
-            link = await self._line.take(name)
-            try:
-                reply = (await link.ask(meta.look(name), twice=True))[0]
-            finally:
-                self._line.give(link)
-            if _is_stub(reply) and awaited == alias(reply.cas):
-                continue
-            item = items.read(reply)
-            if item.holder and is_alias(awaited):
-                awaited = item.holder  # it has been signed
-            if item.holder and item.holder == awaited:
-                continue
-            return self._news(name, item, busy, time.monotonic() - began)
+        with self._line.servers.pausing() as closing:
+            while True:
+                waited = time.monotonic() - began
+                if waited >= timeout:
+                    return None
+                await self._colour.park(closing, min(pause(waited, cost, random()), timeout - waited))
+                link = await self._line.take(name)
+                try:
+                    reply = (await link.ask(meta.look(name), twice=True))[0]
+                finally:
+                    self._line.give(link)
+                if _is_stub(reply) and awaited == alias(reply.cas):
+                    continue
+                item = items.read(reply)
+                if item.holder and is_alias(awaited):
+                    awaited = item.holder  # it has been signed
+                if item.holder and item.holder == awaited:
+                    continue
+                return self._news(name, item, busy, time.monotonic() - began)
 
     def _news(self, name: bytes, item: Item, busy: Busy, waited: float) -> Found | None:
         entry = item.entry

@@ -83,12 +83,16 @@ class Blocking:
         self._asking: set[Connection] = set()
 
     def _asked(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        self._server.check()
         try:
             replies, told = self._sent(commands)
             if any(isinstance(reply, Exception) for reply in replies):
                 told = self._mended(list(commands), replies, told)
-        except self._any as error:
-            raise trouble(self._server.name, error) from error
+        except Exception as error:
+            self._server.check()  # then the connection was closed under our hands, which may raise anything
+            if isinstance(error, self._any):
+                raise trouble(self._server.name, error) from error
+            raise
         return replies, told
 
     def _mended(self, commands: list[Command], replies: list[Any], told: int) -> int:

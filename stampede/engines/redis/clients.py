@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from stampede.engines.redis.scripts import is_damage
 from stampede.engines.url import flag, safe_url
-from stampede.errors import EngineError, OptionError
+from stampede.errors import EngineClosed, EngineError, OptionError
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
@@ -67,6 +67,13 @@ class Server:
     on_meet: Callable[[], object] | None = None
     """To be called when a server was met whose place another one may take."""
 
+    closed = False
+
+    def check(self) -> None:
+        """EngineClosed, once it is."""
+        if self.closed:
+            raise EngineClosed(self.name)
+
     def __init__(self, name: str, kind: str, options: Mapping[str, Any]) -> None:
         """`kind` is the name of a class of connections, which the library has in both colours."""
         self.name = name
@@ -92,7 +99,8 @@ class Server:
         return made
 
     def close(self) -> None:
-        """Let go of what it takes to know where to connect."""
+        """No connection is made any more. Let go of what it takes to know where to connect."""
+        self.closed = True
 
     def current(self, connection: Any) -> bool:
         """Whether a connection, made once, leads where a new one would."""

@@ -27,7 +27,7 @@ from stampede.engines.redis.master import Asking, Master, Ports, Verb
 from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, RoutedLocks
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.url import safe_url
-from stampede.errors import EngineError, OptionError
+from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.threads import begun
 
 __all__ = ["Cluster", "of_cluster_client", "of_cluster_url"]
@@ -104,11 +104,15 @@ class Cluster:
         """
         from redis import exceptions
 
+        if self._closed:
+            raise EngineClosed(self._name)
         end, pause = time.monotonic() + PATIENCE, PAUSE[0]
         shard, ports = await self._way(slot, colour)
         while True:
             try:
                 return await shard.ask(verb, ports, always=always)
+            except EngineClosed:
+                raise
             except EngineError as error:
                 if error.partial:
                     raise  # the shard's answer, about this key alone
@@ -241,7 +245,7 @@ class Cluster:
 
     def _made(self, address: Address) -> Master:
         if self._closed:
-            raise EngineError(f"{self._name}: the engine is closed")
+            raise EngineClosed(self._name)
         its = {**self._options, "host": address.host, "port": address.port}
         server = Server(f"{self._name} ({address.host}:{address.port})", self._kind, its)
         shard = Master(address, server, self.scripts, tracking=self._tracking)

@@ -221,6 +221,8 @@ class News:
         if thread is not None and thread is not threading.current_thread():
             thread.join(TICK)
         self._lose()
+        if thread is None or not thread.is_alive():
+            self._readers.close()
 
     def start_again(self) -> None:
         """In a forked child: the connection is the parent's, and nothing is known of what it will be told."""

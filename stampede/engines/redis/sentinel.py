@@ -61,6 +61,7 @@ class Guarded(Server):
         return made
 
     def close(self) -> None:
+        super().close()
         for sentinel in self._watch.sentinels:
             sentinel.close()
 

@@ -44,6 +44,7 @@ class Shard:
         await self.line.ask((b"PING",))
 
     def close(self) -> None:
+        self._server.closed = True  # who is woken by the others finds it so
         for part in (self.news, self.line, self.aline, self._server):
             part.close()
 

@@ -72,6 +72,7 @@ class Suspending:
         return question.replies, question.told
 
     async def _asked(self, commands: Sequence[Command], pipes: PerLoop[_Pipe] | None = None) -> _Question:
+        self._server.check()
         try:
             pipe = self._pipe(self._pipes if pipes is None else pipes)
             question = pipe.ask(commands)
@@ -82,8 +83,11 @@ class Suspending:
                 raise
             if any(isinstance(reply, Exception) for reply in question.replies):
                 await self._mended(pipe, list(commands), question)
-        except self._any as error:
-            raise trouble(self._server.name, error) from error
+        except Exception as error:
+            self._server.check()
+            if isinstance(error, self._any):
+                raise trouble(self._server.name, error) from error
+            raise
         return question
 
     async def _mended(self, pipe: _Pipe, commands: list[Command], question: _Question) -> None:
