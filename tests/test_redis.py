@@ -650,7 +650,8 @@ def test_a_cache_of_a_client(server: RedisServer) -> None:
         with Cache(client, local=True) as cache:
             assert cache.get_or_compute("k", lambda: 1) == 1
             assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
-            assert cache.lock("l").acquire(0)
+            with cache.lock("l", wait=0) as lock:
+                assert lock.held
         assert client.ping()
 
 
