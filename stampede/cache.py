@@ -234,7 +234,10 @@ class Cache:
         found = {key: there.value for key in wanted if (there := self._root.at_hand(key)) is not None}
         missing = [key for key in wanted if key not in found]
         landings = await fetch_many(self._root, colour, missing, Together(colour, function, wanted), policy)
-        found |= {key: called(partial(landed, landings[key], policy)) for key in missing if key in landings}
+        try:
+            found |= {key: called(partial(landed, landings[key], policy)) for key in missing if key in landings}
+        finally:
+            del landings  # one error may be that of many keys, and refers to this frame
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:

@@ -277,7 +277,10 @@ class Cached:
         loader = OneByOne(self.colour, {key: functools.partial(self.function, *wanted[key]) for key in missing})
         landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
         landings = {key: landings[key] for key in missing if key in landings}  # what ended the others is among them
-        values |= {key: called(functools.partial(landed, landing, scope.policy)) for key, landing in landings.items()}
+        try:
+            values |= {key: called(functools.partial(landed, each, scope.policy)) for key, each in landings.items()}
+        finally:
+            del landings  # one error may be that of many keys, and refers to this frame
         return [values[key] for key in keys]
 
     def stats(self) -> Any:

@@ -28,6 +28,7 @@ __all__ = [
     "Loop",
     "Stopped",
     "called",
+    "ended",
     "hold_task",
     "in_thread",
     "kept_whole",
@@ -71,6 +72,20 @@ class Stopped(RuntimeError):
 def raised(error: BaseException) -> BaseException:
     """What a function that was called by a colour has raised."""
     return error.end if isinstance(error, Stopped) else error
+
+
+async def ended(work: Awaitable[T]) -> tuple[T | None, BaseException | None]:
+    """What it gave, or what it raised.
+
+    An error refers to the frames that it has passed. It is caught here, in one that refers to nothing, and not where
+    callers and flights are at hand: through those it would refer to itself, until the collector came.
+    """
+    try:
+        return await work, None
+    except GeneratorExit:
+        raise
+    except BaseException as failure:
+        return None, raised(failure)
 
 
 def called(function: Callable[[], T]) -> T:

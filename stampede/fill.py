@@ -13,7 +13,7 @@ from typing import Any
 
 from stampede import early, events
 from stampede.call import Call, Hold, Means, Opening, Spawn
-from stampede.colour import Bell, Loop, raised, running_loop
+from stampede.colour import Bell, Loop, ended, running_loop
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import (
     CodecError,
@@ -218,12 +218,7 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landin
         longest = call.policy.hold_of(kept.cost if kept else 0.0)
         flight.computes(call.label, call.policy.lease, longest)
         with means.hold(call, longest) as hold, flight.inside():
-            try:
-                value, error = await means.colour.call(call.origin), None
-            except GeneratorExit:
-                raise
-            except BaseException as failure:
-                value, error = None, raised(failure)
+            value, error = await ended(means.colour.call(call.origin))
             landing = await land(call, kept, hold, value, error, call.now - began)
     except BaseException:
         # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.

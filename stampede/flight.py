@@ -314,7 +314,7 @@ class Flights:
             flight.ended = True
             flight.unborn = flight.answers = None  # they refer to the flight
             if landing is not None and not flight.detached:
-                flight.landing = landing
+                flight.landing = landing.for_followers()
             self._forget(flight)
         flight.bell.ring()
         if leader is not None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from stampede.call import Call
-from stampede.colour import Bell, Colour, kept_whole, raised, run_blocking, running_loop, until_one_fails
+from stampede.colour import Bell, Colour, ended, kept_whole, run_blocking, running_loop, until_one_fails
 from stampede.entry import Entry, new_id
 from stampede.errors import RecursiveComputation
 from stampede.fill import alone, covered, served
@@ -66,13 +66,10 @@ class Together:
         clock = wanted[0].call.means.clock
         began = clock()
         keys = [each.key for each in wanted]
-        try:
-            values = await self._values(keys)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            return dict.fromkeys(keys, Answer(None, raised(error), clock() - began))
+        values, error = await ended(self._values(keys))
         cost = clock() - began
+        if values is None:
+            return dict.fromkeys(keys, Answer(None, error, cost))
         return {key: _answer(partial(_picked, values, self._names[key]), cost) for key in keys}
 
     async def _values(self, keys: list[str]) -> Mapping[str, Any]:
@@ -177,16 +174,12 @@ class _Work:
         clock, inside = self.wanted.call.means.clock, _inside.set(self)
         began = clock()
         try:
-            answer = Answer(await self._run.colour.call(self._origin), None, clock() - began)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            if self._run.ended:  # cancelled, as another one has failed
-                raise
-            answer = Answer(None, raised(error), clock() - began)
+            value, error = await ended(self._run.colour.call(self._origin))
         finally:
             _inside.reset(inside)
-        self.answer = answer
+        if error is not None and self._run.ended:  # cancelled, as another one has failed
+            raise error
+        self.answer = answer = Answer(value, error, clock() - began)
         self._bell.ring()
         return answer
 

@@ -27,6 +27,10 @@ class Landing:
     until: float | None = None  # nobody needs to ask again before so many seconds have passed
     as_of: float = -inf  # the moment before the engine was asked for this: who began later must ask it anew
 
+    def for_followers(self) -> Landing:
+        """The same end, to be kept for others: the caller takes its error out of its own."""
+        return self if self.error is None else replace(self)
+
     def for_follower(self) -> Landing:
         """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
         return self if self.error is None else replace(self, error=own_copy(self.error))
@@ -40,10 +44,11 @@ def landed(landing: Landing, policy: Policy) -> Any:
     """The value of a landing, or its error raised."""
     entry = landing.entry
     if landing.error is not None:
+        error, landing.error = landing.error, None  # it refers to our caller's frame, which may refer to the landing
         try:
-            raise landing.error
+            raise error
         finally:
-            del landing  # or the error would refer to itself through this frame
+            del error
     assert entry is not None
     if entry.raised:
         raise _revived(entry, policy.raises)

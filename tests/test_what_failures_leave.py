@@ -1,0 +1,160 @@
+"""A call that failed leaves nothing that only the garbage collector could find: not its frames, nor what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memcached_server import shared_memcached
+from servers import shared_redis
+
+from stampede import Cache, WaitTimeout
+
+
+class Large:
+    """What a computation has in its hands when it fails."""
+
+
+@pytest.fixture(params=["memory", "disk", "redis", "memcached"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    urls = {"memory": lambda: "memory://", "disk": lambda: f"disk://{tmp_path}"}
+    urls |= {"redis": lambda: shared_redis().url, "memcached": lambda: shared_memcached().url}
+    with Cache(urls[request.param](), namespace=tmp_path.name, ttl=60, stale=60, retry_after=0) as cache:
+        yield cache
+
+
+class Failing:
+    """Computations that fail with something in their hands."""
+
+    def __init__(self) -> None:
+        self.held: list[weakref.ref[Large]] = []
+        self.go = threading.Event()
+        self.go.set()
+
+    def __call__(self, *_: Any) -> Any:
+        large = Large()
+        self.held.append(weakref.ref(large))
+        self.go.wait(10)
+        raise ValueError("in vain")
+
+    async def suspending(self, *_: Any) -> Any:
+        large = Large()
+        self.held.append(weakref.ref(large))
+        await asyncio.sleep(0)
+        raise ValueError("in vain")
+
+
+def call(cache: Cache, failing: Failing) -> None:
+    with pytest.raises(ValueError, match="in vain"):
+        cache.get_or_compute("k", failing)
+
+
+def function(cache: Cache, failing: Failing) -> None:
+    f = cache.cached(lambda n: failing())
+    with pytest.raises(ValueError, match="in vain"):
+        f(1)
+
+
+def batch(cache: Cache, failing: Failing) -> None:
+    with pytest.raises(ValueError, match="in vain"):
+        cache.get_or_compute_many(["a", "b"], failing)
+
+
+def many(cache: Cache, failing: Failing) -> None:
+    f = cache.cached(lambda n: failing())
+    with pytest.raises(ValueError, match="in vain"):
+        f.many([(1,), (2,)])
+
+
+def stale(cache: Cache, failing: Failing) -> None:
+    cache.set("k", 1)
+    cache.expire("k")
+    assert cache.get_or_compute("k", failing) == 1
+
+
+def answer(cache: Cache, failing: Failing) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="in vain"):
+            cache.get_or_compute("k", failing, raises=ValueError)
+
+
+def herd(cache: Cache, failing: Failing) -> None:
+    failing.go.clear()
+    waiting = [threading.Thread(target=call, args=(cache, failing)) for _ in range(3)]
+    for each in waiting:
+        each.start()
+    with pytest.raises(WaitTimeout):
+        cache.get_or_compute("k", failing, wait=0.05)
+    failing.go.set()
+    for each in waiting:
+        each.join()
+
+
+async def acall(cache: Cache, failing: Failing) -> None:
+    with pytest.raises(ValueError, match="in vain"):
+        await cache.aget_or_compute("k", failing.suspending)
+
+
+async def aherd(cache: Cache, failing: Failing) -> None:
+    await asyncio.gather(*[acall(cache, failing) for _ in range(3)])
+
+
+async def abatch(cache: Cache, failing: Failing) -> None:
+    with pytest.raises(ValueError, match="in vain"):
+        await cache.aget_or_compute_many(["a", "b"], failing.suspending)
+
+
+async def cancelled(cache: Cache, failing: Failing) -> None:
+    async def never() -> None:
+        large = Large()
+        failing.held.append(weakref.ref(large))
+        begun.set()
+        await asyncio.Event().wait()
+
+    begun = asyncio.Event()
+    task = asyncio.ensure_future(cache.aget_or_compute("k", never))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("way", [call, function, batch, many, stale, answer, herd])
+def test_a_failed_call(cache: Cache, way: Callable[[Cache, Failing], None]) -> None:
+    """Its frames would go on holding connections, rows and requests until the collector came."""
+    cache.get_or_compute("warm", int)
+    failing = Failing()
+    gc.collect()
+    gc.disable()
+    try:
+        way(cache, failing)
+        assert failing.held
+        assert [each for each in failing.held if each() is not None] == []
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("way", [acall, aherd, abatch, cancelled])
+def test_a_failed_async_call(cache: Cache, way: Callable[[Cache, Failing], Awaitable[None]]) -> None:
+    """The same, in an event loop that goes on."""
+
+    async def main() -> None:
+        await cache.aget_or_compute("warm", int)
+        failing = Failing()
+        gc.collect()
+        gc.disable()
+        try:
+            await way(cache, failing)
+            await asyncio.sleep(0)  # the loop lets go of the tasks' last steps
+            assert failing.held
+            assert [each for each in failing.held if each() is not None] == []
+        finally:
+            gc.enable()
+
+    asyncio.run(main())
