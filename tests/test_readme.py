@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from memcached_server import MemcachedServer
@@ -653,3 +655,24 @@ def _leads_somewhere(dotted: str) -> bool:
             return False
         found = getattr(found, part)
     return True
+
+
+@pytest.mark.parametrize("signing_key, ours", [(None, 118), ("k" * 32, 154)])
+def test_the_bytes_of_an_entry(signing_key: str | None, ours: int) -> None:
+    """Who plans a server's memory by the README would plan too little."""
+    for heading in ("### Redis", "### memcached"):
+        assert "118 bytes of ours, or 154 with a" in " ".join(section(heading).split())
+    value = "x" * 100
+    redis, memcached = RedisServer(), MemcachedServer()
+    try:
+        for server in (redis, memcached):
+            with Cache(server.url, codec="json", signing_key=signing_key) as cache:
+                cache.set("k", value)
+        longest = max(int(redis.cli("STRLEN", key)) for key in redis.cli("KEYS", "*").split())
+        assert longest == ours + len(json.dumps(value))
+        dumped = memcached.say(b"lru_crawler metadump all\r\n", b"END\r\n").decode()
+        (item,) = [unquote(name) for name in re.findall(r"key=(s%3A\S+)", dumped)]
+        assert memcached.say(f"mg {item} s\r\n".encode()).split()[1] == b"s%d" % (ours + len(json.dumps(value)))
+    finally:
+        redis.close()
+        memcached.close()
