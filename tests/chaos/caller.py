@@ -13,13 +13,17 @@ from chaos.journal import Journal
 from chaos.plan import KINDS, LOCK_LEASE, Kind, Step, Whim, kind_of
 from stampede import Cache, LockTimeout
 
-__all__ = ["Broken", "Caller", "Functions"]
+__all__ = ["Broken", "Caller", "Functions", "Interrupted"]
 
 _CHILD_SECONDS = 60
 
 
 class Broken(Exception):
     """What an origin raises."""
+
+
+class Interrupted(BaseException):
+    """What strikes a thread at any bytecode, as Ctrl-C and the time limits of job queues do."""
 
 
 _asking: ContextVar[tuple[str, Whim]] = ContextVar("asking")
@@ -110,6 +114,8 @@ class Caller:
         self._journal = journal
         self._suspending = suspending
         self._colour = "async" if suspending else "sync"
+        self.call = ""  # the last one
+        self.exposed = False  # it may be interrupted
 
     async def act(self, step: Step) -> None:
         if step.verb == "fork" and not self._suspending:
@@ -122,17 +128,20 @@ class Caller:
     # -- values ---------------------------------------------------------------------------------------------------
 
     async def _call(self, step: Step) -> None:
-        me = self._journal.new()
+        self.call = me = self._journal.new()
         verb = "compute" if step.verb == "fork" else step.verb
         whim = [round(step.whim.nap, 3), step.whim.hangs]
         self._journal.write("call", me, verb, step.keys, time.monotonic(), self._colour, step.wait, whim)
         values: dict[str, Any] = {}
         error: BaseException | None = None
         try:
+            self.exposed = True
             ask = self._ask_cache if step.face == "cache" else self._ask_function
             values = await ask(me, step) or {}
         except (Exception, asyncio.CancelledError) as failure:
             error = failure
+        finally:
+            self.exposed = False
         now = time.monotonic()
         outcome = type(error).__name__ if error is not None else "ok"
         self._journal.write("done", me, now, outcome, _short(values), str(error)[:200] if error else "")
@@ -212,7 +221,8 @@ class Caller:
 
     async def _lock(self, step: Step) -> None:
         """Hold it for a moment, and look again and again whether it is still believed to be held."""
-        me, name = self._journal.new(), f"lock{len(step.keys[0]) % 2}"
+        self.call = me = self._journal.new()
+        name = f"lock{len(step.keys[0]) % 2}"
         wait = 0.0 if step.verb == "try_lock" else 0.3 + step.chance
         lock = self._cache.lock(name, lease=LOCK_LEASE, wait=wait, max_hold=10)
         self._journal.write("call", me, step.verb, [name], time.monotonic(), self._colour, wait, [0, 0])

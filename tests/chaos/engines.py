@@ -36,7 +36,7 @@ class World:
     name: ClassVar[str]
     effects: ClassVar[dict[str, Effect]]
     signed: ClassVar[bool] = False
-    threads_of_one: ClassVar[bool] = False  # there is but one process
+    shared: ClassVar[bool] = True  # by processes; else there is but one, and its forked children are on their own
     lag: ClassVar[dict[bool, float]] = {False: 0.0, True: 0.0}
     """Seconds for which others may give what was changed: without a local tier, with one."""
     lag_of_all: ClassVar[dict[bool, float]] = {False: 1.0, True: 1.0}
@@ -486,7 +486,7 @@ class Memory(World):
     """Threads and an event loop of one process; nothing but they can go wrong."""
 
     name = "memory"
-    threads_of_one = True
+    shared = False
     effects: ClassVar = {}
     lag_of_all: ClassVar = {False: 0.0, True: 0.0}
 

@@ -54,6 +54,7 @@ class Grip:
 
     id: str
     worker: str
+    pid: int
     name: str
     asked: float
     got: float
@@ -80,6 +81,9 @@ class History:
             self._read(worker, what, pid, details)
         for each in (*self.calls.values(), *self.makings.values()):
             each.ended = min(each.ended, deaths.get(each.worker, inf))
+        for making in self.makings.values():
+            if making.ended == inf and making.call in self.calls:  # struck before it could tell
+                making.ended = self.calls[making.call].ended
         for grip in self.grips.values():
             grip.left = min(grip.left, deaths.get(grip.worker, inf))
 
@@ -95,7 +99,7 @@ class History:
             case "made":
                 self.makings[told[0]].ended, self.makings[told[0]].outcome = told[1:]
             case "locked":
-                self.grips[told[0]] = Grip(told[0], worker, *told[1:])
+                self.grips[told[0]] = Grip(told[0], worker, pid, *told[1:])
             case "inside":
                 self.grips[told[0]].inside.append(told[1])
             case "leaving":

@@ -51,9 +51,16 @@ class _Change:
         return self.call.verb in ("clear", "end_all")
 
 
-def judged(history: History, world: World, local: dict[str, bool], phases: list[tuple[float, float]]) -> list[Finding]:
+def judged(
+    history: History,
+    world: World,
+    local: dict[str, bool],
+    phases: list[tuple[float, float]],
+    *,
+    interrupted: bool = False,
+) -> list[Finding]:
     """All that was wrong. `local`: which processes have a local tier. `phases`: the two of healing."""
-    judge = _Judge(history, world, local, phases)
+    judge = _Judge(history, world, local, phases, interrupted)
     return [
         *judge.values(), *judge.computations(), *judge.errors(), *judge.times(), *judge.locks(), *judge.healing(),
         *judge.rests(),
@@ -62,8 +69,14 @@ def judged(history: History, world: World, local: dict[str, bool], phases: list[
 
 class _Judge:
     def __init__(
-        self, history: History, world: World, local: dict[str, bool], phases: list[tuple[float, float]]
+        self,
+        history: History,
+        world: World,
+        local: dict[str, bool],
+        phases: list[tuple[float, float]],
+        interrupted: bool,
     ) -> None:
+        self.interrupted = interrupted
         self.history = history
         self.world = world
         self.local = local
@@ -104,6 +117,8 @@ class _Judge:
 
     def values(self) -> Iterator[Finding]:
         for call in self.calls:
+            if call.verb == "many" and call.ok and set(call.values) != set(call.keys):
+                yield self._found(f"{_of(call)} was given {len(call.values)} of {len(call.keys)}", call.keys[0], call)
             for key, maker in call.values.items():
                 if isinstance(maker, dict):
                     yield self._found(f"{_of(call)} was given what nobody has made: {maker['wrong']}", key, call)
@@ -133,6 +148,8 @@ class _Judge:
             if change.began <= born or change.ended >= call.began:
                 continue
             if change.call.pid != call.pid:
+                if not self.world.shared:
+                    continue
                 has_tier = self.local.get(call.worker, False)
                 lag = (self.world.lag_of_all if change.of_all else self.world.lag)[has_tier]
                 if lag:
@@ -183,7 +200,7 @@ class _Judge:
         start = min([first.born, *(call.began for call in calls)])
         if any(began < second.born and ended > start for began, ended in self.allows[key]):
             return True
-        if second.born - first.born >= kind_of(key).hold:
+        if second.born - first.born >= kind_of(key).hold or not (first.pid == second.pid or self.world.shared):
             return True
         workers = {first.worker, second.worker}
         if any(history.blurred(worker, start, second.born) for worker in workers):
@@ -214,6 +231,8 @@ class _Judge:
                 return call.verb in _LOCKS and (
                     blurred or self.history.stalled(call.worker, call.began, call.ended) > LOCK_LEASE / 3
                 )
+            case "Interrupted":
+                return self.interrupted
             case "never ended":
                 return call.worker in self.history.deaths
         return False
@@ -259,7 +278,8 @@ class _Judge:
         for grips in by_name.values():
             for at, second in enumerate(grips):
                 for first in grips[max(0, at - 20) : at]:
-                    yield from self._two(first, second)
+                    if self.world.shared or first.pid == second.pid:
+                        yield from self._two(first, second)
 
     def _two(self, first: Grip, second: Grip) -> Iterator[Finding]:
         losses = [

@@ -101,6 +101,7 @@ class Part:
     tasks: int
     pause: float  # seconds between two calls of a caller, on average
     uvloop: bool = False
+    interrupts: float = 0.0  # seconds between two exceptions that strike threads at any bytecode, on average; 0: none
     options: dict[str, Any] = field(default_factory=dict)  # of its cache
 
 

@@ -136,13 +136,14 @@ class _Round:
         self.local: dict[str, bool] = {}
         self.processes: list[_Process] = []
         self.begin = 0.0
-        workers = 1 if world.threads_of_one else size.workers
+        workers = size.workers if world.shared else 1
         self.tiers = [self.dice.random() < 0.5 for _ in range(workers)]
         self.loops = [self.dice.random() < 0.3 for _ in range(workers)]
+        self.interrupts = 0.5 if self.dice.random() < 0.3 and size.scale == 1 else 0.0
 
     def play(self) -> Outcome:
         effects = {**self.world.effects, **_WORKERS}
-        if self.world.threads_of_one:
+        if not self.world.shared:
             del effects["kill-worker"]
         if self.size.scale < 1:
             effects = {kind: effect for kind, effect in effects.items() if effect.seconds[0] < 2}
@@ -175,16 +176,17 @@ class _Round:
             if complaints := each.complaints():
                 self._wrong(f"{each.name} complained:\n{complaints}")
         history = History(self.lines, self.faults, self.deaths)
-        self.findings += judged(history, self.world, self.local, phases)
+        self.findings += judged(history, self.world, self.local, phases, interrupted=self.interrupts > 0)
         return Outcome(history, self.findings, self.local)
 
     def _start(self, slot: int, name: str | None = None) -> _Process:
         size, name = self.size, name or f"w{slot}"
-        many = 3 if self.world.threads_of_one else 1
+        many = 1 if self.world.shared else 3
         part = Part(
             url=self.world.url(slot), name=name, seed=self.seed, namespace=self.seed.replace(" ", "-"),
-            local=self.tiers[slot] and not self.world.threads_of_one, threads=size.threads * many,
-            tasks=size.tasks * many, pause=size.pause, uvloop=self.loops[slot], options=self.options,
+            local=self.tiers[slot] and self.world.shared, threads=size.threads * many,
+            tasks=size.tasks * many, pause=size.pause, uvloop=self.loops[slot],
+            interrupts=self.interrupts, options=self.options,
         )  # fmt: skip
         self.local[name] = part.local
         return _Process(part, self.lines)

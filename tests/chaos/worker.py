@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
 import logging
 import os
+import random
 import sys
 import threading
 import time
 import traceback
 from typing import Any
 
-from chaos.caller import Caller, Functions
+from chaos.caller import Caller, Functions, Interrupted
 from chaos.journal import Journal
 from chaos.plan import Part, Step, Whim, all_keys, steps
 from stampede import Cache, events
@@ -107,12 +109,12 @@ class Worker:
         """All callers, between two moments of the clock that all processes of a machine share."""
         self._begin, self._end = begin, end
         part = self._part
-        threads = [
-            threading.Thread(target=self._guarded, args=(self._calls, number), name=f"chaos-{number}", daemon=True)
-            for number in range(part.threads)
-        ]
-        threads.append(threading.Thread(target=self._guarded, args=(self._loop,), name="chaos-loop", daemon=True))
-        for thread in threads:
+        callers = [self._caller(suspending=False) for _ in range(part.threads)]
+        jobs = [(self._calls, number, caller) for number, caller in enumerate(callers)]
+        threads = [self._thread(f"chaos-{job[1]}", *job) for job in jobs]
+        strikes = [self._thread("chaos-strikes", self._strike, threads, callers)] if part.interrupts else []
+        threads.append(self._thread("chaos-loop", self._loop))
+        for thread in threads + strikes:
             thread.start()
         end += PATIENCE
         for thread in threads:
@@ -120,6 +122,9 @@ class Worker:
             if thread.is_alive():
                 faulthandler.dump_traceback(all_threads=True)
                 self._journal.write("hang", f"{thread.name} never came back")
+
+    def _thread(self, name: str, *job: Any) -> threading.Thread:
+        return threading.Thread(target=self._guarded, args=job, name=name, daemon=True)
 
     def _guarded(self, body: Any, *args: Any) -> None:
         try:
@@ -130,14 +135,28 @@ class Worker:
     def _caller(self, *, suspending: bool) -> Caller:
         return Caller(self._cache, self._functions, self._journal, suspending=suspending)
 
-    def _calls(self, number: int) -> None:
-        caller, part = self._caller(suspending=False), self._part
+    def _calls(self, number: int, caller: Caller) -> None:
+        script = steps(self._part, number, suspending=False)
         time.sleep(max(0.0, self._begin - time.monotonic()))
-        for step in steps(part, number, suspending=False):
-            time.sleep(step.pause)
-            if time.monotonic() > self._end:
-                return
-            _run(caller.act(step))
+        while time.monotonic() < self._end:
+            try:
+                step = next(script, None)
+                if step is None:
+                    return  # it was struck itself
+                time.sleep(step.pause)
+                _run(caller.act(step))
+            except Interrupted:
+                self._journal.write("done", caller.call, time.monotonic(), "Interrupted", {}, "")
+
+    def _strike(self, threads: list[threading.Thread], callers: list[Caller]) -> None:
+        """Interrupt threads that call, now and then."""
+        dice = random.Random(f"{self._part.seed} {self._part.name} strikes")
+        while time.monotonic() < self._end:
+            time.sleep(dice.expovariate(1 / self._part.interrupts))
+            chosen = dice.randrange(len(callers))
+            thread = threads[chosen].ident
+            if callers[chosen].exposed and thread is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))
 
     def _loop(self) -> None:
         with asyncio.Runner(loop_factory=_new_uvloop if self._part.uvloop else None) as runner:
