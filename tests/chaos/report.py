@@ -80,7 +80,7 @@ def story(finding: Finding, history: History, begin: float) -> Iterator[str]:
     start, end = finding.start - 0.5, finding.end + 0.2
     lines: list[tuple[float, str]] = []
     for call in history.calls.values():
-        if finding.key in call.keys or call.verb in ("clear", "end_all"):
+        if finding.key in call.keys or call.verb in ("clear", "end_all", "fork") or call.outcome == "Interrupted":
             lines.append((call.began, f"{call.worker:4} {call.colour} {call.verb} {call.id} begins"))
             given = call.values.get(finding.key, "")
             lines.append((call.ended, f"{call.worker:4} {call.verb} {call.id}: {call.outcome} {call.text} {given}"))
