@@ -68,7 +68,15 @@ def _open_now() -> set[str]:
 
 
 # The threads of the process, not of a cache; and memcached's, which ends when it has nothing to do.
-_STAY = ("MainThread", "chaos", "stampede-keeper", "stampede-refresh", "stampede-io", "stampede-memcached")
+_STAY = (
+    "MainThread",
+    "chaos",
+    "stampede-keeper",
+    "stampede-watch",
+    "stampede-refresh",
+    "stampede-io",
+    "stampede-memcached",
+)
 
 
 def _left(before: set[str]) -> list[str]:
