@@ -1438,3 +1438,18 @@ def test_a_lease_is_not_older_than_it_is(server: RedisServer, open_: Open) -> No
     until(lambda: server.cli("OBJECT", "IDLETIME", wire.names(first).lease) == "2", within=5.0)
     assert isinstance(run(engine.claims.claim(second, new_id(), Ask(LONG))), Granted)
     assert server.cli("OBJECT", "IDLETIME", wire.names(second).lease) == "0"
+
+
+def test_a_closed_cache_leaves_nothing_open(server: RedisServer) -> None:
+    """Each cache that was opened and closed would cost the process descriptors, for as long as anybody keeps it."""
+
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    with Cache(server.url, local=True) as cache:
+        assert cache.get_or_compute("k", lambda: 1) == 1
+        assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
+        assert descriptors() > before
+    assert descriptors() == before

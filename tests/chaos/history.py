@@ -75,20 +75,27 @@ class History:
         self.stalls: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.downs: list[tuple[str, float, str]] = []  # process, moment, what it was told
         self.hangs: list[str] = []
+        self.pids: dict[str, int] = {}
         self.left: dict[str, list[str]] = {}
         self.bad = 0
         for worker, (what, pid, *details) in lines:
             self._read(worker, what, pid, details)
         for each in (*self.calls.values(), *self.makings.values()):
-            each.ended = min(each.ended, deaths.get(each.worker, inf))
+            each.ended = min(each.ended, self._death(each))
         for making in self.makings.values():
             if making.ended == inf and making.call in self.calls:  # struck before it could tell
                 making.ended = self.calls[making.call].ended
         for grip in self.grips.values():
-            grip.left = min(grip.left, deaths.get(grip.worker, inf))
+            grip.left = min(grip.left, self._death(grip))
+
+    def _death(self, each: Call | Making | Grip) -> float:
+        """When its process was killed. Forked children of it live on."""
+        return self.deaths.get(each.worker, inf) if each.pid == self.pids.get(each.worker) else inf
 
     def _read(self, worker: str, what: str, pid: int, told: list[Any]) -> None:
         match what:
+            case "ready":
+                self.pids[worker] = pid
             case "call":
                 self.calls[told[0]] = Call(told[0], worker, pid, *told[1:6], nap=sum(told[6]))
             case "done":
