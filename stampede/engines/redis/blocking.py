@@ -51,11 +51,11 @@ class Blocking:
         """The reply."""
         return self._asked([command])[0][0]
 
-    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+    async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]:
         """The replies, in order, of what goes out together."""
         return (await self.read_all(commands))[0]
 
-    async def read(self, command: Command) -> tuple[Any, int]:
+    async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]:
         """The reply, and which connection will be told when what was read changes (0: none)."""
         replies, told = self._asked([command])
         return replies[0], told

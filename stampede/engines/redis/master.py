@@ -87,13 +87,13 @@ class Asking:
     async def ask(self, command: Command) -> Any:
         return (await self.ask_all([command]))[0]
 
-    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+    async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]:
         asked: list[Command] = []
         for command in commands:
             asked += [(b"ASKING",), self._scripts.whole(command) if command[0] == b"EVALSHA" else command]
-        return (await self._line.ask_all(asked))[1::2]
+        return (await self._line.ask_all(asked, wide=wide))[1::2]
 
-    async def read(self, command: Command) -> tuple[Any, int]:
+    async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]:
         return await self.ask(command), 0  # no tickets before it is there
 
     async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:

@@ -10,7 +10,7 @@ __all__ = ["COMMANDS", "SCRIPTS", "OutOfStep", "Shape", "is_number"]
 Shape: TypeAlias = Callable[[Any], bool]
 
 _ENTRY = 50  # bytes of ours before the value: see wire.py
-_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED = range(5)
+_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED, _LARGE = range(6)
 
 
 class OutOfStep(ConnectionError):
@@ -42,7 +42,7 @@ def _entry(reply: Any) -> bool:
 
 
 def _kept(reply: Any) -> bool:
-    return reply is None or (
+    return reply is None or reply == [] or (
         type(reply) is list and len(reply) == 2 and type(reply[0]) is int and _entry(reply[1])
     )  # fmt: skip
 
@@ -57,6 +57,8 @@ def _claimed(reply: Any) -> bool:
         return string is not None
     if what == _GRANTED:
         return True
+    if what == _LARGE:
+        return string is None
     if len(reply) < 4 or type(reply[3]) is not bytes:
         return False
     return what == _REFUSED or (what in (_BUSY, _FAILED) and len(reply) > 4 and type(reply[4]) is int)

@@ -55,13 +55,19 @@ class Suspending:
         large = any(type(each) is bytes and len(each) > LARGE for each in command)
         return (await self._asked([command], self._wide if large else self._pipes)).replies[0]
 
-    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+    async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]:
         """The replies, in order, of what goes out together."""
-        return (await self._asked(commands)).replies if commands else []
+        return (await self._asked(commands, self._wide if wide else self._pipes)).replies if commands else []
 
-    async def read(self, command: Command) -> tuple[Any, int]:
+    async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]:
         """The reply, and which connection will be told when what was read changes (0: none)."""
-        question = await self._asked([command])
+        try:
+            question = await self._asked([command], self._pipes if undo is None else self._wide)
+        except (asyncio.CancelledError, GeneratorExit):
+            if undo is not None:
+                with suppress(RuntimeError, *self._any):  # its loop was closed
+                    self._pipe(self._wide).ask([undo]).forget()
+            raise
         return question.replies[0], question.told
 
     async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
@@ -146,6 +152,10 @@ class _Question:
         self.replies: list[Any] = []
         self.told = 0  # which connection will be told when what was read changes
         self.again = False  # it has been sent once before
+
+    def forget(self) -> None:
+        """Nobody waits for it, nor for its error."""
+        self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     def drop(self) -> None:
         """Who asked is gone: if it hasn't been sent, it needn't be."""

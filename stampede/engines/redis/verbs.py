@@ -11,6 +11,7 @@ from random import uniform
 from typing import Any, Protocol
 
 from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
+from stampede.engines.progress import LARGE
 from stampede.engines.redis.news import GENERATIONS, News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
@@ -18,6 +19,7 @@ from stampede.engines.redis.wire import (
     Names,
     claim_args,
     expiry,
+    is_large,
     kept,
     ms,
     names,
@@ -59,12 +61,20 @@ MOST = 32
 """As many, at most."""
 
 
+MANY = 1000
+"""Large values that a process remembers as such."""
+
+
 class Line(Protocol):
-    """How one colour asks. EngineError if there is no answer, or a refusal."""
+    """How one colour asks. EngineError if there is no answer, or a refusal.
+
+    What is `wide`, or has an `undo`, is large: it goes another way than the rest, where nobody else waits behind it.
+    `undo` is sent behind a question that is given up: what came later on the other way might overtake it.
+    """
 
     async def ask(self, command: Command) -> Any: ...
-    async def ask_all(self, commands: Sequence[Command]) -> list[Any]: ...
-    async def read(self, command: Command) -> tuple[Any, int]: ...
+    async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]: ...
+    async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]: ...
     async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
 
 
@@ -147,6 +157,9 @@ class Keys(Versioned):
         self._news = news
         self._generations = generations
         self._colour = colour
+        # Callers of an event loop share its connection: who is sent little is not to wait for who is sent much.
+        self._most: int | bytes = LARGE if colour.suspending else b""
+        self._large: set[bytes] = set()  # entries that were, lately
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -155,8 +168,24 @@ class Keys(Versioned):
         news.follow()
         slot = its.slot
         stamp = news.stamps[slot]  # before the question is sent: see News
-        answer, told = await self._line.read(self._scripts.claim(its.all, *claim_args(token, ask, its.channel)))
+        answer = told = None
+        if its.entry not in self._large:
+            args = claim_args(token, ask, its.channel, self._most)
+            answer, told = await self._line.read(self._scripts.claim(its.all, *args))
+        if answer is None or is_large(answer):
+            command = self._scripts.claim(its.all, *claim_args(token, ask, its.channel))
+            answer, told = await self._line.read(command, self._abandoning(key, token))
+            self._size(its, answer[2])
         return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
+
+    def _size(self, its: Names, string: bytes | None) -> None:
+        """Large values are asked for at once where they hold nobody up."""
+        if string is None or len(string) <= LARGE:
+            self._large.discard(its.entry)
+            return
+        if len(self._large) >= MANY:
+            self._large.clear()
+        self._large.add(its.entry)
 
     async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
         """A claim for each (key, token, ask), all in one round trip. If it fails, any of them may have been granted."""
@@ -233,7 +262,13 @@ class Keys(Versioned):
     # -- store --------------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        answers = await self._line.ask_all([self._scripts.get([names(key).entry]) for key in keys])
+        entries = [names(key).entry for key in keys]
+        answers = await self._line.ask_all([self._scripts.get([entry], self._most) for entry in entries])
+        large = [number for number, answer in enumerate(answers) if is_large(answer)]
+        if large:
+            again = [self._scripts.get([entries[number]], b"") for number in large]
+            for number, answer in zip(large, await self._line.ask_all(again, wide=True), strict=True):
+                answers[number] = answer
         return [kept(answer) for answer in answers]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:

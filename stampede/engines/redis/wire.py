@@ -18,6 +18,7 @@ __all__ = [
     "claim_args",
     "entry_of",
     "expiry",
+    "is_large",
     "kept",
     "ms",
     "names",
@@ -38,7 +39,7 @@ _SIZE, _VERSION, _RAISED = _HEAD.size, 1, 1
 _LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
 _MESSAGE = 4000
 
-_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED = range(5)
+_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED, _LARGE = range(6)
 
 
 class Names(NamedTuple):
@@ -109,13 +110,18 @@ def kept(answer: Any) -> Entry[Any] | None:
 # -- claims -------------------------------------------------------------------------------------------------------
 
 
-def claim_args(token: bytes, ask: Ask, channel: bytes) -> tuple[Any, ...]:
+def claim_args(token: bytes, ask: Ask, channel: bytes, most: int | bytes = b"") -> tuple[Any, ...]:
     """What `claim.lua` is asked."""
     lease, draw = ms(ask.lease), b"" if ask.draw is None else repr(ask.draw)
     if not (ask.since or ask.seen or ask.awaited or ask.force):
-        return token, lease, draw
+        return token, lease, draw, most
     force = b"1" if ask.force else b""
-    return token, lease, draw, repr(1000.0 * ask.since), ask.seen or b"", ask.awaited or b"", force, channel
+    return token, lease, draw, most, repr(1000.0 * ask.since), ask.seen or b"", ask.awaited or b"", force, channel
+
+
+def is_large(answer: Any) -> bool:
+    """Whether the entry is to be asked for where it holds nobody up: what `claim.lua` and `get.lua` answer then."""
+    return answer is not None and (not answer or answer[0] == _LARGE)
 
 
 def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:

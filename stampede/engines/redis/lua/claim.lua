@@ -1,12 +1,13 @@
 -- The value, or the right to compute it, decided in one step. Durations in ms.
 --
 -- KEYS: entry, lease, past, rest
--- ARGV: token, lease, draw; of a claim that is not the plain first one also: since, seen, awaited, force, channel
+-- ARGV: token, lease, draw, most bytes of an entry that may be answered ('': any); of a claim that is not the plain first
+-- one also: since, seen, awaited, force, channel
 -- Answers {what, ms left of the entry's key, entry, and: busy: token, ms left / failed: verdict, ms of rest /
--- refused: why}
-local FOUND, GRANTED, BUSY, FAILED, REFUSED = 0, 1, 2, 3, 4
-local token, draw, since, seen, awaited = ARGV[1], ARGV[3], ARGV[4] or '0', ARGV[5] or '', ARGV[6] or ''
-local force = ARGV[7] == '1'
+-- refused: why}; or, undecided, that the entry is larger than that.
+local FOUND, GRANTED, BUSY, FAILED, REFUSED, LARGE = 0, 1, 2, 3, 4, 5
+local token, draw, most = ARGV[1], ARGV[3], tonumber(ARGV[4])
+local since, seen, awaited, force = ARGV[5] or '0', ARGV[6] or '', ARGV[7] or '', ARGV[8] == '1'
 
 -- Why the server did not write, if it did not.
 local function refusal_of(answer)
@@ -24,6 +25,9 @@ local function demoted(answer)
 end
 
 local entry, left, fresh, keep, id, cost, margin, ttl = look(KEYS[1])
+if most and entry and #entry > most then
+  return {LARGE, left, false}
+end
 local good = entry and not force and id ~= seen and fresh > -since
 -- The early draw: an entry that is due is not good enough, but is kept.
 if good and (draw == '' or fresh > 1000 * math.min(margin + draw * cost, ttl / 2)) then
@@ -56,7 +60,7 @@ if nothing then
 elseif (force or answer) and not refusal then
   glance(KEYS[2])  -- as it looks to the server, the token may be as old as the last script: the first to be evicted
   if force and answer and token_of(answer) ~= token then
-    wake(ARGV[8], '')
+    wake(ARGV[9], '')
   end
   return {GRANTED, left, entry}
 end
