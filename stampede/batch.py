@@ -97,6 +97,7 @@ class _Batch:
             for key, (call, flight, _) in self._led.items():
                 if call.seen is not None and place is not None and not place.reserved:
                     landings[key] = later(call.seen)
+                    call.owes(False)
                     call.means.flights.end(flight, None)
             led = {key: led for key, led in self._led.items() if key not in landings}
             answers = await self._scope.at_once(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from herd import PATIENCE, Herd, Origin, had, until, until_async
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stampede import Cache, CodecError, KeyingError, OptionError, RecursiveComputation
 from stampede.testing import isolated
@@ -393,6 +395,73 @@ def test_many_of_a_function_is_its_calls_one_by_one(colour: str, cache: Cache) -
     with pytest.raises(LookupError, match="5"):
         had(f.many([(4,), (5,), (6,)]))
     assert had(f.many([(4,), (1,)])) == [4, 1]
+
+
+KEPT, ENDS = ["nothing", "fresh", "stale"], ["value", "error", "answer", "refused", "code"]
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory://?codec=sealed"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@given(
+    calls=st.lists(st.integers(0, 4), max_size=6),
+    kept=st.lists(st.sampled_from(KEPT), min_size=5, max_size=5),
+    ends=st.lists(st.sampled_from(ENDS), min_size=5, max_size=5),
+    background=st.booleans(),
+)
+@settings(max_examples=30)
+def test_many_gives_what_calls_would(
+    url: str, colour: str, calls: list[int], kept: list[str], ends: list[str], background: bool
+) -> None:
+    """Whatever is kept, and however each of its computations ends: the same values, or the same error."""
+
+    def compute(n: int) -> Any:
+        match ends[n]:
+            case "error":
+                raise LookupError(n)
+            case "answer":
+                raise OSError(n)
+            case "refused":
+                return None
+            case "code":
+                return test_wrong_options
+            case _:
+                return n
+
+    async def acompute(n: int) -> Any:
+        return compute(n)
+
+    def cached(cache: Cache) -> Any:
+        options: dict[str, Any] = {"stale": 60, "raises": OSError, "cache_if": lambda value: value is not None}
+        f: Any = cache.cached(background=background, **options)(compute if colour == "sync" else acompute)
+        for n, state in enumerate(kept):
+            if state != "nothing":
+                had(f.set("kept", n))
+            if state == "stale":
+                had(f.expire(n))
+        return f
+
+    with Cache(url) as one, Cache(url) as other:
+        f, g = cached(one), cached(other)
+
+        async def each() -> Any:
+            return [await f(n) for n in calls]
+
+        async def many() -> Any:
+            return await g.many([(n,) for n in calls])
+
+        if background:  # what a refresh beside has done by the next call is a matter of luck
+            calls = [*dict.fromkeys(calls)]
+        if colour == "async":
+            assert ended(lambda: asyncio.run(many())) == ended(lambda: asyncio.run(each()))
+        else:
+            assert ended(lambda: g.many([(n,) for n in calls])) == ended(lambda: [f(n) for n in calls])
+
+
+def ended(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        return type(error), error.args
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
