@@ -51,6 +51,9 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         return end.value  # type: ignore[no-any-return]
     except Stopped as stopped:
         own = stopped.end
+    except BaseException:
+        del coroutine  # or it would not be destroyed while somebody keeps the traceback
+        raise
     else:
         coroutine.close()
         raise RuntimeError("a port of the blocking colour suspended")

@@ -101,7 +101,14 @@ class _Port:
     def __init__(self, rows: Rows, colour: Colour, run: Run) -> None:
         self._rows = rows
         self._colour = colour
-        self._run = run
+        self._beside = run
+
+    async def _run(self, write: Callable[..., T], *args: Any) -> T:
+        try:
+            return await self._beside(write, *args)
+        except BaseException:
+            self._rows.database.tidy_up()
+            raise
 
     async def _read(self, read: Callable[..., T], *args: Any) -> T:
         try:

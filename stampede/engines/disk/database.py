@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import ref
 
 from stampede.engines.disk import boot
 from stampede.engines.disk.stamps import MARK, Stamps, Unreadable
+from stampede.engines.disk.turn import Interrupted, Turn, Turns
 from stampede.engines.flock import try_lock
 from stampede.errors import EngineClosed, EngineError
 
@@ -123,9 +126,9 @@ class Database:
     def _begin(self) -> None:
         self._opening = threading.RLock()  # these two may be wanted by a finalizer, or a signal, that interrupts us
         self._pool = threading.RLock()
-        self._writing = threading.Lock()
-        self._writers: set[int] = set()  # threads that write, or wait to
-        self._out = 0
+        self._turns = Turns()
+        self._out = 0  # connections in use
+        self._lost = 0  # of them, by threads that were interrupted at an unlucky moment
         self._halted = False
 
     # -- what is open ---------------------------------------------------------------------------------------------
@@ -358,54 +361,64 @@ class Database:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def writing(self) -> Iterator[Write]:
+    def writing(self) -> AbstractContextManager[Write]:
         """One transaction, with no other writer in any process. It holds if the block ends well, else nothing does."""
+        turn = Turn(sys._getframe(1))
+        block = self._transaction(turn)
+        turn.steps = ref(block.gen)
+        return block
+
+    @contextmanager
+    def _transaction(self, turn: Turn) -> Iterator[Write]:
         deadline = time.monotonic() + self._timeout
-        self._take_turn(self._timeout)
         opened: Opened | None = None
         trouble: Exception | None = None
         try:
-            opened = self._gate(deadline)
-            try:
-                with self._connection(opened) as connection:
-                    self._begin_write(connection, deadline)
-                    write = Write(connection, opened)
-                    try:
-                        yield write
-                        self._note(connection)
-                        connection.execute("COMMIT")
-                    finally:
-                        if connection.in_transaction:
-                            _roll_back(connection)
-                        write.settle()
-            finally:
-                opened.stamps.leave()
+            self._take_turn(turn, self._timeout)
+            opened = self._gate(turn, deadline)
+            with self._connection(opened) as connection:
+                self._begin_write(connection, deadline)
+                write = Write(connection, opened)
+                try:
+                    yield write
+                    self._note(connection)
+                    connection.execute("COMMIT")
+                finally:
+                    if connection.in_transaction:
+                        _roll_back(connection)
+                    write.settle()
         except _TROUBLE as error:
             trouble = error
         finally:
-            self._end_turn()
+            self._turns.end(turn)
         if trouble is not None and opened is not None:
             raise self._told(trouble, opened) from trouble
 
-    def _take_turn(self, timeout: float) -> None:
+    def _take_turn(self, turn: Turn, timeout: float) -> None:
         """Be the only thread of this process that writes."""
-        me = threading.get_ident()
-        if me in self._writers:
-            raise EngineError(f"a finalizer or signal interrupted a write to {self.directory}, and can't write itself")
-        self._writers.add(me)
-        if not self._writing.acquire(timeout=timeout):
-            self._writers.discard(me)
-            raise EngineError(f"another thread has been writing to {self.directory} for {timeout:g} s")
+        try:
+            if self._turns.take(turn, timeout):
+                return
+        except Interrupted:
+            raise EngineError(
+                f"a finalizer or signal interrupted a write to {self.directory}, and can't write itself"
+            ) from None
+        raise EngineError(f"another thread has been writing to {self.directory} for {timeout:g} s")
 
-    def _end_turn(self) -> None:
-        self._writing.release()
-        self._writers.discard(threading.get_ident())
+    def tidy_up(self) -> None:
+        """After an error: if a write was left at a moment that no `finally` covers, other processes wait for it."""
+        if self._turns.left:
+            turn = Turn(sys._getframe())
+            try:
+                self._turns.take(turn, 0.0)
+            finally:
+                self._turns.end(turn)
 
-    def _gate(self, deadline: float) -> Opened:
+    def _gate(self, turn: Turn, deadline: float) -> Opened:
         """The gate of what the directory means at this moment, locked."""
         while True:
             opened = self.opened()
+            turn.leave.append(opened.stamps.leave)  # before it is entered, or nobody knew of it
             if not self._enter(opened.stamps, deadline):
                 raise EngineError(
                     f"process {opened.stamps.writer} has been writing to {self.directory} for {self._timeout:g} s"
@@ -441,11 +454,13 @@ class Database:
 
     def mend(self, opened: Opened, slot: int) -> None:
         """Put a stamp where a writer that was killed left its mark. Nothing, if a writer is at work."""
+        turn = Turn(sys._getframe())
         try:
-            self._take_turn(0)
+            self._take_turn(turn, 0.0)
         except EngineError:
             return
         try:
+            turn.leave.append(opened.stamps.leave)
             if opened.stamps.enter():
                 try:
                     if opened.stamps.words[slot] == MARK and opened.current:
@@ -458,7 +473,7 @@ class Database:
         except _TROUBLE:
             pass  # the mark stays: nothing is kept locally
         finally:
-            self._end_turn()
+            self._turns.end(turn)
 
     # -- trouble ------------------------------------------------------------------------------------------------
 
@@ -481,8 +496,10 @@ class Database:
 
     def _heal(self, opened: Opened) -> str:
         """Move the damaged file aside and begin a new one: by one process, if several find the damage at once."""
+        turn = Turn(sys._getframe())
+        turn.leave.append(opened.stamps.leave)
         try:
-            self._take_turn(self._timeout)
+            self._take_turn(turn, self._timeout)
         except EngineError:
             return "it is still in use"
         try:
@@ -492,7 +509,7 @@ class Database:
         except (OSError, *_TROUBLE) as failure:
             return f"it can't be replaced ({failure}): remove {self.directory}"
         finally:
-            self._end_turn()
+            self._turns.end(turn)
 
     def _keep_two_damaged(self) -> None:
         for path in sorted(self.directory.glob("*.damaged-*"), key=lambda path: path.stat().st_mtime)[:-2]:
@@ -519,7 +536,11 @@ class Database:
         deadline = time.monotonic() + 1
         while True:
             self._halted = self._pool.acquire(timeout=1)  # and no statement begins before the fork is done
-            if not self._halted or not self._out or time.monotonic() > deadline:
+            self._lost = min(self._lost, self._out)
+            if not self._halted or self._out == self._lost or self._opened is None:
+                break
+            if time.monotonic() > deadline:
+                self._lost = self._out  # the next fork doesn't wait for these
                 break
             self._pool.release()
             time.sleep(0.0005)
