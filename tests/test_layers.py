@@ -34,7 +34,7 @@ LAYERS = """
     front fill workers gather
     call
     flight
-    keeper outcome watch stacks greenlets leader
+    keeper outcome watch stacks leader
     coded outage
     returns
     codec
@@ -46,7 +46,7 @@ LAYERS = """
     metrics
     ports policy early breaker pace events
     entry loops
-    errors decisions
+    errors decisions greenlets
     forks threads
 """
 LINES = [line.split() for line in LAYERS.strip().splitlines()]
