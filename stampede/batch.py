@@ -164,7 +164,8 @@ class _Batch:
                 wanted.flight.hand_over()
                 wanted.flight.led_by(work)
             try:
-                place.spawn(work, lambda: _never_begun(work.close, kept))
+                longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in kept)
+                place.spawn(work, lambda: _never_begun(work.close, kept), longest)
             except BaseException:
                 _never_begun(work.close, kept)
                 raise

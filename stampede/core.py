@@ -303,7 +303,10 @@ class Scope:
         """The same for a function whose refreshes nobody is to wait for: from a place beside the caller."""
         place = Place(call.means.colour)
         if place.reserved:
-            call.spawn = lambda work, unborn: place.spawn(self._kept(call, work, sample), lambda: _close(work, unborn))
+            longest = call.policy.hold_of(call.seen.cost if call.seen is not None else 0.0)
+            call.spawn = lambda work, unborn: place.spawn(
+                self._kept(call, work, sample), lambda: _close(work, unborn), longest
+            )
         elif call.seen is not None:
             return later(call.seen)
         try:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
+from math import inf
 from typing import Any
 
 from stampede import forks
 from stampede.colour import Colour, hold_task, run_blocking, running_loop
 from stampede.flight import outside
 from stampede.threads import begun
+from stampede.watch import watch
 
 __all__ = ["Place", "Workers"]
+
+
+LOST = 32
+"""Places at most that are given to others while what was begun in them goes on: it hangs, and perhaps for ever."""
+
+
+class _Job:
+    """What is done in a place. Watched, if it may hang: from a moment on, others may have its place."""
+
+    __slots__ = ("__weakref__", "act", "lost", "workers")
+
+    def __init__(self, workers: Workers, act: Callable[[], object]) -> None:
+        self.workers = workers
+        self.act = act
+        self.lost = False
+
+    def look(self, now: float) -> None:
+        self.workers.lose(self)
 
 
 class Workers:
@@ -28,7 +49,8 @@ class Workers:
     def _start_again(self) -> None:
         self._taken = 0
         self._idle = 0
-        self._jobs: deque[Callable[[], object]] = deque()
+        self._lost = 0
+        self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()  # reentrant, for finalizers and signals
 
     def reserve(self) -> bool:
@@ -43,8 +65,28 @@ class Workers:
         with self._changed:
             self._taken -= 1
 
-    def run(self, job: Callable[[], object]) -> None:
-        """Do the job in the place that was reserved. It deals with its own errors."""
+    def lose(self, job: _Job) -> None:
+        """It hangs: let others have its place."""
+        with self._changed:
+            if self._lost < LOST and not job.lost:
+                job.lost = True
+                self._lost += 1
+                self._taken -= 1
+
+    def _left(self, job: _Job) -> None:
+        with self._changed:
+            if job.lost:
+                self._lost -= 1
+            else:
+                job.lost = True  # nobody is to take it for hung any more
+                self._taken -= 1
+
+    def run(self, act: Callable[[], object], longest: float = inf) -> None:
+        """Do it in the place that was reserved, which others may have after so many seconds. It deals with its own
+        errors."""
+        job = _Job(self, act)
+        if longest < inf:
+            watch.add(job, time.monotonic() + longest)
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs):
@@ -65,10 +107,10 @@ class Workers:
                 self._idle -= 1
                 job = self._jobs.popleft()
             try:
-                job()
+                job.act()
             finally:
+                self._left(job)
                 del job
-                self.free()
 
 
 _refreshers = Workers(4, "stampede-refresh")
@@ -90,8 +132,9 @@ class Place:
         if self._unused and not self._colour.suspending:
             _refreshers.free()
 
-    def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:
-        """Have it done; `unborn` is called if a task is cancelled, since that may be before its first step."""
+    def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object], longest: float) -> None:
+        """Have it done; `unborn` is called if a task is cancelled, since that may be before its first step. After so
+        many seconds it is taken for hung."""
         self._unused = False
         context = copy_context()
         context.run(outside)
@@ -100,4 +143,4 @@ class Place:
             task = hold_task(loop.create_task(work, context=context))
             task.add_done_callback(lambda ended: unborn() if ended.cancelled() else None)
         else:
-            _refreshers.run(lambda: context.run(run_blocking, work))
+            _refreshers.run(lambda: context.run(run_blocking, work), longest)

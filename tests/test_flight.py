@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from bare import LONG, Gate, Room, World, never, until, value
 
-from stampede import Cache, decisions, flight
+from stampede import Cache, decisions, flight, workers
 from stampede.colour import hold_task, run_blocking
 from stampede.entry import Entry
 from stampede.errors import RecursiveComputation, WaitTimeout
@@ -639,3 +639,31 @@ def test_a_batch_that_hangs_is_left_after_max_hold() -> None:
         end.set()
         assert batch.result(LONG) == {"a": "too late", "b": "too late"}
         assert cache.get("b") == "in time"
+
+
+def test_refreshes_that_hang_leave_their_places_to_others() -> None:
+    """Four hung refreshes, and no other value of the process would ever be refreshed beside its callers again."""
+    hung, where = Gate("too late"), list[str]()
+    terms: dict[str, Any] = {"background": True, "stale": 60, "lease": 0.1, "max_hold": 0.2}
+
+    def stale(cache: Cache, key: str) -> str:
+        cache.set(key, "old", stale=60)
+        cache.expire(key)
+        return key
+
+    def refresh() -> str:
+        where.append(threading.current_thread().name)
+        return "new"
+
+    with Cache("memory://", early=0, **terms) as cache:
+        try:
+            for n in range(4):
+                assert cache.get_or_compute(stale(cache, f"hung {n}"), hung) == "old"
+            until(lambda: hung.calls == 4)
+            until(lambda: workers._refreshers._taken == 0)
+            assert cache.get_or_compute(stale(cache, "k"), refresh) == "old"
+            until(lambda: cache.get("k") == "new")
+        finally:
+            hung.open.set()
+        until(lambda: workers._refreshers._lost == 0)
+    assert where == ["stampede-refresh"]

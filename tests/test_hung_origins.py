@@ -1,0 +1,68 @@
+"""An origin that hangs, on every engine: nobody waits for it beyond `max_hold`, and what comes late is not kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from bare import LONG, Gate, Room
+from memcached_server import shared_memcached
+from servers import free_port, shared_cluster, shared_redis
+
+from stampede import Cache
+
+ENGINES = ["memory", "disk", "redis", "cluster", "memcached", "redis and file", "down"]
+
+
+@pytest.fixture(params=ENGINES)
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    locks = None
+    match request.param:
+        case "memory":
+            url = "memory://"
+        case "disk":
+            url = f"disk://{tmp_path}"
+        case "cluster":
+            url = shared_cluster().url
+        case "memcached":
+            url = f"memcached://127.0.0.1:{shared_memcached().port}"
+        case "down":  # its refuge
+            url = f"redis://127.0.0.1:{free_port()}"
+        case _:
+            url = shared_redis().url
+            locks = f"file://{tmp_path}" if request.param != "redis" else None
+    with Cache(url, locks=locks, namespace=uuid4().hex, ttl=60, early=0, lease=0.3, max_hold=0.3) as cache:
+        yield cache
+
+
+@pytest.mark.parametrize("leader", ["thread", "loop"])
+def test_nobody_is_kept_longer_than_max_hold(cache: Cache, leader: str) -> None:
+    """One origin without a time-out would hang its key for its process, for ever."""
+    hung, again = Gate("too late"), Gate("in time")
+    again.open.set()
+    with Room() as room:
+        if leader == "thread":
+            first = room.run(cache.get_or_compute, "k", hung)
+        else:
+            first = room.loop(lambda: cache.aget_or_compute("k", hung.suspending))
+        try:
+            assert hung.begun.wait(LONG)
+            began = time.monotonic()
+            threads = [room.run(cache.get_or_compute, "k", again) for _ in range(3)]
+            tasks = room.loop(lambda: _three(cache, again))
+            assert [each.result(LONG) for each in threads] + tasks.result(LONG) == ["in time"] * 6
+            assert time.monotonic() - began < 5
+            assert again.calls == 1
+        finally:
+            hung.open.set()
+        assert first.result(LONG) == "too late"
+        assert cache.get_or_compute("k", again) == "in time"
+    assert again.calls == 1
+
+
+async def _three(cache: Cache, again: Gate) -> list[str]:
+    return await asyncio.gather(*(cache.aget_or_compute("k", again) for _ in range(3)))
