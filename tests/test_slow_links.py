@@ -12,9 +12,9 @@ import pytest
 from faces import Face, never
 from memcached_server import shared_memcached
 from proxy import Proxy
-from servers import shared_redis
+from servers import RedisServer, shared_redis
 
-from stampede import Cache
+from stampede import Cache, TooLarge, events
 
 RATE = 1e6
 BLOB = os.urandom(500_000)
@@ -107,3 +107,21 @@ def test_a_small_value_overtakes_a_large_one(way: str, before: Callable[[Any], P
             assert cache.stats().engine_downs == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_value_that_the_server_does_not_take_is_no_outage(
+    request: pytest.FixtureRequest, face: Callable[..., Face], colour: str
+) -> None:
+    """Each store of it would take the engine down for all, though only this value is too large for it."""
+    server = RedisServer("--proto-max-bulk-len", "1mb")
+    request.addfinalizer(server.close)
+    asked = face(server.url, colour)
+    blob = bytes(3_000_000)
+    assert asked("big", lambda: blob) == blob
+    assert asked("small", lambda: 1) == 1
+    assert [type(event) for event in asked.told if isinstance(event, (events.EngineDown, events.Unkept))] == [
+        events.Unkept
+    ]
+    with pytest.raises(TooLarge):
+        asked.run("set", "big", blob)

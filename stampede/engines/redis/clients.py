@@ -23,6 +23,7 @@ __all__ = [
     "SENTINEL",
     "Address",
     "Server",
+    "is_silence",
     "made_with",
     "never",
     "of_client",
@@ -201,6 +202,13 @@ def trouble(server: str, error: Exception) -> EngineError:
     failure = EngineError(f"{server}: {type(error).__name__}: {error}")
     failure.partial = is_damage(error)
     return failure
+
+
+def is_silence(error: EngineError) -> bool:
+    """Whether there was no answer, and not one that refuses."""
+    from redis import exceptions
+
+    return isinstance(error.__cause__, (exceptions.ConnectionError, exceptions.TimeoutError, OSError))
 
 
 def never() -> Any:

@@ -260,6 +260,8 @@ class _Pipe:
     def heard(self, reply: Any, told: int) -> None:
         if isinstance(reply, self._readonly):  # another server is the master now: a new connection may find it
             raise ConnectionError(str(reply)) from reply
+        if isinstance(reply, Exception) and str(reply).startswith("Protocol error"):  # it says no more than that
+            raise ConnectionError(str(reply)) from reply
         if not self._flying:
             raise OutOfStep("it has said more than it was asked for")
         question = self._flying[0]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
 from stampede.engines.progress import LARGE
+from stampede.engines.redis.clients import is_silence
 from stampede.engines.redis.news import GENERATIONS, News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
@@ -30,7 +31,7 @@ from stampede.engines.redis.wire import (
     verdict_string,
 )
 from stampede.entry import Entry, Verdict
-from stampede.errors import EngineError
+from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Asked, Busy, Found, Reply, Ticket, Versioned
 
 __all__ = ["Generations", "Keys", "Line"]
@@ -294,8 +295,20 @@ class Keys(Versioned):
         """The reply; what was read here before it is true no more, at once: the news may still be on their way."""
         try:
             return await self._line.ask(command)
+        except EngineError as error:
+            size = max(len(each) for each in command if type(each) is bytes)
+            if size <= LARGE or not is_silence(error) or not await self._answers():
+                raise
+            raise TooLarge(f"{size} bytes are more than this server takes, which answers others: {error}") from error
         finally:
             self._news.void(its.slot)
+
+    async def _answers(self) -> bool:
+        try:
+            await self._line.ask((b"PING",))
+        except EngineError:
+            return False
+        return True
 
     # -- generations --------------------------------------------------------------------------------------------
 
