@@ -23,7 +23,7 @@ from stampede.batch import fetch_many
 from stampede.codec import make_codec, returns_of
 from stampede.colour import BLOCKING, SUSPENDING, called, run_blocking
 from stampede.core import Scope
-from stampede.errors import KeyingError, OptionError
+from stampede.errors import EngineClosed, KeyingError, OptionError
 from stampede.hot import Hot
 from stampede.keys import Parameters, key_maker, scope_name
 from stampede.loaders import OneByOne
@@ -183,27 +183,45 @@ class Cached:
         """A call that the generated hit could not answer; blocking."""
         if switch.off:
             return self.function(*args, **kwargs)
-        scope = self.scope
-        key = self.key(*args, **kwargs)
-        found = scope.at_hand(key)
-        if found is not None:
-            if isinstance(found, Resident):
-                self._take_home(scope, found, args, kwargs)
-            return found.value
-        return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
+        closed = None
+        while True:
+            try:
+                scope = self.scope
+                key = self.key(*args, **kwargs)
+                found = scope.at_hand(key)
+                if found is not None:
+                    if isinstance(found, Resident):
+                        self._take_home(scope, found, args, kwargs)
+                    return found.value
+                return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
+            except EngineClosed:
+                closed = self._other_than(closed)
 
     async def slow_async(self, /, *args: Any, **kwargs: Any) -> Any:
         """The same, suspending."""
         if switch.off:
             return await self.function(*args, **kwargs)
-        scope = self.scope
-        key = self.key(*args, **kwargs)
-        found = scope.at_hand(key)
-        if found is not None:
-            if isinstance(found, Resident):
-                self._take_home(scope, found, args, kwargs)
-            return found.value
-        return landed(await self._fetch(scope, key, args, kwargs), scope.policy)
+        closed = None
+        while True:
+            try:
+                scope = self.scope
+                key = self.key(*args, **kwargs)
+                found = scope.at_hand(key)
+                if found is not None:
+                    if isinstance(found, Resident):
+                        self._take_home(scope, found, args, kwargs)
+                    return found.value
+                return landed(await self._fetch(scope, key, args, kwargs), scope.policy)
+            except EngineClosed:
+                closed = self._other_than(closed)
+
+    def _other_than(self, closed: Home | None) -> Home:
+        """The cache to be tried now, where `configure` has closed one under a call; or the error, if it is the same."""
+        home = self._find()
+        if home is closed:
+            raise
+        self.unbind()  # who was binding while it was closed has bound to the closed one
+        return home
 
     def _fetch(
         self, scope: Scope, key: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, force: bool = False
@@ -269,6 +287,14 @@ class Cached:
     async def _many(self, calls: list[tuple[Any, ...]]) -> list[Any]:
         if switch.off:
             return [await self.colour.call(functools.partial(self.function, *args)) for args in calls]
+        closed = None
+        while True:
+            try:
+                return await self._all_of(calls)
+            except EngineClosed:
+                closed = self._other_than(closed)
+
+    async def _all_of(self, calls: list[tuple[Any, ...]]) -> list[Any]:
         scope = self.scope
         keys = [self.key(*args) for args in calls]
         wanted = dict(zip(keys, calls, strict=True))

@@ -146,7 +146,7 @@ def drop(call: Call) -> None:
 
 async def claim(call: Call) -> Landing | Granted:
     """The value, or the right to compute it; while somebody else computes, sleep until woken and claim again."""
-    due, pace = call.seen, Pace()
+    due, pace = call.seen, None
     ask = call.opening.ask if call.opening else terms(call.means, call.policy, due, force=call.force)
     while True:
         call.asked = at = call.opening.at if call.opening else call.now
@@ -173,6 +173,7 @@ async def claim(call: Call) -> Landing | Granted:
                 patience, verdict_of_waiting = limit(call)
                 if patience <= 0:
                     return await verdict_of_waiting(call)
+                pace = pace or Pace()
                 news = await call.means.port.wait(call.key, reply, patience)
                 if news is None and (rest := pace.rest(call.now)) > 0:  # whatever woke us, again and again
                     await call.means.colour.park(Bell(), min(rest, patience))

@@ -46,8 +46,6 @@ class Lock:
     ) -> None:
         if not isinstance(name, str) or not name:
             raise OptionError(f"the name of a lock is {name!r}: give a string that is not empty")
-        if engine.locks is None or engine.alocks is None:
-            raise OptionError(f"{engine.scheme}:// is no lock engine: name another with on=")
         if release_via is not None and not callable(release_via):
             raise OptionError(f"release_via is {release_via!r}: give a function that takes the release")
         self.name = name
@@ -57,10 +55,18 @@ class Lock:
         self._wait = seconds("wait", wait)
         self._max_hold = seconds("max_hold", max_hold)
         self._release_via = release_via
-        self._engine = engine  # whoever keeps the lock keeps its engine open
-        self._locks, self._alocks = engine.locks, engine.alocks
+        self._use(engine)
         self._grips: dict[object, _Grip] = {}
         self._refused: set[object] = set()  # callers inside a block of a TryLock that they didn't get
+
+    def _use(self, engine: Engine) -> None:
+        if engine.locks is None or engine.alocks is None:
+            raise OptionError(f"{engine.scheme}:// is no lock engine: name another with on=")
+        self._engine = engine  # whoever keeps the lock keeps its engine open
+        self._locks, self._alocks = engine.locks, engine.alocks
+
+    def _bind(self) -> None:
+        """Before it is taken: settings may name another engine by now."""
 
     # -- what is held ---------------------------------------------------------------------------------------------
 
@@ -109,6 +115,7 @@ class Lock:
 
     def acquire(self, wait: float | None = None) -> bool:
         """Take it, after at most `wait` seconds (the object's, if it is not given). False: somebody else has it."""
+        self._bind()
         return run_blocking(self._acquire(BLOCKING, self._locks, wait))
 
     def release(self) -> None:
@@ -128,6 +135,7 @@ class Lock:
     # -- and their twins ------------------------------------------------------------------------------------------
 
     async def aacquire(self, wait: float | None = None) -> bool:
+        self._bind()
         return await self._acquire(SUSPENDING, self._alocks, wait)
 
     async def arelease(self) -> None:

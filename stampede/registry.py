@@ -189,15 +189,23 @@ def _engine_of(on: Any) -> Engine:
     raise OptionError(f"on is {on!r}: give a URL, the name of a cache, or a Cache")
 
 
-class Lock(locks.Lock):
+class _Bound(locks.Lock):
+    """A lock that finds its engine by what `on` says, and again after `configure`."""
+
+    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Any) -> None:
+        self._on = on
+        super().__init__(name, _engine_of(on), **options)
+
+    def _bind(self) -> None:
+        if not self._grips and (self._on is None or isinstance(self._on, str)):
+            engine = _engine_of(self._on)
+            if engine is not self._engine:
+                self._use(engine)
+
+
+class Lock(_Bound):
     __doc__ = locks.Lock.__doc__
 
-    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Any) -> None:
-        super().__init__(name, _engine_of(on), **options)
 
-
-class try_lock(locks.TryLock):
+class try_lock(_Bound, locks.TryLock):
     __doc__ = locks.TryLock.__doc__
-
-    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Any) -> None:
-        super().__init__(name, _engine_of(on), **options)

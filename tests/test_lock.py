@@ -438,6 +438,19 @@ def test_a_lock_keeps_its_engine() -> None:
             assert lock.held
 
 
+def test_a_lock_finds_its_engine_again_after_configure(tmp_path: Path) -> None:
+    """One made at the top of a module, before the settings are read, would be on an engine that is closed."""
+    default, by_url, by_name = Lock("a"), try_lock("a", on=f"disk://{tmp_path}/d"), Lock("a", on="default")
+    with default, by_url, by_name:
+        pass
+    stampede.configure(url=f"disk://{tmp_path}/e")
+    for lock in (default, by_url, by_name):
+        with lock:
+            assert lock.held
+    with by_name:
+        assert not free("a", f"disk://{tmp_path}/e")
+
+
 def test_max_hold_ends_a_block_that_hangs(engine: Engine) -> None:
     """One hung job must not hold a nightly lock for ever."""
     lock = Lock("a", on=engine, lease=0.1, max_hold=0.1)

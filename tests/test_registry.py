@@ -131,8 +131,11 @@ def test_configure_under_a_computation() -> None:
     assert f() == 2
 
 
-def test_configure_again_and_again_while_threads_call() -> None:
+@pytest.mark.parametrize("scheme", ["memory", "disk"])
+def test_configure_again_and_again_while_threads_call(scheme: str, tmp_path: Path) -> None:
     """Rebinding is safe under load: each call gets a value of its own arguments, and no error."""
+    url = "memory://" if scheme == "memory" else f"disk://{tmp_path}/d"
+    configure(url=url)
     f = cached(lambda x: x)
     stop = threading.Event()
     wrong: list[Any] = []
@@ -144,7 +147,7 @@ def test_configure_again_and_again_while_threads_call() -> None:
 
     callers = Herd(*[lambda n=n: call(n) for n in range(8)])
     for ttl in range(1, 40):
-        configure(ttl=ttl)
+        configure(ttl=ttl, url=url)
     stop.set()
     assert callers.join() == [None] * 8
     assert wrong == []

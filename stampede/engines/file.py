@@ -144,10 +144,10 @@ class _Names:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.post = Post(directory)
+        self._closed = False
         self._begin()
 
     def _begin(self) -> None:
-        self._closed = False
         self._held: dict[tuple[str, bytes], _Held] = {}
         self._changed = threading.Condition()  # reentrant: a signal's handler may want a lock in the middle of this
         self._watchman: threading.Thread | None = None
