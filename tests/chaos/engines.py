@@ -445,8 +445,9 @@ class Disk(World):
         return found[0] if found else None
 
     def damage(self, fault: Planned, pids: list[int]) -> str:
-        """Random bytes somewhere in the database."""
-        return self._written(fault, os.urandom(300))
+        """One page of the database is no page any more. (What leaves it plausible, SQLite can't see: a few bytes in a
+        page of an index, and a row is looked for in the wrong place, and stored a second time.)"""
+        return self._written(fault, b"\xff" + os.urandom(_PAGE - 1))
 
     def zeroed(self, fault: Planned, pids: list[int]) -> str:
         """Its header is gone."""
@@ -457,7 +458,7 @@ class Disk(World):
         if path is None:
             return "nothing"
         with contextlib.suppress(OSError), path.open("r+b") as file:
-            at = int(max(0, path.stat().st_size - len(what)) * fault.other)
+            at = int(path.stat().st_size // _PAGE * fault.other) * _PAGE
             file.seek(at)
             file.write(what)
             return f"{path.name} at {at}"
@@ -495,6 +496,9 @@ class Memory(World):
 
     def options(self, dice: random.Random) -> dict[str, Any]:
         return {}
+
+
+_PAGE = 4096
 
 
 def _frozen(server: Any, seconds: float) -> str:
