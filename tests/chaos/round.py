@@ -116,6 +116,7 @@ class _Process:
         self.errors.seek(0)
         text = self.errors.read().decode(errors="replace")
         self.errors.close()
+        text = re.sub(r"Exception ignored in:[^\n]*\n(?:[^\n]+\n|\n)*?chaos\.caller\.Interrupted[^\n]*\n", "", text)
         found = re.search(
             r"Traceback|Exception ignored|never retrieved|never awaited|Fatal Python|Current thread", text
         )
@@ -161,7 +162,9 @@ class _Round:
             self.world.mend()
             self._all_say("rested", 90)
             self._let_pass()
-            phases = [self._heal(n) for n in range(2)]
+            phases.append(self._heal(1))
+            time.sleep(max(self.world.lag.values()))  # who has a local tier may still believe what was there before
+            phases.append(self._heal(2))
             self._nothing_stands()
             for each in self.processes:
                 each.tell("close")
