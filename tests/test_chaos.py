@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import pytest
 from chaos.engines import ENGINES
 from chaos.report import story
-from chaos.round import SHORT, played
+from chaos.round import SHORT, Outcome, played
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its processes are looked at in /proc")
+
+AT_ONCE = 3
+"""A round mostly waits: for what it broke to be noticed."""
 
 
-@pytest.mark.parametrize("name", ["memory", "disk", "redis", "redis-clock", "cluster", "sentinel", "memcached"])
-def test_a_round(name: str) -> None:
-    """What no single fault breaks would be broken by several at once, and by what they leave behind."""
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Outcome]]]:
+    """A round of each engine that is asked for, some at once."""
+    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {name: pool.submit(_round, name) for name in names}
+
+
+def _round(name: str) -> Outcome:
     world = ENGINES[name]()
     try:
-        outcome = played(world, seed=1, number=0, size=SHORT)
+        return played(world, seed=1, number=0, size=SHORT)
     finally:
         world.close()
+
+
+@pytest.mark.parametrize("name", ["cluster", "sentinel", "redis-clock", "redis", "disk", "memcached", "memory"])
+def test_a_round(name: str, outcomes: dict[str, Future[Outcome]]) -> None:
+    """What no single fault breaks would be broken by several at once, and by what they leave behind."""
+    outcome = outcomes[name].result()
     begin = min(call.began for call in outcome.history.calls.values())
     told = ["\n".join(story(finding, outcome.history, begin)) for finding in outcome.findings]
     assert not told, "\n".join(told)
