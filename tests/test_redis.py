@@ -1276,6 +1276,38 @@ def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str
         until(lambda: not holds(ticket), within=0.5)
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_only_entries_are_followed(own: RedisServer, open_: Open, colour: str) -> None:
+    """The server would remember four keys for each entry that is read, and tell all readers of each lease."""
+
+    def followed() -> int:
+        return int(own.cli("INFO", "stats").split("tracking_total_keys:")[1].split()[0])
+
+    with Cache(own.url) as writer, Cache(own.url, local=True) as reader:
+        writer.set_many({f"one{number}": 1 for number in range(20)})
+        writer.set_many({f"many{number}": 1 for number in range(20)})
+
+        async def asked() -> None:
+            for number in range(20):
+                await reader.aget_or_compute(f"one{number}", lambda: 0)
+                await reader.aget_or_compute(f"none{number}", lambda: 0)
+
+        def hit() -> bool:
+            reader.get_or_compute("warm", lambda: 1)
+            return reader.stats().hits > 0
+
+        until(hit)  # the server tells
+        before = followed()
+        if colour == "async":
+            asyncio.run(asked())
+        else:
+            for number in range(20):
+                reader.get_or_compute(f"one{number}", lambda: 0)
+                reader.get_or_compute(f"none{number}", lambda: 0)
+        reader.get_or_compute_many([f"many{number}" for number in range(20)], lambda missing: {})
+        assert 20 < followed() - before <= 62  # of a function's generation, too
+
+
 def test_an_own_change_voids_the_ticket_before_its_news(server: RedisServer, open_: Open) -> None:
     """Who has just changed a key would be served the old value, for as long as the news are on their way."""
     engine = open_(server.url)

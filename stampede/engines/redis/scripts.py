@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from stampede.engines.redis.shapes import COMMANDS, SCRIPTS, OutOfStep, is_number
+from stampede.engines.redis.wire import all_of
 from stampede.ports import Hears
 
 __all__ = ["REMEDIES", "Command", "Script", "Scripts", "is_damage"]
@@ -49,6 +50,7 @@ class Scripts:
         entry, queue, lease = ((folder / name).read_bytes() for name in ("entry.lua", "queue.lua", "lease.lua"))
         if sharded:
             entry, queue = (source.replace(b"'PUBLISH'", b"'SPUBLISH'") for source in (entry, queue))
+        self.sharded = sharded
         self._by_hash: dict[bytes, Script] = {}
         self._shapes = COMMANDS.copy()  # of replies: by command, by a script's hash and by its text
 
@@ -130,7 +132,9 @@ _LUA = re.compile(r"(?<!@)user_script:\d+: ")
 def keys_of(command: Command) -> Sequence[bytes]:
     """The keys that a command names."""
     if command[0] in _CALLS:
-        return command[3 : 3 + command[2]]
+        keys: Sequence[bytes] = command[3 : 3 + command[2]]
+        # A claim may name its entry alone.
+        return all_of(keys[0]) if len(keys) == 1 and keys[0][25:27] == b"}:" else keys
     return command[1:2]
 
 

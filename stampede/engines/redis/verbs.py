@@ -172,12 +172,16 @@ class Keys(Versioned):
         answer = told = None
         if its.entry not in self._large:
             args = claim_args(token, ask, its.channel, self._most)
-            answer, told = await self._line.read(self._scripts.claim(its.all, *args))
+            answer, told = await self._line.read(self._scripts.claim(self._named(its), *args))
         if answer is None or is_large(answer):
-            command = self._scripts.claim(its.all, *claim_args(token, ask, its.channel))
+            command = self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel))
             answer, told = await self._line.read(command, self._abandoning(key, token))
             self._size(its, answer[2])
         return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
+
+    def _named(self, its: Names) -> Sequence[bytes]:
+        """A claim's keys as they are named: all in a cluster, where they may be moving; else what is to be followed."""
+        return its.all[:1] if self._news.tracks and not self._scripts.sharded else its.all
 
     def _size(self, its: Names, string: bytes | None) -> None:
         """Large values are asked for at once where they hold nobody up."""
@@ -199,7 +203,7 @@ class Keys(Versioned):
         for key, token, ask in questions:
             its = names(key)
             slots.append((its.slot, news.stamps[its.slot]))
-            commands.append(self._scripts.claim(its.all, *claim_args(token, ask, its.channel)))
+            commands.append(self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel)))
         answers, told = await self._line.read_all(commands)
         sure = bool(told) and told == news.told
         return [

@@ -15,6 +15,7 @@ from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Ticket
 
 __all__ = [
     "Names",
+    "all_of",
     "claim_args",
     "entry_of",
     "expiry",
@@ -57,13 +58,19 @@ class Names(NamedTuple):
         return self[:4]
 
 
+def all_of(entry: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """The keys beside an entry's, and it."""
+    tag = entry[:26]
+    return entry, tag + b"l", tag + b"v", tag + b"r"
+
+
 @lru_cache(1024)
 def names(key: str) -> Names:
     """The tag is a hash, since users' keys may hold braces; theirs stands behind it, for people who look."""
     raw = key.encode("utf-8", "surrogatepass")
     digest = blake2b(raw, digest_size=12).digest()
     tag = b"{%s}" % digest.hex().encode()
-    return Names(tag + b":" + raw, tag + b"l", tag + b"v", tag + b"r", tag + b"c", digest[0] << 8 | digest[1])
+    return Names(*all_of(tag + b":" + raw), tag + b"c", digest[0] << 8 | digest[1])
 
 
 # -- entries ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 
 -- lease
 
-if token_of(redis.call('GET', KEYS[1])) ~= ARGV[1] then
+if token_of(glance(KEYS[1])) ~= ARGV[1] then
   return 0
 end
 redis.call('DEL', KEYS[1])

@@ -1,6 +1,7 @@
 -- The value, or the right to compute it, decided in one step. Durations in ms.
 --
--- KEYS: entry, lease, past, rest
+-- KEYS: entry, lease, past, rest; or the entry alone, where reads are followed: Redis 6.2 and 7.0 would remember all keys
+-- that are named, and tell of each lease
 -- ARGV: token, lease, draw, most bytes of an entry that may be answered ('': any); of a claim that is not the plain first
 -- one also: since, seen, awaited, force, channel
 -- Answers {what, ms left of the entry's key, entry, and: busy: token, ms left / failed: verdict, ms of rest /
@@ -24,6 +25,8 @@ local function demoted(answer)
   return why and string.find(why, 'WRONGTYPE', 1, true) and redis.error_reply(why)
 end
 
+local tag = string.sub(KEYS[1], 1, 26)
+local LEASE = KEYS[2] or tag .. 'l'
 local entry, left, fresh, keep, id, cost, margin, ttl = look(KEYS[1])
 if most and entry and #entry > most then
   return {LARGE, left, false}
@@ -31,34 +34,35 @@ end
 local good = entry and not force and id ~= seen and fresh > -since
 -- The early draw: an entry that is due is not good enough, but is kept.
 if good and (draw == '' or fresh > 1000 * math.min(margin + draw * cost, ttl / 2)) then
-  return demoted(redis.pcall('GETEX', KEYS[2])) or {FOUND, left, entry}
+  return demoted(redis.pcall('GETEX', LEASE)) or {FOUND, left, entry}
 end
 
 -- lease (after the hits: on a server each function that is defined is paid for by every call)
 
+local PAST, REST = KEYS[3] or tag .. 'v', KEYS[4] or tag .. 'r'
 if not entry or keep <= 0 then
   entry, left = false, -2
 end
 
 if not force then
-  local verdict = awaited ~= '' and redis.call('HGET', KEYS[3], awaited)
-  local rest = redis.call('PTTL', KEYS[4])
+  local verdict = awaited ~= '' and redis.call('HGET', PAST, awaited)
+  local rest = redis.call('PTTL', REST)
   if verdict or rest > 0 then
-    local why, given = token_of(redis.call('GET', KEYS[4]))
+    local why, given = token_of(redis.call('GET', REST))
     if given and rest > given then
-      rest = left_of(KEYS[4], given)
+      rest = left_of(REST, given)
     end
     return {FAILED, left, entry, verdict or why, math.max(rest, 0)}
   end
 end
 
 -- Nothing is written before it, or a server that is full would not refuse it.
-local answer = redis.pcall('SET', KEYS[2], noted(token, ARGV[2]), 'PX', ARGV[2], force and 'GET' or 'NX')
+local answer = redis.pcall('SET', LEASE, noted(token, ARGV[2]), 'PX', ARGV[2], force and 'GET' or 'NX')
 local refusal, nothing = refusal_of(answer), demoted(answer)
 if nothing then
   return nothing
 elseif (force or answer) and not refusal then
-  glance(KEYS[2])  -- as it looks to the server, the token may be as old as the last script: the first to be evicted
+  glance(LEASE)  -- as it looks to the server, the token may be as old as the last script: the first to be evicted
   if force and answer and token_of(answer) ~= token then
     wake(ARGV[9], '')
   end
@@ -66,12 +70,12 @@ elseif (force or answer) and not refusal then
 end
 
 -- (GETEX is a write, as this counts)
-local standing, given = token_of(not force and redis.call(refusal and 'GET' or 'GETEX', KEYS[2]))
+local standing, given = token_of(not force and redis.call(refusal and 'GET' or 'GETEX', LEASE))
 if standing == token then
-  prolong(KEYS[2], token, ARGV[2], given)
+  prolong(LEASE, token, ARGV[2], given)
   return {GRANTED, left, entry}
 elseif standing then
-  return {BUSY, left, entry, standing, left_of(KEYS[2], given or tonumber(ARGV[2]))}
+  return {BUSY, left, entry, standing, left_of(LEASE, given or tonumber(ARGV[2]))}
 elseif good and fresh > 0 then
   return {FOUND, left, entry}  -- it was due, and can't be refreshed
 end

@@ -5,7 +5,7 @@
 
 -- lease
 
-if token_of(redis.call('GET', KEYS[2])) ~= ARGV[1] then
+if token_of(glance(KEYS[2])) ~= ARGV[1] then
   return redis.call('GETRANGE', KEYS[1], 2, 9) == ARGV[2] and 1 or 0
 end
 -- First, since a script that has freed something may store in a server that is full by now. There was room when the
