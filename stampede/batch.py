@@ -19,9 +19,9 @@ from stampede.fill import admitted, drop, land, never_begun, quietly, served
 from stampede.flight import Flight
 from stampede.loaders import Loader, Wanted
 from stampede.outcome import Landing, LeftOut
+from stampede.places import Place
 from stampede.policy import Policy
 from stampede.ports import Granted, Ticket
-from stampede.workers import Place
 
 __all__ = ["fetch_many"]
 

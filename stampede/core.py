@@ -22,11 +22,12 @@ from stampede.keeper import Hold, keeper
 from stampede.keys import generation, quoted
 from stampede.leader import Leader
 from stampede.local import Resident
-from stampede.outage import GuardedClaims, Outage
+from stampede.outage import Guarded, GuardedClaims, Outage
 from stampede.outcome import Landing
+from stampede.places import Place
 from stampede.policy import Policy
 from stampede.ports import Asked, Claims, Engine, Store, Ticket
-from stampede.workers import Place
+from stampede.workers import Late
 
 __all__ = ["Core", "Scope", "later"]
 
@@ -101,12 +102,12 @@ class Scope:
         self.namespace = quoted(namespace)
         refuge = core.outage.refuge if core.outage is not None else None
         self.claims, self.store = self._ports(
-            core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None
+            core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None, BLOCKING
         )
         many = Gathering() if core.engine.many is not None else core.engine.claims
         together, _ = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
         self.aclaims, self.astore = self._ports(
-            core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None
+            core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None, SUSPENDING
         )
         self._blocking, self._together = self._means(self.claims, BLOCKING), self._means(together, BLOCKING)
         self._suspending = self._means(self.aclaims, SUSPENDING)
@@ -120,11 +121,14 @@ class Scope:
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
         run_blocking(self.learn(BLOCKING))
 
-    def _ports(self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None) -> tuple[Claims, Store]:
+    def _ports(
+        self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None, colour: Colour | None = None
+    ) -> tuple[Claims, Store]:
         if codec is not None:
             claims, store = CodedClaims(claims, codec, self._bad), CodedStore(store, codec, self._bad)
         if self.core.outage is not None and refuge is not None:
-            claims = GuardedClaims(claims, refuge, self.core.outage)
+            guarded = Guarded(colour, self.core.outage) if colour is not None else None
+            claims = GuardedClaims(claims, refuge, self.core.outage, guarded)
         return claims, store
 
     def _bad(self, key: str, error: Exception) -> None:
@@ -139,15 +143,20 @@ class Scope:
     def label(self, physical: str) -> str:
         return physical.removeprefix(self.prefix)
 
-    async def learn(self, colour: Colour) -> str:
-        """The prefix of every key in today's generation, as far as the engine can be asked."""
+    async def learn(self, colour: Colour, patience: float | None = None) -> str:
+        """The prefix of every key in today's generation, as far as the engine can be asked (for so many seconds)."""
         outage, epoch = self.core.outage, self.core.epoch
         if outage is not None and outage.down:
             return self._unsure()
         store = self._store(colour)
         try:
-            own = await store.generation(self.name)
-            whole = await store.generation(self.namespace) if self._nested else ""
+            if outage is None or patience is None:
+                own, whole = await self._generations(store)
+            else:
+                told = await Guarded(colour, outage).ask(lambda: self._generations(store), patience, lambda *_: None)
+                if isinstance(told, Late):
+                    return self._unsure()
+                own, whole = told
         except EngineClosed:
             raise
         except EngineError as error:
@@ -155,6 +164,9 @@ class Scope:
                 outage.failed(error)
             return self._unsure()
         return self._keep_prefix(epoch, own, whole)
+
+    async def _generations(self, store: Store) -> tuple[str, str]:
+        return await store.generation(self.name), await store.generation(self.namespace) if self._nested else ""
 
     def _unsure(self) -> str:
         """The prefix that is known, while the engine can't say it: unless this process has ended that generation. The
@@ -261,7 +273,7 @@ class Scope:
         leader: Leader,
     ) -> Landing:
         core, epoch = self.core, self.core.epoch
-        prefix, front = self._recall() or await self.learn(colour), core.front
+        prefix, front = self._recall() or await self.learn(colour, policy.wait), core.front
         physical = prefix + key
         means, loop = (self._suspending, _loop()) if colour.suspending else (self._blocking, None)
         seen = sample = None
@@ -283,7 +295,7 @@ class Scope:
         resident = front.place(physical, self.name, landing, sample)
         if resident is None:
             return landing
-        today = self._recall() or (await self.learn(colour) if landing.ticket is not None else prefix)
+        today = self._recall() or (await self.learn(colour, policy.wait) if landing.ticket is not None else prefix)
         # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer generation
         # has killed the resident by then, or we see that generation here. Neither the resident's home nor a ticket
         # that was taken after the change knows of generations.

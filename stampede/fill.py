@@ -188,7 +188,8 @@ async def claim(call: Call) -> Landing | Granted:
 def terms(means: Means, policy: Policy, seen: Entry[Any] | None = None, *, force: bool = False) -> Ask:
     """What a call's first claim asks for."""
     draw = early.draw(policy.early, random) if means.draws and policy.early and not force else None
-    return Ask(policy.lease, seen=seen.id if seen else None, force=force, draw=draw)
+    patience = inf if policy.wait is None else policy.wait
+    return Ask(policy.lease, seen=seen.id if seen else None, force=force, patience=patience, draw=draw)
 
 
 async def asked(call: Call, ask: Ask) -> Reply:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from math import inf
+from typing import Any, TypeVar
 
 from stampede import events, forks
 from stampede.breaker import Breaker
-from stampede.colour import run_blocking
+from stampede.colour import Colour, run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
 from stampede.returns import Returns
+from stampede.workers import Late, Told, within
 
-__all__ = ["GuardedClaims", "Outage"]
+__all__ = ["Guarded", "GuardedClaims", "Outage"]
+
+T = TypeVar("T")
+
+_clock = time.monotonic
+
+GRACE = 0.06
+"""Seconds that a caller waits for an engine beyond its `wait`: with 0 nobody could be answered."""
 
 REFUGE_TTL = 5.0
 """Seconds that a value which the engine could not take is kept in this process."""
@@ -38,7 +48,11 @@ class Outage:
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
-        self.granted: dict[bytes, str] = {}  # keys by the tokens of those that the engine granted, unless invalidated
+        # Keys by the tokens of those that the engine granted, unless invalidated; and how long their callers wait.
+        self.granted: dict[bytes, tuple[str, float]] = {}
+        self.used = False  # the refuge may have something
+        self.silence = engine.silence
+        self._asked: dict[object, float] = {}  # questions under way, of callers that don't wait to the end
         self.unknown = Returns(engine, self)  # leases that may stand, to be given back
         self.last: EngineError | None = None
         self.closed = False  # by us, for good: that is no outage
@@ -82,18 +96,40 @@ class Outage:
     def forget(self, key: str) -> None:
         """What the refuge keeps of this key is not to be served any more, nor what is being computed."""
         for token, under_way in list(self.granted.items()):
-            if under_way == key:
+            if under_way[0] == key:
                 self.granted.pop(token, None)
-        if self.refugees or self.down or self.partly_since is not None:
+        if self.used:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.invalidate(key))
 
     def forget_all(self) -> None:
         """The same for all keys."""
         self.granted.clear()
-        if self.refugees or self.down or self.partly_since is not None:
+        if self.used:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
+
+    def begin(self) -> object:
+        """A question is asked, whose caller doesn't wait for its answer to the end."""
+        question = object()
+        self._asked[question] = _clock()
+        return question
+
+    def end(self, question: object) -> None:
+        self._asked.pop(question, None)
+
+    def hangs_for(self, seconds: float) -> bool:
+        """Whether such a question has been without an answer for so long."""
+        try:
+            first = next(iter(self._asked.values()), inf)
+        except RuntimeError:  # another thread has asked one in this moment
+            return False
+        return _clock() - first >= seconds
+
+    def trouble(self) -> EngineError:
+        """What a caller is told that wants to know."""
+        why = "no answer so far" if self.last is None or not self.down else self.last
+        return EngineError(f"{self.engine} can't be asked: {why}")
 
     def answered(self) -> None:
         if not self._breaker.open:
@@ -108,22 +144,72 @@ class Outage:
             self._tell(events.EngineUp("", "", self.engine, seconds))
 
 
+class Guarded:
+    """Questions to an engine, of which none keeps its caller for longer than the caller's patience."""
+
+    def __init__(self, colour: Colour, outage: Outage) -> None:
+        self._colour = colour
+        self._outage = outage
+
+    async def ask(self, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T | Late:
+        """What it answers. LATE if it doesn't in time, or if another question is without an answer for so long."""
+        outage = self._outage
+        if patience + GRACE >= outage.silence:
+            return await work()
+        if outage.hangs_for(patience + GRACE):
+            return Late.LATE
+        question = outage.begin()
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            outage.end(question)
+            if isinstance(error, EngineClosed):
+                return
+            if isinstance(error, EngineError):
+                outage.failed(error)
+            late(result, error)
+
+        answer: T | Late | None = None
+        try:
+            answer = await within(self._colour, work(), patience + GRACE, ended)
+            return answer
+        finally:
+            if answer is not Late.LATE:
+                outage.end(question)
+
+
 class GuardedClaims:
     """`Claims` that never fail: what the engine can't do is done by the refuge, one computation per key and process."""
 
-    def __init__(self, port: Claims, refuge: Claims, outage: Outage) -> None:
+    def __init__(self, port: Claims, refuge: Claims, outage: Outage, guarded: Guarded | None) -> None:
+        """`guarded`: nobody waits for longer than its patience."""
         self._port = port
         self._refuge = refuge
         self._outage = outage
+        self._guarded = guarded
+
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T | Late:
+        if self._guarded is None or patience == inf:
+            return await work()
+        return await self._guarded.ask(work, patience, late)
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         outage, keeps = self._outage, REFUGE_TTL
         if outage.closed:
             raise EngineClosed(outage.engine)
         probing = outage.down
+
+        def late(reply: Any, error: BaseException | None) -> None:
+            if error is None and probing:
+                outage.answered()
+            if error is not None or isinstance(reply, Granted):
+                outage.unknown.add(key, token)
+                if error is None:
+                    outage.unknown.hurry()
+
         if not probing or outage.may_ask():
             try:
-                reply = await self._port.claim(key, token, ask)
+                left = max(ask.patience - ask.since, 0.0)
+                reply = await self._ask(lambda: self._port.claim(key, token, ask), left, late)
             except EngineClosed:
                 outage.closed = True
                 raise
@@ -136,13 +222,17 @@ class GuardedClaims:
                 else:
                     outage.unknown.add(key, token)
             else:
-                if probing:  # or it was asked before the trouble, and its answer says nothing of that
-                    outage.answered()
-                if isinstance(reply, Granted):
-                    outage.granted[token] = key
-                return reply
+                if not isinstance(reply, Late):
+                    if probing:  # or it was asked before the trouble, and its answer says nothing of that
+                        outage.answered()
+                    if isinstance(reply, Granted):
+                        outage.granted[token] = key, ask.patience
+                    return reply
+                outage.unknown.add(key, token)  # now, too: its loop may rest by the time the answer comes
+                keeps = BRIEFLY  # it may be well
         if outage.strict:
-            raise EngineError(f"{outage.engine} can't be asked: {outage.last}") from outage.last
+            raise outage.trouble() from outage.last
+        outage.used = True
         reply = await self._refuge.claim(key, token, ask)
         if isinstance(reply, Granted):
             outage.refugees[token] = keeps
@@ -153,35 +243,51 @@ class GuardedClaims:
         keeps = outage.refugees.pop(token, None)
         if keeps is None:
             keeps = REFUGE_TTL
+            _, patience = outage.granted.get(token, (key, inf))
+            stored: bool | Late = Late.LATE
             try:
-                stored = await self._port.fill(key, token, entry)
+                stored = await self._ask(
+                    lambda: self._port.fill(key, token, entry),
+                    patience,
+                    partial(self._filled, key, token),
+                )
             except EngineClosed:
                 return False
             except EngineError as error:
                 outage.failed(error)
                 outage.unknown.add(key, token)
-                if outage.strict:
-                    outage.granted.pop(token, None)
-                    raise
-            else:
+            if not isinstance(stored, Late):
                 outage.granted.pop(token, None)
                 return stored
+            if outage.strict:
+                outage.granted.pop(token, None)
+                raise outage.trouble() from outage.last
             if outage.granted.pop(token, None) is None:
                 return False  # invalidated since: it must not outlive that here
+            outage.used = True
             await self._refuge.claim(key, token, Ask(lease=REFUGE_TTL, force=True))
         brief = min(entry.fresh, keeps)
         return await self._refuge.fill(key, token, replace(entry, fresh=brief, keep=brief))
+
+    def _filled(self, key: str, token: bytes, _: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._outage.unknown.add(key, token)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
         outage = self._outage
         if outage.refugees.pop(token, None) is not None:
             await self._refuge.abandon(key, token, verdict, rest)
             return
-        outage.granted.pop(token, None)
+        _, patience = outage.granted.pop(token, (key, inf))
         try:
             if not outage.down:
-                await self._port.abandon(key, token, verdict, rest)
-                return
+                done = await self._ask(
+                    lambda: self._port.abandon(key, token, verdict, rest),
+                    patience,
+                    partial(self._filled, key, token),
+                )
+                if done is not Late.LATE:
+                    return
         except EngineClosed:
             return
         except EngineError as error:

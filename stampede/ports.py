@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
 
@@ -46,6 +47,7 @@ class Ask:
     seen: bytes | None = None  # an entry id that is not good enough (early refresh, unreadable bytes)
     awaited: bytes | None = None  # the lease it waited for: that lease's verdict is an answer
     force: bool = False  # grant whatever is there and whoever computes (refresh): a standing lease dies
+    patience: float = inf  # seconds that its caller waits in all, also for an engine that hangs
     draw: float | None = None  # beta * Exp(1): an engine may grant an entry with fresh < margin + draw * cost
 
 
@@ -277,6 +279,7 @@ class Engine(ABC):
     recalls: Recalls | None = None
     looks: Looks | None = None
     many: Many | None = None
+    silence: float = 0.0  # seconds for which a verb may keep its caller when the engine hangs
     audience: WeakSet[Hears] | None = None
     tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process
 

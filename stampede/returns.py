@@ -15,7 +15,7 @@ from typing import Protocol
 
 from stampede import forks
 from stampede.colour import run_blocking
-from stampede.errors import EngineError
+from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Asked, Engine
 
 __all__ = ["PAUSE", "Returns"]
@@ -81,8 +81,11 @@ class Returns:
         if health is None or not self._due or (health.down and not health.may_ask() and not last):
             return
         due = list(self._due.items())
-        trouble = False
+        trouble = last  # at the end nobody needs to hear any more
         for (token, _), answer in zip(due, self._given_back(due), strict=True):
+            if isinstance(answer, EngineClosed):
+                self._due.clear()
+                return
             if not isinstance(answer, EngineError):
                 self._due.pop(token, None)
             elif not answer.partial and not trouble:

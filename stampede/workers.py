@@ -1,22 +1,25 @@
-"""Places beside the caller: a small bounded pool of daemon threads, started when they are needed."""
+"""Work beside the caller: bounded pools of daemon threads, started when they are needed; and tasks."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
+from contextlib import suppress
+from enum import Enum
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from stampede import forks
 from stampede.colour import Colour, hold_task, run_blocking, running_loop
-from stampede.flight import outside
 from stampede.threads import begun
 from stampede.watch import watch
 
-__all__ = ["Place", "Workers"]
+__all__ = ["Late", "Told", "Workers", "within"]
+
+T = TypeVar("T")
 
 
 LOST = 32
@@ -113,34 +116,85 @@ class Workers:
                 del job
 
 
-_refreshers = Workers(4, "stampede-refresh")
+class Late(Enum):
+    """What there is instead of a result that takes too long."""
+
+    LATE = 0
 
 
-class Place:
-    """A place beside the caller, reserved before the claim for the computation that the claim may be granted.
+Told: TypeAlias = Callable[[Any, BaseException | None], object]
+"""Is given the result, or the error."""
 
-    A thread of a small pool, or a held task; either in a copy of the caller's context, outside of its leases.
-    """
 
-    def __init__(self, colour: Colour) -> None:
-        self._colour = colour
-        self.reserved = colour.suspending or _refreshers.reserve()
-        self._unused = self.reserved
+async def within(colour: Colour, work: Coroutine[Any, Any, T], seconds: float, late: Told) -> T | Late:
+    """The result of the work, or LATE: then it goes on beside the caller, and `late` is told how it ended."""
+    loop = running_loop()
+    if colour.suspending and loop is not None:
+        return await _within_loop(hold_task(loop.create_task(work)), seconds, late)
+    if not _askers.reserve():
+        return await work
+    errand = _Errand(work, late)
+    _askers.run(errand.run)
+    answer: T | Late = errand.result(seconds)
+    return answer
 
-    def free(self) -> None:
-        """Give it back, if it wasn't needed."""
-        if self._unused and not self._colour.suspending:
-            _refreshers.free()
 
-    def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object], longest: float) -> None:
-        """Have it done; `unborn` is called if a task is cancelled, since that may be before its first step. After so
-        many seconds it is taken for hung."""
-        self._unused = False
-        context = copy_context()
-        context.run(outside)
-        loop = running_loop()
-        if self._colour.suspending and loop is not None:
-            task = hold_task(loop.create_task(work, context=context))
-            task.add_done_callback(lambda ended: unborn() if ended.cancelled() else None)
+async def _within_loop(task: asyncio.Task[T], seconds: float, late: Told) -> T | Late:
+    try:
+        await asyncio.wait([task], timeout=seconds)
+    except BaseException:
+        with suppress(RuntimeError):  # its loop was closed
+            task.cancel()
+        raise
+    if task.done():
+        return task.result()
+
+    def ended(task: asyncio.Task[T]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        late(task.result() if error is None else None, error)
+
+    task.add_done_callback(ended)
+    return Late.LATE
+
+
+class _Errand:
+    """Blocking work, done by another thread."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], late: Told) -> None:
+        self._work, self._late = work, late
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._first: dict[str, bool] = {}  # who came first: the work's end (True), or the end of the caller's patience
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def _is_first(self, done: bool) -> bool:
+        return self._first.setdefault("first", done) is done
+
+    def run(self) -> None:
+        try:
+            self._result = run_blocking(self._work)
+        except BaseException as error:
+            self._error = error
+        if self._is_first(True):
+            self._done.release()
         else:
-            _refreshers.run(lambda: context.run(run_blocking, work), longest)
+            self._late(self._result, self._error)
+
+    def result(self, seconds: float) -> Any:
+        try:
+            ended = self._done.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        except BaseException:
+            self._is_first(False)
+            raise
+        if not ended and self._is_first(False):
+            return Late.LATE
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # or it would refer to itself through this frame
+        return self._result
+
+
+_askers = Workers(1000, "stampede-ask")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from bare import LONG, Gate, Room, World, never, until, value
 
-from stampede import Cache, decisions, flight, workers
+from stampede import Cache, decisions, flight, places
 from stampede.colour import hold_task, run_blocking
 from stampede.entry import Entry
 from stampede.errors import RecursiveComputation, WaitTimeout
@@ -660,10 +660,10 @@ def test_refreshes_that_hang_leave_their_places_to_others() -> None:
             for n in range(4):
                 assert cache.get_or_compute(stale(cache, f"hung {n}"), hung) == "old"
             until(lambda: hung.calls == 4)
-            until(lambda: workers._refreshers._taken == 0)
+            until(lambda: places._refreshers._taken == 0)
             assert cache.get_or_compute(stale(cache, "k"), refresh) == "old"
             until(lambda: cache.get("k") == "new")
         finally:
             hung.open.set()
-        until(lambda: workers._refreshers._lost == 0)
+        until(lambda: places._refreshers._lost == 0)
     assert where == ["stampede-refresh"]

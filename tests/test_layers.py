@@ -31,12 +31,13 @@ LAYERS = """
     lock limiter batch
     core
     loaders
-    front fill workers gather
+    front fill places gather
     call
     flight
-    keeper outcome watch stacks leader
+    keeper outcome stacks leader
     coded outage
-    returns
+    returns workers
+    watch
     codec
     engines
     settings

@@ -107,7 +107,7 @@ AT_EXIT = """
 
     import asyncio
     from stampede import Cache
-    from stampede.workers import _refreshers
+    from stampede.places import _refreshers
 
     cache = Cache(sys.argv[1], namespace=sys.argv[2], ttl=600, stale=600)
 

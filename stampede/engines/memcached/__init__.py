@@ -56,6 +56,7 @@ class MemcachedEngine(Engine):
     def __init__(self, *servers: str, sign: float = 0.2, **options: Any) -> None:
         self._servers = Servers(servers, options)
         self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
+        self.silence = self._servers.silence
         self._holds, generations, costs = Holds(), Generations(), Costs()
         common = self._holds, generations, costs
         self._signer = Signer(sign, Keys(self._line, *common, BLOCKING).sign)

@@ -61,7 +61,7 @@ class RedisEngine(Engine):
         self.coherent = tracking is not False
         self.scheme = "redis" if url is None else scheme_of(url)
         self._servers = servers = _servers(url, client, options, bool(tracking))
-        self.audience = servers.scripts.audience
+        self.audience, self.silence = servers.scripts.audience, servers.silence
         self.many = servers.claims
         self.recalls = servers.claims
         self.claims = self.store = servers.claims

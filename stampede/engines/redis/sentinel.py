@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import inf
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -49,6 +50,7 @@ class Guarded(Server):
         self._masters, self._suspending_masters = _Masters(self), _SuspendingMasters(self)
         self._master: tuple[str, int] | None = None
         super().__init__(name, kind, own)
+        self.silence = inf  # one sentinel after the other may be asked
 
     def connection(self, **options: Any) -> Connection:
         its: dict[str, Any] = {"connection_pool": self._masters, "retry": never()}

@@ -1,0 +1,93 @@
+"""A caller with a `wait` waits no longer, also for an engine that hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
+
+from faces import Face
+from herd import until
+from memcached_server import shared_memcached
+from proxy import Proxy
+from servers import shared_redis
+
+Before = Callable[[Any], Proxy]
+Faces = Callable[..., Face]
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+engines = pytest.mark.parametrize("engine", ["redis", "memcached"])
+WAIT, SOON = 0.1, 0.3
+"""Seconds: a caller's patience, and what is not much more on a busy machine (an engine that hangs takes 1.0)."""
+
+
+def hanging(engine: str, before: Before) -> tuple[Proxy, str]:
+    """What can be made to hang, emptied; and its URL, with all times as they are by default."""
+    if engine == "redis":
+        shared_redis().cli("FLUSHALL")
+        proxy = before(shared_redis())
+    else:
+        shared_memcached().empty()
+        proxy = before(shared_memcached())
+    return proxy, f"{engine}://127.0.0.1:{proxy.port}"
+
+
+@both
+@engines
+def test_nobody_waits_longer_for_an_engine_that_hangs(before: Before, face: Faces, engine: str, colour: str) -> None:
+    """The first to meet it would wait for a second, and one a second after it, whatever patience they have."""
+    proxy, url = hanging(engine, before)
+    asked = face(url, colour, pause=0.2, lease=5)
+    asked("warm", lambda: 1, wait=WAIT)
+    proxy.hold()
+    slowest = 0.0
+    for number in range(40):
+        began = time.monotonic()
+        assert asked(f"k{number}", lambda number=number: number, wait=WAIT) == number
+        slowest = max(slowest, time.monotonic() - began)
+        time.sleep(0.03)
+    assert slowest < SOON
+    proxy.cut()
+    proxy.let_go()
+    until(lambda: asked("other", lambda: 1, wait=WAIT) and not asked.down)
+    for number in range(0, 40, 8):
+        asked.run("set", f"k{number}", -1)
+        assert asked(f"k{number}", lambda: 0, wait=WAIT) == -1
+
+
+@both
+@engines
+def test_nor_for_the_value_to_be_stored(before: Before, face: Faces, engine: str, colour: str) -> None:
+    """The value is there: only the engine doesn't take it."""
+    proxy, url = hanging(engine, before)
+    asked = face(url, colour)
+    asked("warm", lambda: 1)
+    ends: list[float] = []
+
+    def origin() -> int:
+        proxy.hold()
+        ends.append(time.monotonic())
+        return 1
+
+    assert asked("k", origin, wait=WAIT) == 1
+    assert time.monotonic() - ends[0] < SOON
+    proxy.let_go()
+    until(lambda: asked.run("get", "k") == 1)  # it was on its way
+
+
+@both
+def test_a_lease_that_comes_too_late_is_given_back(before: Before, face: Faces, colour: str) -> None:
+    """The others would wait for one that nobody holds."""
+    proxy, url = hanging("redis", before)
+    asked = face(url, colour)
+    asked("warm", lambda: 1)
+    proxy.hold()
+    assert asked("k", lambda: 1, wait=WAIT) == 1
+    proxy.let_go()
+    until(lambda: not shared_redis().cli("KEYS", "*}l"))
+    assert asked("k", lambda: 2, wait=WAIT) == 2
