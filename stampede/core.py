@@ -402,13 +402,38 @@ class Scope:
 
     async def get(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is fresh of each key."""
-        prefix = await self.learn(colour)
-        found = await self._store(colour).get([prefix + key for key in keys])
+        found = await self._read(colour, keys)
         return [entry if entry is not None and entry.fresh > 0 else None for entry in found]
 
     async def peek(self, colour: Colour, key: str) -> Entry[Any] | None:
         """What is kept, stale or fresh."""
-        return (await self._store(colour).get([await self.learn(colour) + key]))[0]
+        return (await self._read(colour, [key]))[0]
+
+    async def _read(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        """What is kept of each key: reads go on without their engine, with what this process has computed meanwhile."""
+        outage, prefix = self.core.outage, await self.learn(colour)
+        physical = [prefix + key for key in keys]
+        if outage is None:
+            return await self._store(colour).get(physical)
+        if outage.closed:
+            raise EngineClosed(outage.engine)
+        probing = outage.down
+        if not probing or outage.may_ask():
+            try:
+                found = await self._store(colour).get(physical)
+            except EngineClosed:
+                raise
+            except EngineError as error:
+                outage.failed(error)
+            else:
+                if probing:
+                    outage.answered()
+                return found
+        if outage.strict:
+            raise outage.trouble() from outage.last
+        store = outage.refuge.astore if colour.suspending else outage.refuge.store
+        assert store is not None
+        return await store.get(physical) if outage.used else [None] * len(physical)
 
     async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
         policy = policy or self.policy

@@ -382,13 +382,52 @@ def test_stale_values_of_a_dead_engine_are_not_asked_for(engine: Switched) -> No
 
 
 @both
-def test_peek_and_get_raise_or_answer(colour: str, engine: Switched) -> None:
-    """They ask the engine and nobody else: no value is invented."""
-    f = Cache(engine=engine).cached(counting(colour))
+def test_reads_go_on(colour: str, engine: Switched) -> None:
+    """Who asks for what is there, and can do without, would get an error in place of its default."""
+    seen: list[events.Event] = []
+    cache = Cache(engine=engine, observers=[seen.append])
+    f = cache.cached(counting(colour))
     had(f(1))
     engine.plug.pull()
+    assert had(f.peek(1)) is None
+    assert [type(event) for event in seen if isinstance(event, events.EngineDown)] == [events.EngineDown]
+    assert _asked(cache, colour, "get", "k", "default") == "default"
+    assert _asked(cache, colour, "get_many", ["k", "l"]) == {}
+    assert _asked(cache, colour, "peek", "k") is None
+    assert _asked(cache, colour, "get_or_compute", "k", lambda: 5) == 5
+    assert _asked(cache, colour, "get", "k") == 5  # which was computed here meanwhile
+    assert _asked(cache, colour, "get_many", ["k", "l"]) == {"k": 5}
     with pytest.raises(EngineError):
-        had(f.peek(1))
+        _asked(cache, colour, "invalidate", "k")
+    assert _asked(cache, colour, "get", "k") is None
+
+
+def _asked(cache: Cache, colour: str, verb: str, *args: Any) -> Any:
+    return had(getattr(cache, verb if colour == "sync" else "a" + verb)(*args))
+
+
+@both
+def test_reads_raise_where_that_is_wanted(colour: str, engine: Switched) -> None:
+    """`on_engine_error="raise"`: nothing in place of a value would be taken for its absence."""
+    cache = Cache(engine=engine, on_engine_error="raise")
+    engine.plug.pull()
+    for verb, *args in ("get", "k"), ("get_many", ["k"]), ("peek", "k"):
+        for _ in range(2):
+            with pytest.raises(EngineError, match="plug is pulled"):
+                _asked(cache, colour, verb, *args)
+
+
+@both
+def test_a_read_notices_that_it_is_over(colour: str, engine: Switched, clock: FakeClock) -> None:
+    """A process that only reads would never find its engine again."""
+    cache = Cache(engine=engine)
+    _asked(cache, colour, "set", "k", 1)
+    engine.plug.pull()
+    assert _asked(cache, colour, "get", "k") is None
+    engine.plug.put_back()
+    assert _asked(cache, colour, "get", "k") is None
+    clock.advance(1.01)
+    assert _asked(cache, colour, "get", "k") == 1
 
 
 @both

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,8 @@ def the_one(settings: Settings, name: str | None) -> CacheSettings:
 
 def cache_of(settings: CacheSettings, *observers: events.Observer) -> Cache:
     """A cache whose values can be seen from another process than the one that stored them."""
-    cache = Cache.of(settings, observers)
+    # Who asks from here wants to hear of trouble.
+    cache = Cache.of(replace(settings, on_engine_error="raise"), observers)
     if cache.engine.scheme in ("memory", "null") or not cache.engine.shared:
         raise OptionError(f"{cache.name} lives inside each process: from here there is nothing of it to be seen")
     return cache
