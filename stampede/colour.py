@@ -278,7 +278,7 @@ class _Suspending:
                 crowd.unborn()
             raise
         crowd.cancel = lambda: _soon(loop, task.cancel)
-        task.add_done_callback(lambda ended: crowd.unborn() if ended.cancelled() and crowd.unborn else None)
+        task.add_done_callback(lambda ended: crowd.unborn() if crowd.unborn else None)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:

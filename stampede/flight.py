@@ -99,10 +99,10 @@ class Flight:
 
     def look(self, now: float) -> float | None:
         """Is there anything to wait for? If not, its followers are sent away. When to look again; None: never."""
-        if self.ended or self.detached:
-            return None
-        if self.leader is not None and self.leader.gone:
+        if self.leader is not None and self.leader.gone:  # its end may have been interrupted
             self.owner.end(self, None)
+            return None
+        if self.ended or self.detached:
             return None
         if now >= self._end(now):
             self.owner.cut(self)

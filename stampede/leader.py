@@ -17,14 +17,14 @@ __all__ = ["Leader"]
 class Leader:
     """One caller that may come to lead; its flight ends with it, and the lease that it may have is given back."""
 
-    __slots__ = ("flight", "give_back", "owes", "token", "work")
+    # Of the class until they are set: every miss makes one of these.
+    owes = True  # it may have a lease: as long as nothing else is known
+    flight: Any = None  # that it leads
+    work: ref[Coroutine[Any, Any, Any]] | None = None
 
     def __init__(self, token: bytes, give_back: Callable[[str, bytes], object]) -> None:
         self.token = token
         self.give_back = give_back  # from a finalizer: it asks no engine by itself
-        self.owes = True  # it may have a lease: as long as nothing else is known
-        self.flight: Any = None  # that it leads
-        self.work: ref[Coroutine[Any, Any, Any]] | None = None
 
     def follow(self, work: Coroutine[Any, Any, Any]) -> None:
         """From now on it is this coroutine that leads."""
