@@ -155,7 +155,12 @@ def test_a_task_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor) -> 
 
     def still(number: int) -> None:
         assert runner.run(asyncio.wait_for(call(number), LONG)) == number
+        runner.run(asyncio.wait_for(landed(), LONG))
         nothing_is_left(cache)
+
+    async def landed() -> None:
+        while flying(cache):  # a computation whose caller was interrupted goes on while its loop runs
+            await asyncio.sleep(0.001)
 
     with asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(lambda *_: None)
