@@ -16,7 +16,7 @@ from stampede.colour import Colour
 from stampede.core import Scope, later
 from stampede.errors import WaitTimeout
 from stampede.fill import admitted, drop, land, never_begun, quietly, served
-from stampede.flight import Flight
+from stampede.flight import Flight, inside_all
 from stampede.loaders import Loader, Wanted
 from stampede.outcome import Landing, LeftOut
 from stampede.places import Place
@@ -185,8 +185,7 @@ class _Batch:
                     longest = each.call.policy.hold_of(each.kept.cost if each.kept is not None else 0.0)
                     hold[each.key] = stack.enter_context(each.call.means.hold(each.call, longest))
                     each.flight.computes(each.call.label, each.call.policy.lease, longest)
-                for each in granted:
-                    stack.enter_context(each.flight.inside())
+                stack.enter_context(inside_all(each.flight for each in granted))
                 answers = await self._loader.load(granted) if granted else {}
                 begun = [each for each in granted if each.key in answers]
                 landed = [land(each.call, each.kept, hold[each.key], *answers[each.key]) for each in begun]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from math import inf
 from threading import get_ident
@@ -17,7 +17,7 @@ from stampede.outcome import Landing
 from stampede.stacks import stack_of
 from stampede.watch import watch
 
-__all__ = ["SAFETY", "Flight", "Flights", "nested", "outside"]
+__all__ = ["SAFETY", "Flight", "Flights", "inside_all", "nested", "outside"]
 
 _log = logging.getLogger("stampede")
 
@@ -176,23 +176,28 @@ class Flight:
 
     def inside(self) -> _Extent:
         """The computation's extent: a call in it knows which leases its caller holds."""
-        return _Extent(self)
+        return _Extent((self,))
+
+
+def inside_all(flights: Iterable[Flight]) -> _Extent:
+    """The extent of a computation that is all of theirs."""
+    return _Extent(tuple(flights))
 
 
 class _Extent:
-    """A flight's computation, as a context."""
+    """A computation, as a context."""
 
-    __slots__ = ("_before", "_flight")
+    __slots__ = ("_before", "_flights")
 
-    def __init__(self, flight: Flight) -> None:
-        self._flight = flight
+    def __init__(self, flights: tuple[Flight, ...]) -> None:
+        self._flights = flights
 
     def __enter__(self) -> None:
-        flight = self._flight
-        if flight.thread is not None:
-            flight.thread, flight.greenlet = get_ident(), greenlets.here()
+        for flight in self._flights:
+            if flight.thread is not None:
+                flight.thread, flight.greenlet = get_ident(), greenlets.here()
         self._before = before = _inside.get()
-        _inside.set((*(each for each in before if not each.ended), flight) if before else (flight,))
+        _inside.set((*(each for each in before if not each.ended), *self._flights) if before else self._flights)
 
     def __exit__(self, *exc: object) -> None:
         _inside.set(self._before)
