@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from random import uniform
 from typing import Any, Protocol
+from weakref import ref
 
 from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
 from stampede.engines.progress import LARGE
@@ -101,21 +102,23 @@ class Generations:
         self._lock = threading.Lock()
         self._bumps = 0
         self._known: dict[str, tuple[str, Ticket | None, float, float]] = {}
-        self._asked: dict[tuple[str, Loop | None], _Question] = {}
+        self._asked: dict[tuple[str, ref[Loop] | None], _Question] = {}  # whose loop may be closed in the middle of it
 
     def ask(self, scope: str, loop: Loop | None) -> tuple[_Question, bool]:
         """The question that is under way in this loop, or among threads; and whether it is for the caller to ask it."""
         with self._lock:
-            asked = self._asked.get((scope, loop))
+            whose = ref(loop) if loop is not None else None
+            asked = self._asked.get((scope, whose))
             if asked is not None:
                 return asked, False
-            asked = self._asked[scope, loop] = _Question()
+            asked = self._asked[scope, whose] = _Question()
             return asked, True
 
     def answered(self, scope: str, loop: Loop | None, asked: _Question) -> None:
         with self._lock:
-            if self._asked.get((scope, loop)) is asked:
-                del self._asked[scope, loop]
+            whose = ref(loop) if loop is not None else None
+            if self._asked.get((scope, whose)) is asked:
+                del self._asked[scope, whose]
         asked.bell.ring()
 
     def get(self, scope: str, now: float) -> str | None:
