@@ -37,6 +37,7 @@ class World:
     effects: ClassVar[dict[str, Effect]]
     signed: ClassVar[bool] = False
     shared: ClassVar[bool] = True  # by processes; else there is but one, and its forked children are on their own
+    parted: ClassVar[bool] = False  # a part of it may be down, which is told but once a minute
     lag: ClassVar[dict[bool, float]] = {False: 0.0, True: 0.0}
     """Seconds for which others may give what was changed: without a local tier, with one."""
     lag_of_all: ClassVar[dict[bool, float]] = {False: 1.0, True: 1.0}
@@ -241,6 +242,7 @@ class Cluster(World):
     """Three masters, and a replica of each."""
 
     name = "cluster"
+    parted = True
     effects: ClassVar = {
         "kill-connections": Effect(4, (0, 0), 2.5),
         "blink": Effect(3, (0.1, 0.6), 3),
@@ -380,6 +382,7 @@ class Memcached(_Linked):
     """A ring of three, all reached over the same three proxies: a ring is known by its addresses."""
 
     name = "memcached"
+    parted = True
     effects: ClassVar = {
         **_LINK,
         "freeze": Effect(3, (0.2, 5), 6),

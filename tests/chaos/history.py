@@ -74,6 +74,7 @@ class History:
         self.grips: dict[str, Grip] = {}
         self.stalls: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.downs: list[tuple[str, float, str]] = []  # process, moment, what it was told
+        self.ups: list[tuple[str, float]] = []
         self.hangs: list[str] = []
         self.pids: dict[str, int] = {}
         self.left: dict[str, list[str]] = {}
@@ -115,6 +116,8 @@ class History:
                 self.stalls[worker].append((told[0], told[1]))
             case "down":
                 self.downs.append((worker, told[0], told[1]))
+            case "up":
+                self.ups.append((worker, told[0]))
             case "hang":
                 self.hangs.append(f"{worker}: {told[0]}")
             case "closed":
@@ -133,6 +136,15 @@ class History:
     def blurred(self, worker: str, start: float, end: float) -> bool:
         """The engine may have been out of this process's reach, or have forgotten leases."""
         return any(fault.effect.hides for fault in self.at(worker, start, end))
+
+    def believed_down(self, worker: str, start: float, end: float) -> bool:
+        """The process went on without the engine, at least for a while."""
+        for who, since, _ in self.downs:
+            if who == worker and since <= end:
+                over = min((moment for each, moment in self.ups if each == who and moment >= since), default=inf)
+                if over >= start:
+                    return True
+        return False
 
     def stalled(self, worker: str, start: float, end: float) -> float:
         """Seconds between these moments in which the process didn't run."""

@@ -154,7 +154,7 @@ class _Judge:
                 lag = (self.world.lag_of_all if change.of_all else self.world.lag)[has_tier]
                 if lag:
                     lag += NOISE + 2 * self.history.stalled(call.worker, change.ended, call.began)
-                if call.began - change.ended <= lag or self.history.blurred(call.worker, change.ended, call.ended):
+                if call.began - change.ended <= lag or self._out_of_touch(call, has_tier, change.ended):
                     continue
             yield self._found(
                 f"{_of(call)} was given {maker}, begun {change.began - born:.3f} s before {_of(change.call)}, "
@@ -162,6 +162,16 @@ class _Judge:
                 key, call, born,
             )  # fmt: skip
             return
+
+    def _out_of_touch(self, call: Call, has_tier: bool, since: float) -> bool:
+        """Its process may not have heard of what others did after this moment, by a fault and as the README says."""
+        felt = [fault for fault in self.history.at(call.worker, since, call.ended) if fault.effect.hides]
+        if not felt:
+            return False
+        if has_tier or self.world.parted or any(fault.effect.forgets for fault in felt):
+            return True
+        # Who asks the engine each time knows what it says, unless it goes on without it.
+        return self.history.believed_down(call.worker, since - NOISE, call.ended)
 
     def _aged(self, call: Call, key: str, maker: str, ended: float) -> Iterator[Finding]:
         """No value outlives its time."""
@@ -202,10 +212,19 @@ class _Judge:
             return True
         if second.born - first.born >= kind_of(key).hold or not (first.pid == second.pid or self.world.shared):
             return True
-        workers = {first.worker, second.worker}
-        if any(history.blurred(worker, start, second.born) for worker in workers):
+        if any(self._on_its_own(worker, key, start, second.born) for worker in {first.worker, second.worker}):
             return True
         return history.stalled(first.worker, first.born, second.born) > kind_of(key).lease / 3
+
+    def _on_its_own(self, worker: str, key: str, start: float, end: float) -> bool:
+        """The process may compute whoever else does; or its lease may have ended, or been forgotten."""
+        felt = [fault for fault in self.history.at(worker, start, end) if fault.effect.hides]
+        if not felt or (
+            not self.world.parted
+            and all(fault.effect.keeps and fault.ended - fault.began < kind_of(key).lease / 2 for fault in felt)
+        ):
+            return bool(felt) and self.history.believed_down(worker, start - NOISE, end)
+        return True
 
     # -- errors -----------------------------------------------------------------------------------------------------
 

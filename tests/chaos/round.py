@@ -28,7 +28,7 @@ __all__ = ["LONG", "SHORT", "Outcome", "Size", "played"]
 
 _WORKERS = {
     "kill-worker": Effect(2, (0, 0), 0, hides=False),
-    "freeze-worker": Effect(2, (0.3, 5), 0, hides=False),
+    "freeze-worker": Effect(2, (0.3, 5), 2.5),  # it finds that nobody has answered it in time
 }
 
 
@@ -216,7 +216,9 @@ class _Round:
         self.faults.append(done)
         if fault.kind in _WORKERS:
             alive = self._alive()
-            done.target = self._harm_one(fault, alive[int(fault.chance * len(alive))])
+            process = alive[int(fault.chance * len(alive))]
+            done.worker = process.name
+            done.target = self._harm_one(fault, process)
         else:
             done.target = self.world.harm(fault, [each.pid for each in self._alive()])
         done.ended = time.monotonic()
