@@ -59,7 +59,6 @@ class _Batch:
         self._colour = colour
         self._loader = loader
         self._policy = policy
-        self._impatient = policy.with_options(wait=0)
         self._led: dict[str, _Led] = {}
         self._work: Callable[[], Any]  # gives the coroutine that leads all these flights
         self.others: list[str] = []
@@ -128,7 +127,7 @@ class _Batch:
     async def _lead(self, key: str) -> None:
         """Lead the key's flight, unless somebody does."""
         front = self._scope.core.front
-        call = await self._scope.of_many(self._colour, key, self._loader.origin(key), self._impatient)
+        call = await self._scope.of_many(self._colour, key, self._loader.origin(key), self._policy)
         sample = front.sample(call.key)
         if call.leader is not None:
             call.leader.follow(self._work())  # and no name for it here: frames may be kept for long

@@ -83,6 +83,7 @@ class Call:
     flight: Flight | None = None  # that it leads
     leader: Leader | None = None  # of that flight, if it comes to lead one
     asked: float = -inf  # the moment before its last claim was sent
+    asks_on: bool = False  # it waits for nobody's computation: it has other keys to ask for
     spawn: Spawn | None = None  # a place beside the caller, if it has one
     token: bytes = field(default_factory=new_id)
     pid: int = field(default_factory=os.getpid)

@@ -352,10 +352,12 @@ class Scope:
 
     async def of_many(self, colour: Colour, key: str, origin: Callable[[], Any], policy: Policy) -> Call:
         """One of a caller's questions for many keys, to be asked `at_once` with the others."""
-        physical = (self._recall() or await self.learn(colour)) + key
+        physical = (self._recall() or await self.learn(colour, policy.wait)) + key
         means, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
         leader = Leader(new_id(), self._give_back)
-        return Call(physical, key, origin, policy, means, loop, _clock(), leader=leader, token=leader.token)
+        return Call(
+            physical, key, origin, policy, means, loop, _clock(), leader=leader, asks_on=True, token=leader.token
+        )
 
     def _means(self, port: Claims, colour: Colour) -> Means:
         core = self.core

@@ -383,6 +383,8 @@ def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:
     One that holds a lease itself waits no longer than a lease: the other may be waiting for it.
     """
     wait = inf if call.policy.wait is None else call.policy.wait
+    if call.asks_on:
+        wait = 0.0
     if nested() and call.policy.lease < wait:
         return call.policy.lease - call.waited, alone
     return wait - call.waited, timed_out

@@ -91,3 +91,14 @@ def test_a_lease_that_comes_too_late_is_given_back(before: Before, face: Faces, 
     proxy.let_go()
     until(lambda: not shared_redis().cli("KEYS", "*}l"))
     assert asked("k", lambda: 2, wait=WAIT) == 2
+
+
+@both
+@engines
+def test_a_batch_waits_for_an_engine_that_is_slow(before: Before, face: Faces, engine: str, colour: str) -> None:
+    """That it waits for nobody's computation would be taken for impatience: each process would compute all of it."""
+    proxy, url = hanging(engine, before)
+    asked = face(url, colour, lease=5)
+    asked.run("set", "k", 1)
+    proxy.delay = 0.12
+    assert asked.many(["k"], lambda keys: dict.fromkeys(keys, 2)) == {"k": 1}
