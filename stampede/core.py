@@ -129,7 +129,7 @@ class Scope:
             claims, store = CodedClaims(claims, codec, self._bad), CodedStore(store, codec, self._bad)
         if self.core.outage is not None and refuge is not None:
             guarded = Guarded(colour, self.core.outage) if colour is not None else None
-            claims = GuardedClaims(claims, refuge, self.core.outage, guarded)
+            claims = GuardedClaims(claims, refuge, self.core.outage, guarded, self.core.front.kept)
         return claims, store
 
     def _bad(self, key: str, error: Exception) -> None:

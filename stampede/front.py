@@ -53,6 +53,14 @@ class Front:
         resident = self.tier.get(key) if self.tier is not None else None
         return None if resident is None else resident.entry
 
+    def kept(self, key: str) -> Entry[Any] | None:
+        """What may be served as stale while the engine can't be asked: nothing says that it has been changed since."""
+        resident = self.tier.get(key) if self.tier is not None else None
+        now = _clock()
+        if resident is None or resident.keep <= now or not _holds(resident):
+            return None
+        return replace(resident.entry, fresh=resident.fresh - now, keep=resident.keep - now)
+
     def is_due(self, key: str) -> bool:
         """Is there a resident, fresh and true, whose early moment has come?"""
         resident = self.tier.get(key) if self.tier is not None else None

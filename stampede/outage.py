@@ -180,8 +180,16 @@ class Guarded:
 class GuardedClaims:
     """`Claims` that never fail: what the engine can't do is done by the refuge, one computation per key and process."""
 
-    def __init__(self, port: Claims, refuge: Claims, outage: Outage, guarded: Guarded | None) -> None:
-        """`guarded`: nobody waits for longer than its patience."""
+    def __init__(
+        self,
+        port: Claims,
+        refuge: Claims,
+        outage: Outage,
+        guarded: Guarded | None,
+        kept: Callable[[str], Entry[Any] | None],
+    ) -> None:
+        """`guarded`: nobody waits for longer than its patience. `kept`: what the local tier has of a key."""
+        self._kept = kept
         self._port = port
         self._refuge = refuge
         self._outage = outage
@@ -236,6 +244,8 @@ class GuardedClaims:
         reply = await self._refuge.claim(key, token, ask)
         if isinstance(reply, Granted):
             outage.refugees[token] = keeps
+            if reply.entry is None and not ask.force:
+                reply.entry = self._kept(key)
         return reply
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:

@@ -382,6 +382,30 @@ def test_stale_values_of_a_dead_engine_are_not_asked_for(engine: Switched) -> No
 
 
 @both
+def test_engine_and_origin_both_down(colour: str, engine: Switched) -> None:
+    """What this process has, and `stale` allows, would be there to be served; but not what it has invalidated."""
+    answers: list[Any] = [1, OSError("the origin is down")]
+
+    def compute() -> Any:
+        answer = answers[0] if len(answers) == 1 else answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    cache = Cache(engine=engine, ttl=60, stale=60, local={"entries": 10, "ttl": 0.02})
+    assert _asked(cache, colour, "get_or_compute", "k", compute) == 1
+    assert _asked(cache, colour, "get_or_compute", "k", compute) == 1
+    engine.plug.pull()
+    until(lambda: cache._root.hit("k") is None)
+    for _ in range(3):
+        assert _asked(cache, colour, "get_or_compute", "k", compute) == 1
+    with pytest.raises(EngineError):
+        _asked(cache, colour, "invalidate", "k")
+    with pytest.raises(OSError, match="origin is down"):
+        _asked(cache, colour, "get_or_compute", "k", compute)
+
+
+@both
 def test_reads_go_on(colour: str, engine: Switched) -> None:
     """Who asks for what is there, and can do without, would get an error in place of its default."""
     seen: list[events.Event] = []
