@@ -30,7 +30,7 @@ def _text(reply: Any) -> bool:
 
 
 def _texts(reply: Any) -> bool:
-    return type(reply) is list and all(type(text) is bytes for text in reply)
+    return type(reply) is list and len(reply) >= 2 and all(type(text) is bytes for text in reply)
 
 
 def _some(reply: Any) -> bool:

@@ -358,6 +358,8 @@ class Keys(Versioned):
         self._generations.put(scope, name, sample, told, now)
         if not any(ended):
             return [name]
+        if len(ended) < 2:
+            raise EngineError("Redis answered a question for generations with too few of them")
         wholes, owns = [whole, *_noted(ended[0])], [own, *_noted(ended[1])]
         return [_name_of(each, other) for each in wholes for other in owns]
 
