@@ -283,7 +283,8 @@ async def store(
     call.tell(events.Computed, why, cost, stored)
     if not stored:
         call.tell(events.LeaseLost)
-    return Landing(entry, error, stored=stored, at=at, as_of=at if stored else -inf)
+        return Landing(entry, error, as_of=-inf)  # and not kept here either
+    return Landing(entry, error, stored=True, at=at, as_of=at)
 
 
 async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why: str) -> Landing:

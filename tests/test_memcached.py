@@ -817,3 +817,21 @@ def test_an_old_server_is_named() -> None:
             checked(server, version)
     checked(server, b"1.6.13")
     checked(server, b"VERSION 1.7.0")
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_value_that_was_refused_is_not_believed(server: MemcachedServer, colour: str) -> None:
+    """What another process has invalidated while it was computed would be in this one's local tier for a second."""
+    with Cache(server.url, local=True, early=0) as cache, Cache(server.url) as other:
+
+        def compute() -> int:
+            other.invalidate("k")
+            return 1
+
+        async def both() -> list[int]:
+            return [await cache.aget_or_compute("k", compute), await cache.aget_or_compute("k", lambda: 2)]
+
+        if colour == "async":
+            assert asyncio.run(both()) == [1, 2]
+        else:
+            assert [cache.get_or_compute("k", compute), cache.get_or_compute("k", lambda: 2)] == [1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -22,9 +23,10 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=5.0, help="for each engine (default: 5)")
     options.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     options.add_argument("--round", type=int, help="play only this round of the seed")
+    options.add_argument("--pause", type=float, default=LONG.pause, help="seconds between two calls of each caller")
     options.add_argument("--short", action="store_true", help="rounds as short as those of the tests")
     chosen = options.parse_args()
-    size = SHORT if chosen.short else LONG
+    size = SHORT if chosen.short else replace(LONG, pause=chosen.pause)
     findings = 0
     for name in chosen.engine or ENGINES:
         print(f"== {name}, seed {chosen.seed}", flush=True)
@@ -51,7 +53,8 @@ def _soaked(world: World, seed: int, only: int | None, seconds: float, size: Siz
         for finding in outcome.findings[:_ENOUGH]:
             print("\n".join(story(finding, outcome.history, begin)), flush=True)
         if outcome.findings:
-            how = f"--engine {world.name} --seed {seed} --round {number}" + (" --short" if size is SHORT else "")
+            how = f"--engine {world.name} --seed {seed} --round {number}"
+            how += " --short" if size is SHORT else f" --pause {size.pause}" if size.pause != LONG.pause else ""
             print(f"{len(outcome.findings)} findings; again with: make soak ARGS='{how}'", flush=True)
         number += 1
         if only is not None or tally.findings >= _ENOUGH or time.monotonic() - began > seconds:

@@ -246,7 +246,8 @@ class _Round:
     def _let_pass(self) -> None:
         """Until the traces of all faults are to be gone."""
         last = max(fault.until for fault in self.faults)
-        time.sleep(max(0.0, last - time.monotonic()))
+        heard = time.monotonic() + max(self.world.lag_of_all.values())  # of the last call's `clear`
+        time.sleep(max(0.0, max(last, heard) - time.monotonic()))
 
     def _heal(self, number: int) -> tuple[float, float]:
         start = time.monotonic()
