@@ -31,6 +31,7 @@ from stampede.engines import open_engine
 from stampede.engines.leases import Past
 from stampede.engines.memcached import MemcachedEngine, from_url, items, meta
 from stampede.engines.memcached.waiting import pause
+from stampede.engines.memcached.witnesses import Witness
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, LockLost, MissingExtra, OptionError, TooLarge
 from stampede.lock import Lock
@@ -835,3 +836,10 @@ def test_a_value_that_was_refused_is_not_believed(server: MemcachedServer, colou
             assert asyncio.run(both()) == [1, 2]
         else:
             assert [cache.get_or_compute("k", compute), cache.get_or_compute("k", lambda: 2)] == [1, 2]
+
+
+def test_threads_look_at_a_witness_at_once(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """Two that were granted leases in one moment would end with RuntimeError: one poll object serves one thread."""
+    witness = Witness(engine._line.connection(engine._line.servers.all[0]))
+    herd = Herd(*[lambda: all(witness.stands() for _ in range(3000))] * 4)
+    assert herd.join() == [True] * 4

@@ -76,6 +76,7 @@ _STAY = (
     "stampede-refresh",
     "stampede-io",
     "stampede-memcached",
+    "stampede-ask",
 )
 
 

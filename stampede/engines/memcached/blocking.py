@@ -42,8 +42,7 @@ class Connection:
         if not self._server.longest:
             self._server.longest = int(self._client.stats("settings").get(b"item_size_max", 1 << 20))
         self._sock = self._client.sock
-        self._watch = select.poll()
-        self._watch.register(self._sock, select.POLLIN)
+        self._watch = self.watch()
         self.longest = self._server.longest
         self.born = time.monotonic()
 
@@ -105,13 +104,20 @@ class Connection:
             at = 0
             buffer += more
 
-    def quiet(self) -> bool:
-        """Whether nothing has come that nobody asked for, as the connection's end is."""
+    def watch(self) -> select.poll:
+        """What looks at its socket, for one thread at a time."""
+        watch = select.poll()
+        watch.register(self._sock, select.POLLIN)
+        return watch
+
+    def quiet(self, watch: select.poll | None = None) -> bool:
+        """Whether nothing has come that nobody asked for, as the connection's end is. Who hasn't taken the connection
+        looks with a `watch` of his own."""
         if self.broken:
             return False
         if hasattr(self._sock, "pending"):  # TLS sends what is no reply, too
             return not self._sock.pending()
-        return not self._watch.poll(0)
+        return not (watch or self._watch).poll(0)
 
     def close(self) -> None:
         self._client.close()

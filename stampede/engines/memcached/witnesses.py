@@ -48,7 +48,13 @@ class Witness:
 
     def stands(self) -> bool:
         """Whether there is no doubt. A server that has ended has sent the connection's end."""
-        return time.monotonic() - self.heard < TRUSTED and self.connection.quiet()
+        connection = self.connection
+        if connection.broken or time.monotonic() - self.heard >= TRUSTED:
+            return False
+        try:
+            return connection.quiet(connection.watch())
+        except (OSError, ValueError):  # another thread has just closed it
+            return False
 
 
 class Witnesses:
