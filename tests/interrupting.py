@@ -44,11 +44,18 @@ def lines_of(act: Callable[[], object], at: Callable[[Line], object]) -> None:
 
 
 def points_of(act: Callable[[], object], at: Callable[[Point], object]) -> None:
-    """Do `act`, and tell of each moment in it, in our code, at which the interpreter serves signals."""
+    """Do `act`, and tell of each moment in it, in our code, at which the interpreter serves signals.
+
+    Python 3.12 may tell of no instructions, only of lines: then it is the begin of each.
+    """
 
     def trace(frame: Any, event: str, _: object) -> Any:
         if not ours(frame):
             return None
+        if not _INSTRUCTIONS:
+            if event == "line":
+                at((frame.f_code, frame.f_lasti))
+            return trace
         frame.f_trace_opcodes = True
         if event == "opcode" and frame.f_lasti in _served(frame.f_code):
             at((frame.f_code, frame.f_lasti))
@@ -82,6 +89,21 @@ def _traced(act: Callable[[], object], trace: Any) -> None:
         act()
     finally:
         sys.settrace(before)
+
+
+def _tells_instructions() -> bool:
+    told: list[str] = []
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        frame.f_trace_opcodes = True
+        told.append(event)
+        return trace
+
+    _traced(lambda: None, trace)
+    return "opcode" in told
+
+
+_INSTRUCTIONS = _tells_instructions()
 
 
 @cache

@@ -1,11 +1,18 @@
-"""The blocking side: pymemcache's sockets and pools, one connection for each question."""
+"""The blocking side: pymemcache's sockets, one connection for each question.
+
+What goes wrong with a server is told by the operating system, or by bytes that are no replies. Whatever else comes out
+of a question came from outside (a signal's handler, the end of the stack): it goes on as itself, and the connection is
+not asked again.
+"""
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+from weakref import ref
 
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
@@ -13,23 +20,22 @@ from stampede.engines.memcached.servers import Server, Servers, checked, refusal
 from stampede.engines.progress import send
 from stampede.errors import EngineError
 
-if TYPE_CHECKING:
-    from pymemcache.pool import ObjectPool
-
 __all__ = ["BlockingLine"]
 
-T = TypeVar("T")
 CHUNK = 1 << 17
+
+_ODD = (TypeError, ValueError, LookupError, AttributeError)
+"""What bytes of another shape, or a socket that was closed meanwhile, can raise here and in the library."""
 
 
 class Connection:
     """One connection, for one question at a time."""
 
-    __slots__ = ("_client", "_last_used", "_server", "_sock", "_watch", "born", "broken", "longest")
+    __slots__ = ("__weakref__", "_client", "_server", "_sock", "_watch", "asking", "born", "broken", "longest")
 
     def __init__(self, server: Server) -> None:
-        self._last_used = 0.0  # the pool's
         self.broken = False
+        self.asking = False  # with a question under way; or left with one
         self._server = server
         self._client = server.client()
         self._sock: Any = None
@@ -55,8 +61,9 @@ class Connection:
 
     def send(self, commands: bytes, count: int, *, twice: bool) -> list[Reply]:
         """The same, refusals too."""
-        if self.broken:
+        if self.broken or self.asking:
             raise trouble(self._server, ConnectionResetError("the connection is broken"))
+        self.asking = True
         try:
             try:
                 if not self.quiet():
@@ -68,11 +75,13 @@ class Connection:
                 self._client.close()
                 self.connect()
                 replies = self._exchange(commands, count)
-        except BaseException as error:
+        except EngineError:
             self.broken = True
-            if isinstance(error, Exception):
-                raise trouble(self._server, error) from error
             raise
+        except _troubles() as error:
+            self.broken = True
+            raise trouble(self._server, error) from error
+        self.asking = False
         return replies
 
     def _exchange(self, commands: bytes, count: int) -> list[Reply]:
@@ -126,6 +135,14 @@ class Connection:
         self.close()
 
 
+@cache
+def _troubles() -> tuple[type[Exception], ...]:
+    """What says that something is wrong with a server, or with the way to it."""
+    from pymemcache.exceptions import MemcacheError
+
+    return OSError, MemcacheError, *_ODD
+
+
 class BlockingLine:
     """Connections with every server of the ring, from any thread."""
 
@@ -135,11 +152,7 @@ class BlockingLine:
 
     def start_again(self) -> None:
         """In a forked child: the connections are the parent's."""
-        from pymemcache.pool import ObjectPool
-
-        self._pools: dict[Server, ObjectPool[Connection]] = {
-            server: ObjectPool(_maker(server), after_remove=Connection.close) for server in self.servers.all
-        }
+        self._pools = {server: _Pool() for server in self.servers.all}
 
     async def take(self, name: bytes) -> Link:
         return self.connection(self.servers.of(name))
@@ -149,16 +162,13 @@ class BlockingLine:
 
     def connection(self, server: Server) -> Connection:
         self.servers.check()
-        pool = self._pools[server]
-        connection: Connection = pool.get()
+        connection = self._pools[server].take(server)
         if not connection.born:
+            server.admit()
             try:
-                server.admit()
                 connection.connect()
-            except BaseException as error:
-                pool.destroy(connection)
-                if not isinstance(error, Exception):
-                    raise
+            except _troubles() as error:
+                connection.close()
                 if not isinstance(error, EngineError):
                     server.failed()
                 raise trouble(server, error) from error
@@ -168,24 +178,47 @@ class BlockingLine:
     def give(self, link: Link) -> None:
         assert isinstance(link, Connection)
         pool = self._pools.get(link._server)
-        if pool is None:
+        if pool is None or self.servers.closed or link.asking:
             link.close()
-        elif self.servers.closed:
-            pool.destroy(link)
-        elif link.broken:
-            pool.destroy(link)
-            while pool.free:  # what broke one has broken them all, or they would find that out one by one
-                pool.destroy(pool.get())
+            if pool is not None and link.broken:
+                pool.close_free()  # what broke one has broken them all, or they would find that out one by one
         else:
-            pool.release(link)
+            pool.free.append(link)
 
     def groups(self, names: Sequence[bytes]) -> list[list[int]]:
         return self.servers.groups(names)
 
     def close(self) -> None:
         for pool in self._pools.values():
-            pool.clear()
+            pool.close()
 
 
-def _maker(server: Server) -> Callable[[], Connection]:
-    return lambda: Connection(server)
+class _Pool:
+    """Connections with one server. One that was taken is the taker's alone: if it is lost, it closes itself."""
+
+    def __init__(self) -> None:
+        self.free: list[Connection] = []
+        self._all: dict[ref[Connection], None] = {}
+
+    def take(self, server: Server) -> Connection:
+        """One for this thread alone, perhaps not connected."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            connection = Connection(server)
+            self._all[ref(connection, self._gone)] = None
+            return connection
+
+    def _gone(self, connection: ref[Connection]) -> None:
+        self._all.pop(connection, None)
+
+    def close_free(self) -> None:
+        while self.free:
+            self.free.pop().close()
+
+    def close(self) -> None:
+        self.close_free()
+        for each in list(self._all):
+            connection = each()
+            if connection is not None:
+                connection.close()

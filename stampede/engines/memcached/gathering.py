@@ -15,7 +15,7 @@ from stampede.engines.memcached.holds import Hold, Holds, Link
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server, refusal, trouble
 from stampede.engines.memcached.verbs import Costs, Generations, Keys
-from stampede.errors import EngineError
+from stampede.errors import EngineError, StampedeError
 from stampede.ports import Asked, Many
 
 __all__ = ["Together"]
@@ -134,7 +134,7 @@ def _run(work: list[Coroutine[Any, Any, Any]]) -> list[Any]:
                 questions[number] = wanted
             except StopIteration as end:
                 results[number] = end.value
-            except Exception as error:
+            except StampedeError as error:
                 results[number] = error
         answers = _answered(questions)
     return results

@@ -22,6 +22,9 @@ __all__ = ["Guarded", "of_sentinel_client", "of_sentinel_url"]
 
 _log = logging.getLogger("stampede")
 
+_ODD = (TypeError, ValueError, LookupError, AttributeError)
+"""What replies of another shape can raise in the library."""
+
 LOOK = 1.0
 """Seconds between two questions to the sentinels while nothing happens."""
 
@@ -73,11 +76,13 @@ class Guarded(Server):
     def still(self, connection: Any) -> bool:
         """The same, and the sentinels are asked now and then: they let an old master go on for ten seconds when they
         replace one that lives, and it would be believed meanwhile."""
+        from redis.exceptions import RedisError
+
         if time.monotonic() >= self._look:
             try:
                 if self.master() != self._master:
                     self._meet()
-            except Exception as error:  # they are out of service, or at it; nothing is known to have changed
+            except (RedisError, OSError, *_ODD) as error:  # they are out of service, or at it: nothing has changed
                 _log.debug("no answer from the sentinels: %s", error)
             self._look = time.monotonic() + LOOK
         return self.current(connection)
