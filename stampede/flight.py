@@ -38,55 +38,30 @@ _unheard = _Unheard()
 class Flight:
     """All callers of one key in this process."""
 
-    __slots__ = (
-        "__weakref__",
-        "answers",
-        "asked",
-        "bell",
-        "callers",
-        "cancel",
-        "detached",
-        "ended",
-        "followed",
-        "greenlet",
-        "key",
-        "landing",
-        "leader",
-        "loop",
-        "loops",
-        "offered",
-        "owner",
-        "span",
-        "thread",
-        "told",
-        "unborn",
-        "watched",
-    )
+    # Of the class until they are set: every miss makes one of these, and most are never followed.
+    bell: Bell = _unheard  # until the first follower comes
+    callers = 1
+    loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
+    landing: Landing | None = None
+    offered: Landing | None = None  # to be had without waiting, while the leader computes
+    cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
+    unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
+    answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
+    span: tuple[str, float, float] | None = None  # its computation's label and lease, and when it must have ended
+    followed = inf  # since when
+    watched = False
+    told = False  # it has been waited for so long that people were told
+    asked: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
+    detached = False
+    ended = False
 
     def __init__(self, owner: Flights, key: str, loop: Loop | None, leader: Leader | None = None) -> None:
         self.owner = owner
         self.key = key
-        self.bell: Bell = _unheard  # until the first follower comes, which most flights never see
-        self.callers = 1
+        self.loop = loop  # of a suspending leader
         self.thread = get_ident() if loop is None else None  # of a blocking leader
         self.greenlet = greenlets.here() if loop is None else None  # of that thread
-        self.loop = loop  # of a suspending leader
         self.leader = leader  # ends with its coroutine, whatever happens; None: it has landed
-        self.loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
-        self.landing: Landing | None = None
-        self.offered: Landing | None = None  # to be had without waiting, while the leader computes
-        self.cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
-        self.unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
-        self.answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
-        self.span: tuple[str, float, float] | None = (
-            None  # its computation's label and lease, and when it must have ended
-        )
-        self.followed = inf  # since when
-        self.watched = False
-        self.told = False  # it has been waited for so long that people were told
-        self.asked: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
-        self.detached = False
-        self.ended = False
         if leader is not None:
             leader.flight = self  # both ways, until it ends
 

@@ -12,9 +12,12 @@ __all__ = ["cooperative", "here"]
 
 def here() -> weakref.ref[Any] | None:
     """The greenlet that runs; None for what runs in no greenlet but its thread's own. Two such are compared by `==`."""
-    getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)  # it may just be imported
-    if getcurrent is None:
+    module = sys.modules.get("greenlet")
+    if module is None:
         return None
+    getcurrent = getattr(module, "getcurrent", None)
+    if getcurrent is None:
+        return None  # it is just being imported
     current = getcurrent()
     return None if current.parent is None else weakref.ref(current)
 

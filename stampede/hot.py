@@ -12,7 +12,7 @@ from collections.abc import Callable
 from keyword import iskeyword
 from typing import Any
 
-from stampede.keys import Parameters, is_fast
+from stampede.keys import Parameters, are_fast
 from stampede.local import Resident
 
 __all__ = ["Hot"]
@@ -75,7 +75,7 @@ class Hot:
         except Exception:
             return None  # an object without __stampede_key__, or with one that fails
         pairs = key[1:] if self._of_method else key
-        return key if all(map(is_fast, pairs[::2])) else None
+        return key if are_fast(pairs[::2]) else None
 
     def _compiled(self, template: str, slow: Callable[..., Any]) -> Callable[..., Any]:
         first, rest, new = self._first, self._rest, self._whole.fresh_name

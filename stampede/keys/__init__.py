@@ -3,17 +3,17 @@
 from stampede.keys.canonical import canonical, name_of
 from stampede.keys.compose import function_in, generation, in_namespace, quoted, scope_name
 from stampede.keys.maker import key_maker
-from stampede.keys.parameters import FAST_TYPES, Parameter, Parameters, is_fast
+from stampede.keys.parameters import FAST_TYPES, Parameter, Parameters, are_fast
 
 __all__ = [
     "FAST_TYPES",
     "Parameter",
     "Parameters",
+    "are_fast",
     "canonical",
     "function_in",
     "generation",
     "in_namespace",
-    "is_fast",
     "key_maker",
     "name_of",
     "quoted",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from inspect import _ParameterKind as Kind
 from types import NoneType
@@ -16,8 +16,12 @@ FAST_TYPES = frozenset({int, str, bytes, bool, NoneType})
 """Only these compare as exactly as their keys do, once the class stands beside the value."""
 
 
-def is_fast(kind: type) -> bool:
-    return any(kind is each for each in FAST_TYPES)  # by identity: a metaclass may say that its classes equal others
+_FAST_IDS = frozenset(map(id, FAST_TYPES))
+
+
+def are_fast(kinds: Iterable[type]) -> bool:
+    """By identity: a metaclass may say that its classes equal others."""
+    return _FAST_IDS.issuperset(map(id, kinds))
 
 
 _ANYTHING = inspect.Signature(
