@@ -29,7 +29,7 @@ from stampede.keys import Parameters, key_maker, scope_name
 from stampede.loaders import OneByOne
 from stampede.local import Resident
 from stampede.outcome import landed
-from stampede.policy import DEFAULT, Policy, nearest
+from stampede.policy import DEFAULT, OPTIONS, Policy, nearest
 from stampede.settings.checks import CACHE, checked
 
 __all__ = ["Cached", "Home", "decorate", "disabled", "switch", "unbind_all"]
@@ -109,11 +109,11 @@ class Cached:
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
         """Refuse at decoration what can be known to be wrong then."""
-        known = [*KEYING, *CODING, *Policy.__dataclass_fields__]
+        known = [*KEYING, *CODING, *OPTIONS]
         for name in options:
             if name not in known:
                 raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
-        DEFAULT.with_options(**_among(options, Policy.__dataclass_fields__))
+        DEFAULT.with_options(**_among(options, OPTIONS))
         coding = checked(_among(options, CODING), CACHE)
         if coding.get("codec") in ("msgpack", "json"):
             make_codec(coding["codec"])  # or its package is missing
@@ -150,7 +150,7 @@ class Cached:
                 namespace, version = self.options.get("namespace", home.namespace), self.options.get("version")
                 name = scope_name(str(namespace), self.function, version)
                 _note_name(name, self, home)
-                policy = home.policy.with_options(**_among(self.options, Policy.__dataclass_fields__))
+                policy = home.policy.with_options(**_among(self.options, OPTIONS))
                 coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(f"{name}:")
                 self._scope = home.scope(name, policy, returns_of(self.function), **coding)

@@ -113,7 +113,7 @@ async def admitted(call: Call, flight: Flight) -> Landing | Granted:
         if not isinstance(answer, Granted):
             means.flights.end(flight, answer)
     if isinstance(answer, Granted) and answer.entry is not None and not call.force:
-        means.flights.offer(flight, Landing(answer.entry, as_of=call.asked))
+        means.flights.offer(flight, Landing(answer.entry, until=call.policy.lease, as_of=call.asked))
     try:
         return answer
     finally:
@@ -203,6 +203,8 @@ async def asked(call: Call, ask: Ask) -> Reply:
             reply = opening.answer()
         if type(reply) is not Granted:
             call.owes(False)
+        if call.policy.refuses_stale and type(reply) is not Found and reply.entry is not None:
+            reply.entry = reply.entry if reply.entry.fresh > 0 else None
         return reply
     except GeneratorExit:
         drop(call)
@@ -345,9 +347,7 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
     """What the flight's leader got, or what is there meanwhile. None: claim again."""
     try:
         if call.loop is None and (flight.waits_in(running_loop()) or flight.led_beside()):
-            return await alone(
-                call
-            )  # our own loop, or thread, must go on for the flight to land, and we are blocking it
+            return await alone(call)  # our own loop, or thread, must go on for it to land, and we are blocking it
         if call.seen is not None and call.seen.fresh > 0:
             return served(call, call.seen, "computing", until=call.policy.lease)  # it's early: no need to wait
         while not flight.bell.rung:
@@ -360,6 +360,8 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
     finally:
         flight.leave()
     landing, offered = flight.landing, flight.offered
+    if call.policy.refuses_stale and any(each is not None and each.is_stale for each in (landing, offered)):
+        return None
     # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
     if landing is not None and call.began <= landing.as_of:
         if isinstance(landing.error, LeftOut):

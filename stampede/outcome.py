@@ -27,6 +27,11 @@ class Landing:
     until: float | None = None  # nobody needs to ask again before so many seconds have passed
     as_of: float = -inf  # the moment before the engine was asked for this: who began later must ask it anew
 
+    @property
+    def is_stale(self) -> bool:
+        """What was kept is served in place of something fresh."""
+        return self.until is not None and self.entry is not None and self.entry.fresh <= 0
+
     def for_followers(self) -> Landing:
         """The same end, to be kept for others: the caller takes its error out of its own."""
         return self if self.error is None else replace(self)

@@ -11,7 +11,7 @@ from typing import Any
 
 from stampede.errors import OptionError
 
-__all__ = ["DEFAULT", "LONGEST", "Policy", "nearest", "seconds"]
+__all__ = ["DEFAULT", "LONGEST", "OPTIONS", "Policy", "nearest", "seconds"]
 
 
 LONGEST = 100 * 365.25 * 24 * 3600
@@ -58,6 +58,7 @@ class Policy:
     jitter: float = 0.0
     cache_if: Callable[[Any], object] | None = None
     raises: tuple[type[BaseException], ...] = field(default=())
+    refuses_stale: bool = False  # stale=0 was said, and isn't just the default: what is kept is not served, either
 
     def with_options(self, **options: Any) -> Policy:
         """The same policy with some options changed, each checked; OptionError names the wrong one."""
@@ -66,7 +67,10 @@ class Policy:
         for name in options:
             if name not in _CHECKS:
                 raise OptionError(f"there is no option {name!r}: {nearest(name, list(_CHECKS))}")
-        return replace(self, **{name: _CHECKS[name](name, value) for name, value in options.items()})
+        checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
+        if "stale" in checked:
+            checked["refuses_stale"] = checked["stale"] == 0
+        return replace(self, **checked)
 
     def ttl_of(self, value: Any) -> float:
         """Seconds of freshness for this value, before jitter."""
@@ -142,6 +146,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "cache_if": _predicate,
     "raises": _exceptions,
 }
-assert list(_CHECKS) == [f.name for f in fields(Policy)]
+OPTIONS = tuple(_CHECKS)
+assert [*OPTIONS, "refuses_stale"] == [f.name for f in fields(Policy)]
 
 DEFAULT = Policy()

@@ -1,0 +1,75 @@
+"""Who says `stale=0` is given nothing stale, whatever others have kept; the default says nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faces import Face
+from memcached_server import shared_memcached
+from servers import shared_redis
+
+
+@pytest.fixture(params=["sync", "async"])
+def colour(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["memory", "disk", "redis", "memcached"])
+def ask(request: pytest.FixtureRequest, colour: str, face: Callable[..., Face], tmp_path: Path) -> Face:
+    urls = {"memory": lambda: "memory://", "disk": lambda: f"disk://{tmp_path}"}
+    urls |= {"redis": lambda: shared_redis().url, "memcached": lambda: shared_memcached().url}
+    made = face(urls[request.param](), colour, namespace=tmp_path.name, stale=600, ttl=600)
+    made.run("set", "k", "old")
+    made.run("expire", "k")
+    return made
+
+
+def fails() -> Any:
+    raise ValueError("no")
+
+
+def test_a_failure_is_not_covered(ask: Face) -> None:
+    """A caller for whom an old value is worse than none would be given one."""
+    with pytest.raises(ValueError, match="no"):
+        ask("k", fails, stale=0)
+    assert ask("k", fails) == "old"
+
+
+def test_it_waits_for_who_computes(ask: Face) -> None:
+    """The same while somebody computes: it waits, also for a flight of those who take what is there."""
+    begun, go = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        begun.set()
+        assert go.wait(10)
+        return "new"
+
+    given: list[Any] = []
+    leader = threading.Thread(target=lambda: given.append(ask.cache.get_or_compute("k", slow)))
+    leader.start()
+    assert begun.wait(10)
+    assert ask("k", fails) == "old"
+    waits = threading.Thread(target=lambda: given.append(ask.cache.get_or_compute("k", slow, stale=0)))
+    waits.start()
+    waits.join(0.05)
+    assert waits.is_alive()
+    go.set()
+    leader.join()
+    waits.join()
+    assert given == ["new", "new"]
+
+
+def test_nobody_is_served_beside_a_refresh(ask: Face) -> None:
+    """`background=True` would hand it out at once."""
+    assert ask("k", lambda: "new", background=True, stale=0) == "new"
+
+
+def test_batches_do_as_single_calls(ask: Face) -> None:
+    """A batch would give what a call refuses."""
+    with pytest.raises(ValueError, match="no"):
+        ask.run("get_or_compute_many", ["k"], lambda keys: fails(), stale=0)
+    assert ask.run("get_or_compute_many", ["k"], lambda keys: fails()) == {"k": "old"}
