@@ -275,6 +275,7 @@ class Keeper:
                 moment, hold = self._new.popleft()
                 if hold in self._holds:
                     heapq.heappush(self._due, (moment, next(self._count), hold))
+                del hold  # what we wait for may be long in coming: its engine may be closed by then
             self._alarm = self._due[0][0] if self._due else inf
             if self._new:
                 continue  # it may have been added before it could see when we look again
@@ -283,6 +284,7 @@ class Keeper:
                 moment, _, hold = heapq.heappop(self._due)
                 if hold in self._holds and moment == hold.due:
                     return hold
+                del hold
             else:
                 self._changed.wait(min(pause, LONGEST))
 

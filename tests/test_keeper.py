@@ -412,3 +412,15 @@ def test_a_frozen_holder_stores_nothing() -> None:
         assert frozen.result(LONG) == "late"
     assert other.ask(lambda: "newer") == "new"
     assert any(isinstance(event, LeaseLost) for event in world.told)
+
+
+def test_a_hold_that_has_ended_is_forgotten() -> None:
+    """Its engine, long closed, would live on in the frame of the thread that waits for the next lease."""
+    import weakref
+
+    keeper, port = Keeper(), Port()
+    left = weakref.ref(port)
+    with hold_of(keeper, port, lease=0.03):
+        pass
+    del port
+    until(lambda: left() is None)

@@ -843,3 +843,13 @@ def test_threads_look_at_a_witness_at_once(server: MemcachedServer, engine: Memc
     witness = Witness(engine._line.connection(engine._line.servers.all[0]))
     herd = Herd(*[lambda: all(witness.stands() for _ in range(3000))] * 4)
     assert herd.join() == [True] * 4
+
+
+def test_a_closed_cache_leaves_no_thread(server: MemcachedServer) -> None:
+    """Each cache that was opened and closed would cost the process a thread, and whatever that refers to."""
+    before = set(threading.enumerate())
+    with Cache(server.url) as cache:
+        cache.get_or_compute("k", lambda: 1)
+        ours = {thread for thread in set(threading.enumerate()) - before if thread.name == "stampede-memcached"}
+        assert ours
+    until(lambda: not any(thread.is_alive() for thread in ours))

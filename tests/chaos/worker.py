@@ -67,7 +67,7 @@ def _open_now() -> set[str]:
     return {each for each in found if "/proc/" not in each and "stamps" not in each}  # the list itself; what is mapped
 
 
-# The threads of the process, not of a cache; and memcached's, which ends when it has nothing to do.
+# The threads of the process, not of a cache.
 _STAY = (
     "MainThread",
     "chaos",
@@ -75,7 +75,6 @@ _STAY = (
     "stampede-watch",
     "stampede-refresh",
     "stampede-io",
-    "stampede-memcached",
     "stampede-ask",
 )
 

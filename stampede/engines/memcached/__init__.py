@@ -84,6 +84,7 @@ class MemcachedEngine(Engine):
 
     def close(self) -> None:
         self._servers.close()
+        self._signer.close()
         self._witnesses.close()
         self._line.close()
         self._aline.close()

@@ -131,11 +131,12 @@ class Signer:
         self._changed = threading.Condition(threading.Lock())
         self._due: deque[tuple[float, Hold]] = deque()
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def add(self, hold: Hold) -> bool:
         """False: there is no thread to be had."""
         with self._changed:
-            if self._thread is None:
+            if self._thread is None and not self._closed:
                 self._thread = begun("stampede-memcached", self._run)
             if self._thread is None:
                 return False
@@ -149,10 +150,19 @@ class Signer:
         hold.link = link
         return self.add(hold)
 
+    def close(self) -> None:
+        """What is due is signed, or found to be closed; then the thread ends."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
     def _run(self) -> None:
         while True:
             with self._changed:
                 while not self._due:
+                    if self._closed:
+                        self._thread = None
+                        return
                     self._changed.wait()
                 due, hold = self._due.popleft()
             if not hold.ended:
