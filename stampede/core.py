@@ -36,6 +36,9 @@ T = TypeVar("T")
 
 _clock = time.monotonic
 
+HEARD = 2.0
+"""Seconds after which every process has heard of a new generation."""
+
 
 class TakesHome(Protocol):
     """Where a resident may live besides its tier."""
@@ -120,6 +123,7 @@ class Scope:
         self._own = new_id().hex()
         self._known = -1, generation(name, self._own, ""), "", ""
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
+        self._left: list[tuple[str, float]] = []  # the engine's of these, and when this process heard of a newer one
         run_blocking(self.learn(BLOCKING))
 
     def _ports(
@@ -205,8 +209,19 @@ class Scope:
         if prefix != known[1]:
             self._older.append(known[1])  # before anybody can see the new one
             del self._older[:-8]
+            if self._of_engine(known):
+                self._left.append((known[1], _clock()))
+                del self._left[:-8]
         self._known = epoch, prefix, own, whole
         return prefix
+
+    def _of_engine(self, known: tuple[int, str, str, str]) -> bool:
+        return bool(known[2]) and not known[2].startswith(self._own)
+
+    def _left_lately(self) -> list[str]:
+        """Prefixes under which others may still look, as they haven't heard what this process has."""
+        now = _clock()
+        return [prefix for prefix, moment in self._left.copy() if now - moment < HEARD]
 
     # -- the way of a call ----------------------------------------------------------------------------------------
 
@@ -457,7 +472,7 @@ class Scope:
     ) -> Any:
         core, hard = self.core, verb != "expire"
         known = physical = self.prefix + key
-        asked = bool(self._known[2]) and not self._known[2].startswith(self._own)  # of the engine
+        asked = self._of_engine(self._known)
         core.forget(known, hard=hard)  # before, so that it is gone here even if the engine can't be asked
         try:
             # Another process may have begun a new generation a moment ago, and its keys are the ones to change.
@@ -466,7 +481,8 @@ class Scope:
             done = await act(store, physical)
             # A third may not have heard of it, and would go on to find there what is older than this change. (Of one
             # that the engine has forgotten we know if it was ours.)
-            for older in {*([known] if asked else ()), *[each + key for each in ended]} - {physical}:
+            others = {each + key for each in (*ended, *self._left_lately())}
+            for older in (others | ({known} if asked else set())) - {physical}:
                 await act(store, older)
             return done
         finally:

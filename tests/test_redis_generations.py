@@ -115,3 +115,19 @@ def test_who_may_not_ask_for_the_time_may_clear(server: RedisServer) -> None:
         here.clear()
         here.set("k", "new")
         assert there.get("k") == "new"
+
+
+@pytest.mark.parametrize("verb", ["invalidate", "set"])
+def test_a_change_after_a_flush_reaches_who_has_not_heard_of_it(server: RedisServer, verb: str) -> None:
+    """Who has heard of the flush already would change a key of the new generation alone, and others look elsewhere."""
+    with Cache(server.url) as here, Cache(server.url) as there:
+        here.set("other", 0)
+        assert there.get("other") == 0  # both know the generation, for a second
+        server.cli("FLUSHALL")
+        assert there.get_or_compute("k", lambda: "old") == "old"
+        here.invalidate("other")  # which is told of the new generation
+        if verb == "invalidate":
+            here.invalidate("k")
+        else:
+            here.set("k", "new")
+        assert there.get("k") in (None, "new")

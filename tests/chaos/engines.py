@@ -216,6 +216,7 @@ class SteppedRedis(Redis):
 
     name = "redis-clock"
     signed = True
+    fences_last = False  # they begin anew by the server's clock, which may have been set back long before
     effects: ClassVar = {
         **Redis.effects,
         "clock": Effect(6, (0, 0), 4, keeps=False, step=True),

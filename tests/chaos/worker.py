@@ -37,6 +37,7 @@ def main() -> None:
     journal = Journal(part.name, out)
     logging.basicConfig(level=logging.ERROR)
     journal.watch_for_stalls()
+    threading.Thread.start = _watched_start  # type: ignore[method-assign]
     if part.uvloop:
         _new_uvloop().close()  # the first one of a process opens what stays open
     before = _open_now()
@@ -87,6 +88,22 @@ def _left(before: set[str]) -> list[str]:
         if not left or time.monotonic() > end:
             return sorted(left)
         time.sleep(0.05)
+
+
+_starting: set[int] = set()
+"""Threads that start another: CPython 3.11 may hand their exception to the new one, which dies before it can tell, and
+`Thread.start` never returns."""
+
+_start = threading.Thread.start
+
+
+def _watched_start(thread: threading.Thread) -> None:
+    me = threading.get_ident()
+    _starting.add(me)
+    try:
+        _start(thread)
+    finally:
+        _starting.discard(me)
 
 
 def _new_uvloop() -> asyncio.AbstractEventLoop:
@@ -163,7 +180,7 @@ class Worker:
             time.sleep(dice.expovariate(1 / self._part.interrupts))
             chosen = dice.randrange(len(callers))
             thread = threads[chosen].ident
-            if callers[chosen].exposed and thread is not None:
+            if callers[chosen].exposed and thread is not None and thread not in _starting:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))
 
     def _loop(self) -> None:
