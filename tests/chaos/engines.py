@@ -37,6 +37,7 @@ class World:
     effects: ClassVar[dict[str, Effect]]
     signed: ClassVar[bool] = False
     shared: ClassVar[bool] = True  # by processes; else there is but one, and its forked children are on their own
+    gated: ClassVar[bool] = False  # who is frozen in the middle of a write keeps all others from writing
     parted: ClassVar[bool] = False  # a part of it may be down, which is told but once a minute
     lag: ClassVar[dict[bool, float]] = {False: 0.0, True: 0.0}
     """Seconds for which others may give what was changed: without a local tier, with one."""
@@ -429,6 +430,7 @@ class Disk(World):
     """A directory that all processes share. Values are signed, so that damage is seen where it hits one."""
 
     name = "disk"
+    gated = True
     signed = True
     effects: ClassVar = {
         "damage": Effect(3, (0, 0), 2.5, keeps=False),

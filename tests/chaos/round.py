@@ -217,7 +217,7 @@ class _Round:
         if fault.kind in _WORKERS:
             alive = self._alive()
             process = alive[int(fault.chance * len(alive))]
-            done.worker = process.name
+            done.worker = None if self.world.gated and fault.kind == "freeze-worker" else process.name
             done.target = self._harm_one(fault, process)
         else:
             done.target = self.world.harm(fault, [each.pid for each in self._alive()])
