@@ -46,6 +46,7 @@ class Workers:
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
         self._name = name
+        self._jobs: deque[_Job] = deque()
         self._start_again()
         forks.in_child(self._start_again)
 
@@ -53,7 +54,8 @@ class Workers:
         self._taken = 0
         self._idle = 0
         self._lost = 0
-        self._jobs: deque[_Job] = deque()
+        self._parents = self._jobs  # in a forked child: not to be begun here, and not to be ended, by dropping them
+        self._jobs = deque()
         self._changed = threading.Condition()  # reentrant, for finalizers and signals
 
     def reserve(self) -> bool:

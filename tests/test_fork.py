@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from herd import PATIENCE, Herd, Origin, had, until
 
 from stampede import Cache, Lock, cached, forks, try_lock
 from stampede.testing import isolated
+from stampede.workers import Workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # 3.12 warns of what is tested here
 
@@ -341,3 +343,18 @@ def test_the_failure_of_one_hook_is_nobody_elses() -> None:
 
     Child(work).join()
     assert [part.again for part in parts] == [0, 0]
+
+
+def test_a_refresh_that_was_to_begin_is_left_to_the_parent() -> None:
+    """Dropped in the child, its computation would end there: a warning, and the end of what is the parent's."""
+    workers = Workers(1, "test")
+    done = threading.Event()
+    with workers._changed:  # so that no thread begins it before the fork
+        assert workers.reserve()
+        workers.run(done.set)
+        waiting = weakref.ref(workers._jobs[0])
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if waiting() is not None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert done.wait(10)
