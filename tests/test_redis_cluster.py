@@ -342,6 +342,28 @@ def test_waiters_hear_of_a_move(cluster: RedisCluster, open_: Open, move: Move) 
     assert waiter.join()[0].entry.value == b"value"  # the message has brought it along
 
 
+def test_a_shard_that_leaves_is_not_the_end_of_the_cache(cluster: RedisCluster) -> None:
+    """Whoever asked it in that moment would be told that the engine was closed, and every call of the cache after it."""
+    with Cache(cluster.url) as cache:
+        cache.set("k", 1)
+        servers: Any = cache.engine._servers  # type: ignore[attr-defined]
+
+        def leave(address: Any, shard: Any) -> None:
+            ask = shard.ask
+
+            async def leaving(*args: Any, **terms: Any) -> Any:
+                if servers._shards.pop(address, None) is not None:
+                    shard.close()  # as when the cluster says that another server has its slots
+                return await ask(*args, **terms)
+
+            shard.ask = leaving
+
+        for address, shard in list(servers._shards.items()):
+            leave(address, shard)
+        assert cache.get("k") == 1
+        assert cache.get_or_compute("k", lambda: 2) == 1
+
+
 def test_a_computation_survives_a_move(cluster: RedisCluster) -> None:
     """A herd would compute twice, or hang, because a slot moved under it."""
     a, b = Cache(cluster.url, early=0), Cache(cluster.url, early=0)

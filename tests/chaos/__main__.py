@@ -45,7 +45,10 @@ def main() -> int:
 def _soaked(world: World, seed: int, only: int | None, seconds: float, size: Size) -> int:
     tally, number, began = Tally(), only or 0, time.monotonic()
     while True:
-        outcome = played(world, seed, number, size)
+        try:
+            outcome = played(world, seed, number, size)
+        except KeyboardInterrupt:
+            break
         tally.add(outcome)
         faults = ", ".join(map(str, outcome.history.faults)) or "no faults"
         print(f"round {number}: {len(outcome.history.calls):,} calls; {faults}", flush=True)

@@ -113,8 +113,12 @@ class Cluster:
         while True:
             try:
                 return await shard.ask(verb, ports, always=always)
-            except EngineClosed:
-                raise
+            except EngineClosed as closed:
+                if self._closed:
+                    raise
+                # It was just this shard, which has left the cluster: another one has its slots, or will have.
+                if time.monotonic() >= end:
+                    raise EngineError(f"{self._name}: its servers change faster than they can be asked") from closed
             except EngineError as error:
                 if error.partial:
                     raise  # the shard's answer, about this key alone
