@@ -27,7 +27,7 @@ from stampede.colour import run_blocking as run
 from stampede.engines import open_engine
 from stampede.engines.redis import RedisEngine, wire
 from stampede.entry import Entry, new_id
-from stampede.errors import EngineError, OptionError
+from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.events import EngineDown, EngineUp, Event
 from stampede.ports import Ask, Asked, Busy, Engine, Found, Granted, Ticket
 from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
@@ -343,7 +343,7 @@ def test_waiters_hear_of_a_move(cluster: RedisCluster, open_: Open, move: Move) 
 
 
 def test_a_shard_that_leaves_is_not_the_end_of_the_cache(cluster: RedisCluster) -> None:
-    """Whoever asked it in that moment would be told that the engine was closed, and every call of the cache after it."""
+    """Whoever asked it in that moment would be told that the engine was closed, and so would every later call."""
     with Cache(cluster.url) as cache:
         cache.set("k", 1)
         servers: Any = cache.engine._servers  # type: ignore[attr-defined]
@@ -352,9 +352,10 @@ def test_a_shard_that_leaves_is_not_the_end_of_the_cache(cluster: RedisCluster) 
             ask = shard.ask
 
             async def leaving(*args: Any, **terms: Any) -> Any:
-                if servers._shards.pop(address, None) is not None:
-                    shard.close()  # as when the cluster says that another server has its slots
-                return await ask(*args, **terms)
+                if servers._shards.pop(address, None) is None:
+                    return await ask(*args, **terms)
+                shard.close()  # as when the cluster says that another server has its slots
+                raise EngineClosed("this shard")  # as it tells those whose questions were under way
 
             shard.ask = leaving
 

@@ -154,7 +154,7 @@ class _Judge:
                 lag = (self.world.lag_of_all if change.of_all else self.world.lag)[has_tier]
                 if lag:
                     lag += NOISE + 2 * self.history.stalled(call.worker, change.ended, call.began)
-                if call.began - change.ended <= lag or self._out_of_touch(call, has_tier, change.ended):
+                if call.began - change.ended <= lag or self._out_of_touch(call, key, has_tier, change.ended):
                     continue
             yield self._found(
                 f"{_of(call)} was given {maker}, begun {change.began - born:.3f} s before {_of(change.call)}, "
@@ -163,15 +163,16 @@ class _Judge:
             )  # fmt: skip
             return
 
-    def _out_of_touch(self, call: Call, has_tier: bool, since: float) -> bool:
+    def _out_of_touch(self, call: Call, key: str, has_tier: bool, since: float) -> bool:
         """Its process may not have heard of what others did after this moment, by a fault and as the README says."""
         felt = [fault for fault in self.history.at(call.worker, since, call.ended) if fault.effect.hides]
         if not felt:
             return False
         if has_tier or self.world.parted or any(fault.effect.forgets for fault in felt):
             return True
-        # Who asks the engine each time knows what it says, unless it goes on without it.
-        return self.history.believed_down(call.worker, since - NOISE, call.ended)
+        # Who asks the engine each time knows what it says, unless it goes on without it: believing it to be down, or
+        # without a word as its `wait` ran out.
+        return kind_of(key).waits is not None or self.history.believed_down(call.worker, since - NOISE, call.ended)
 
     def _aged(self, call: Call, key: str, maker: str, ended: float) -> Iterator[Finding]:
         """No value outlives its time."""
@@ -223,7 +224,9 @@ class _Judge:
             not self.world.parted
             and all(fault.effect.keeps and fault.ended - fault.began < kind_of(key).lease / 2 for fault in felt)
         ):
-            return bool(felt) and self.history.believed_down(worker, start - NOISE, end)
+            return bool(felt) and (
+                kind_of(key).waits is not None or self.history.believed_down(worker, start - NOISE, end)
+            )
         return True
 
     # -- errors -----------------------------------------------------------------------------------------------------
