@@ -136,7 +136,7 @@ class _Batch:
             self._led[key] = _Led(call, flight, sample)
             call.seen = front.take_due(call.key)
         else:
-            flight.leave()
+            flight.leave(call.leader)
             self.others.append(key)
 
     async def _let_go(self, held: Iterable[_Led | Wanted]) -> None:

@@ -344,6 +344,8 @@ class Scope:
 
     async def _kept(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket | None) -> None:
         """What is computed beside its caller."""
+        if getattr(work, "cr_frame", work) is None:
+            return  # he was interrupted just as he had it done, and has closed it
         await self.keep(call, await work, sample)
 
     async def keep(self, call: Call, landing: Landing, sample: Ticket | None) -> None:

@@ -126,8 +126,12 @@ def spawn(call: Call, beside: Spawn, flight: Flight, work: Coroutine[Any, Any, L
         flight.led_by(work)
         beside(work, lambda: never_begun(call, flight))
     except BaseException:
-        work.close()
-        never_begun(call, flight)
+        try:
+            work.close()
+        except ValueError:
+            pass  # another thread is at it already
+        else:
+            never_begun(call, flight)
         raise
 
 
@@ -358,7 +362,7 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             if not await call.means.colour.park(flight.bell, pause) and not flight.watched:
                 flight.look(call.now)
     finally:
-        flight.leave()
+        flight.leave(call.leader)
     landing, offered = flight.landing, flight.offered
     if call.policy.refuses_stale and any(each is not None and each.is_stale for each in (landing, offered)):
         return None

@@ -112,8 +112,8 @@ class Flight:
     def _answer(self) -> None:
         self.asked = None
 
-    def leave(self) -> bool:
-        return self.owner.leave(self)
+    def leave(self, leader: Leader | None = None) -> bool:
+        return self.owner.leave(self, leader)
 
     def hand_over(self) -> None:
         """The computation goes on in another thread: its caller isn't inside it any more."""
@@ -226,13 +226,16 @@ class Flights:
         with decisions.lock:
             flight = self._flights.get(key)
             if flight is not None and not anew and flight.is_under_way():
-                flight.callers += 1
                 if flight.bell is _unheard:
                     flight.bell = Bell()
                 if loop is not None and loop is not flight.loop:
                     flight.loops = flight.loops or set()
                     flight.loops.add(loop)
                 older, leading = None, False
+                if leader is None:
+                    flight.callers += 1
+                else:  # both at once: what interrupts us between this and the caller's `try` finds it there
+                    flight.callers, leader.follows = flight.callers + 1, flight
             else:
                 older, leading = flight, True
                 flight = self._flights[key] = Flight(self, key, loop, leader)
@@ -273,10 +276,15 @@ class Flights:
         led = self._flights.get(key)
         return led if led is not None and led.led_here() and led.is_under_way() else None
 
-    def leave(self, flight: Flight) -> bool:
+    def leave(self, flight: Flight, leader: Leader | None = None) -> bool:
         """One caller less. True: it was the last one, and the computation was cancelled."""
         with decisions.lock:
-            flight.callers -= 1
+            if leader is None:
+                flight.callers -= 1
+            elif leader.follows is flight:
+                flight.callers, leader.follows = flight.callers - 1, None
+            else:
+                return False
             last = flight.callers == 0 and not flight.ended and flight.cancel is not None
             if last:
                 self._forget(flight)

@@ -8,6 +8,7 @@ awaits it is left, also where a traceback goes on keeping the frames. A weak ref
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -20,6 +21,7 @@ class Leader:
     # Of the class until they are set: every miss makes one of these.
     owes = True  # it may have a lease: as long as nothing else is known
     flight: Any = None  # that it leads
+    follows: Any = None  # the flight that counts it among its callers
     work: ref[Coroutine[Any, Any, Any]] | None = None
 
     def __init__(self, token: bytes, give_back: Callable[[str, bytes], object]) -> None:
@@ -32,7 +34,10 @@ class Leader:
 
     def __call__(self, _: object) -> None:
         """It is gone. Few calls deep, since it may be for want of stack."""
-        self.work, flight = None, self.flight
+        self.work, flight, follows = None, self.flight, self.follows
+        if follows is not None:
+            with suppress(RecursionError):
+                follows.owner.leave(follows, self)
         if flight is not None:
             try:
                 flight.owner.end(flight, None)

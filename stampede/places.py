@@ -8,7 +8,7 @@ from typing import Any
 
 from stampede.colour import Colour, hold_task, run_blocking, running_loop
 from stampede.flight import outside
-from stampede.workers import Workers
+from stampede.workers import Reserved, Workers
 
 __all__ = ["Place"]
 
@@ -23,18 +23,18 @@ class Place:
 
     def __init__(self, colour: Colour) -> None:
         self._colour = colour
-        self.reserved = colour.suspending or _refreshers.reserve()
-        self._unused = self.reserved
+        self._thread = None if colour.suspending else _refreshers.reserve()
+        self.reserved = colour.suspending or self._thread is not None
 
     def free(self) -> None:
         """Give it back, if it wasn't needed."""
-        if self._unused and not self._colour.suspending:
-            _refreshers.free()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.free()
 
     def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object], longest: float) -> None:
         """Have it done; `unborn` is called if a task is cancelled, since that may be before its first step. After so
         many seconds it is taken for hung."""
-        self._unused = False
         context = copy_context()
         context.run(outside)
         loop = running_loop()
@@ -42,4 +42,5 @@ class Place:
             task = hold_task(loop.create_task(work, context=context))
             task.add_done_callback(lambda ended: unborn() if ended.cancelled() else None)
         else:
-            _refreshers.run(lambda: context.run(run_blocking, work), longest)
+            thread, self._thread = self._thread or Reserved(_refreshers), None
+            _refreshers.run(thread, lambda: context.run(run_blocking, work), longest)

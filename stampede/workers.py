@@ -17,7 +17,7 @@ from stampede.colour import Colour, hold_task, run_blocking, running_loop
 from stampede.threads import begun
 from stampede.watch import watch
 
-__all__ = ["Late", "Told", "Workers", "within"]
+__all__ = ["Late", "Reserved", "Told", "Workers", "within"]
 
 T = TypeVar("T")
 
@@ -26,13 +26,36 @@ LOST = 32
 """Places at most that are given to others while what was begun in them goes on: it hangs, and perhaps for ever."""
 
 
+class Reserved:
+    """A place, until it is freed; one that nobody refers to any more frees itself, whatever has interrupted whom."""
+
+    __slots__ = ("changed", "counts", "workers")
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+        self.changed = workers._changed
+        self.counts = False
+
+    def free(self) -> None:
+        workers, changed = self.workers, self.changed
+        with changed:
+            if self.counts and changed is workers._changed:  # or it was a parent's, and we are its forked child
+                # At once, here and where it is taken: between two statements there may be an interruption.
+                workers._taken, self.counts = workers._taken - 1, False
+
+    def __del__(self) -> None:
+        if self.counts:
+            self.free()
+
+
 class _Job:
     """What is done in a place. Watched, if it may hang: from a moment on, others may have its place."""
 
-    __slots__ = ("__weakref__", "act", "lost", "workers")
+    __slots__ = ("__weakref__", "act", "lost", "place", "workers")
 
-    def __init__(self, workers: Workers, act: Callable[[], object]) -> None:
+    def __init__(self, workers: Workers, place: Reserved, act: Callable[[], object]) -> None:
         self.workers = workers
+        self.place = place
         self.act = act
         self.lost = False
 
@@ -58,17 +81,14 @@ class Workers:
         self._jobs = deque()
         self._changed = threading.Condition()  # reentrant, for finalizers and signals
 
-    def reserve(self) -> bool:
-        """Take a place; `run` or `free` gives it back."""
+    def reserve(self) -> Reserved | None:
+        """Take a place; `run` or its `free` gives it back."""
+        place = Reserved(self)
         with self._changed:
             if self._taken >= self._limit:
-                return False
-            self._taken += 1
-            return True
-
-    def free(self) -> None:
-        with self._changed:
-            self._taken -= 1
+                return None
+            self._taken, place.counts = self._taken + 1, True
+        return place
 
     def lose(self, job: _Job) -> None:
         """It hangs: let others have its place."""
@@ -76,7 +96,7 @@ class Workers:
             if self._lost < LOST and not job.lost:
                 job.lost = True
                 self._lost += 1
-                self._taken -= 1
+                job.place.free()
 
     def _left(self, job: _Job) -> None:
         with self._changed:
@@ -84,21 +104,26 @@ class Workers:
                 self._lost -= 1
             else:
                 job.lost = True  # nobody is to take it for hung any more
-                self._taken -= 1
+                job.place.free()
 
-    def run(self, act: Callable[[], object], longest: float = inf) -> None:
+    def run(self, place: Reserved, act: Callable[[], object], longest: float = inf) -> None:
         """Do it in the place that was reserved, which others may have after so many seconds. It deals with its own
         errors."""
-        job = _Job(self, act)
+        job = _Job(self, place, act)
         if longest < inf:
             watch.add(job, time.monotonic() + longest)
-        with self._changed:
-            self._jobs.append(job)
-            if self._idle >= len(self._jobs):
-                self._changed.notify()
-                return
-        if begun(self._name, self._work) is None:
-            self._work(once=True)  # the caller does what is left to do
+        try:
+            with self._changed:
+                self._jobs.append(job)
+                if self._idle >= len(self._jobs):
+                    self._changed.notify()
+                    return
+            if begun(self._name, self._work) is None:
+                self._work(once=True)  # the caller does what is left to do
+        except BaseException:
+            with suppress(ValueError):  # somebody does it
+                self._jobs.remove(job)
+            raise
 
     def _work(self, *, once: bool = False) -> None:
         changed = self._changed
@@ -133,10 +158,12 @@ async def within(colour: Colour, work: Coroutine[Any, Any, T], seconds: float, l
     loop = running_loop()
     if colour.suspending and loop is not None:
         return await _within_loop(hold_task(loop.create_task(work)), seconds, late)
-    if not _askers.reserve():
+    place = _askers.reserve()
+    if place is None:
         return await work
     errand = _Errand(work, late)
-    _askers.run(errand.run)
+    _askers.run(place, errand.run)
+    del place
     answer: T | Late = errand.result(seconds)
     return answer
 

@@ -303,7 +303,7 @@ def _detaches_first(patch: pytest.MonkeyPatch) -> None:
 def _everybody_leaves(patch: pytest.MonkeyPatch) -> None:
     """One cancelled caller ends the computation that others wait for."""
 
-    def leave(self: Flights, flight: Flight) -> bool:
+    def leave(self: Flights, flight: Flight, leader: object = None) -> bool:
         if flight.cancel is not None and not flight.ended:
             flight.cancel()
             return True
@@ -314,7 +314,7 @@ def _everybody_leaves(patch: pytest.MonkeyPatch) -> None:
 
 def _nobody_leaves(patch: pytest.MonkeyPatch) -> None:
     """Nobody is left, and the computation hangs on with its lease."""
-    patch.setattr(Flights, "leave", lambda self, flight: False)
+    patch.setattr(Flights, "leave", lambda self, flight, leader=None: False)
 
 
 def _rings_never(patch: pytest.MonkeyPatch) -> None:

@@ -350,8 +350,9 @@ def test_a_refresh_that_was_to_begin_is_left_to_the_parent() -> None:
     workers = Workers(1, "test")
     done = threading.Event()
     with workers._changed:  # so that no thread begins it before the fork
-        assert workers.reserve()
-        workers.run(done.set)
+        place = workers.reserve()
+        assert place is not None
+        workers.run(place, done.set)
         waiting = weakref.ref(workers._jobs[0])
         pid = os.fork()
         if pid == 0:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Event
 from time import monotonic, sleep
 from typing import Any
 
@@ -22,7 +23,8 @@ from interrupting import interrupted, points_of
 from memcached_server import shared_memcached
 from servers import shared_redis
 
-from stampede import Cache, EngineError
+from stampede import Cache, EngineError, WaitTimeout
+from stampede.places import _refreshers
 
 # A coroutine that was made, and never begun, says so.
 pytestmark = [
@@ -45,6 +47,12 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
         yield cache
         gc.collect()  # what was interrupted before it began says so here
     logging.getLogger("stampede").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def cache_of_objects() -> Iterator[Cache]:
+    with Cache("memory://", ttl=600, early=0) as cache:
+        yield cache
 
 
 @pytest.fixture
@@ -80,12 +88,12 @@ def verb_of(function: Any, verb: str) -> Callable[[int], Any]:
     return function if verb == "call" else function.refresh
 
 
-def swept(cache: Cache, act: Callable[[int], Any], still: Callable[[int], Any]) -> None:
+def swept(cache: Cache, act: Callable[[int], Any], still: Callable[[int], Any], *, whole: bool = False) -> None:
     """Do it again and again, interrupted a little later each time; after each time, look at how things are."""
     points: list[object] = []
     points_of(lambda: act(-2), points.append)
     assert points
-    at_most = EVERY if os.environ.get("SWEEP") == "whole" else AT_MOST[cache.engine.scheme]
+    at_most = EVERY if whole or os.environ.get("SWEEP") == "whole" else AT_MOST[cache.engine.scheme]
     numbers = range(0, len(points), max(1, len(points) // at_most))
     errors = []
     for number in numbers:
@@ -110,6 +118,64 @@ def test_a_call_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor, ver
 
     function(-1)
     swept(cache, act, still)
+
+
+def test_a_connection_that_was_borrowed_comes_back(other: ThreadPoolExecutor) -> None:
+    """After a few interruptions all connections of the pool would be lent for ever, to nobody."""
+
+    def still(number: int) -> None:
+        assert other.submit(cache.get, "k").result(LONG) == "value"
+
+    with Cache(shared_redis().url + "?max_connections=2&timeout=0.5", on_engine_error="raise") as cache:
+        cache.set("k", "value")
+        swept(cache, lambda number: cache.get("k"), still, whole=True)
+
+
+def test_a_place_that_was_reserved_is_free_again(other: ThreadPoolExecutor) -> None:
+    """After a few interruptions nothing would ever be refreshed again."""
+    computed: dict[int, int] = {}
+
+    def still(number: int) -> None:
+        deadline = monotonic() + LONG
+        while _refreshers._taken and monotonic() < deadline:
+            sleep(0.0005)
+        assert not _refreshers._taken
+
+    with Cache("memory://", ttl=0, stale=600, early=0) as cache:
+        function = cache.cached(background=True)(lambda number: computed.setdefault(number, number))
+        for number in range(-2, 1000):
+            function(number)
+        for number in range(1000):
+            if interrupted(partial(function, number), number) is None:
+                break
+            still(number)
+        assert number > 100
+
+
+def test_a_follower_that_is_interrupted(cache_of_objects: Cache, other: ThreadPoolExecutor) -> None:
+    """He would count as a caller for ever: the computation would go on when nobody waits for it any more."""
+    begun, go_on = Event(), Event()
+
+    @cache_of_objects.cached(wait=0)
+    def function(number: int) -> int:
+        begun.set()
+        return go_on.wait(LONG) and number
+
+    def call(number: int) -> None:
+        with suppress(WaitTimeout):
+            function(1)
+
+    def still(number: int) -> None:
+        (flight,) = cache_of_objects._core.flights._flights.values()
+        assert flight.callers == 1
+
+    leader = other.submit(function, 1)
+    begun.wait(LONG)
+    try:
+        swept(cache_of_objects, call, still)
+    finally:
+        go_on.set()
+    assert leader.result(LONG) == 1
 
 
 @pytest.mark.parametrize("cache", ["disk://{}"], indirect=True)

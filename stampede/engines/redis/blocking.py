@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from stampede.engines import progress
 from stampede.engines.redis.clients import Server, trouble
@@ -114,22 +115,22 @@ class Blocking:
         """The replies as they are. Where the server takes no new connection (it has too many, or another password by
         now), over one that it has taken before."""
         taken = self._pool.take()
-        connection: Connection | None = taken
+        leave: _Leave | None = taken
         try:
-            return self._tried(taken, commands)
+            return self._tried(taken.connection, commands)
         except self._broken:
-            connection = None
+            leave = None  # before another thread may have it
             self._pool.give_back(taken)
-            connection = self._pool.take_connected()
-            if connection is None:
+            leave = self._pool.take_connected()
+            if leave is None:
                 raise
-            return self._exchange(connection, commands)
+            return self._exchange(leave.connection, commands)
         except self._hung:
             self._pool.hung_at = time.monotonic()
             raise
         finally:
-            if connection is not None:
-                self._pool.give_back(connection)
+            if leave is not None:
+                self._pool.give_back(leave)
 
     def _tried(self, connection: Connection, commands: Sequence[Command]) -> tuple[list[Any], int]:
         """The same over this one. It may have broken while it was idle: once more, then."""
@@ -228,88 +229,115 @@ class _Pool:
         self._server = server
         self._idle: list[Connection] = []
         self._all: list[Connection] = []
-        self._free: SimpleQueue[None] = SimpleQueue()  # a leave for each that may be in use: faster than a Semaphore
+        self._free: SimpleQueue[_Leave] = SimpleQueue()  # for each that may be in use: faster than a Semaphore
         for _ in range(server.max_connections):
-            self._free.put(None)
+            self._free.put(_Leave(self))
         self._returned = threading.Condition()
         self._waiting = 0  # for the return of one that is connected
         self.hung_at = 0.0  # when a reply was given up the last time
 
-    def take(self) -> Connection:
-        """One for this thread alone, perhaps not connected; who finds none free waits for one."""
+    def take(self) -> _Leave:
+        """The leave to use one, perhaps not connected, in this thread alone; who finds none free waits for one."""
         try:
-            self._free.get_nowait()
+            leave = self._free.get_nowait()
         except Empty:
-            self._wait()
+            leave = self._wait()
         try:
-            return self._idle.pop()
+            leave.connection = self._idle.pop()
         except IndexError:
-            pass
-        try:
             connection = self._server.connection()
-        except BaseException:
-            self._free.put(None)
-            raise
-        self._all.append(connection)
-        return connection
+            self._all.append(connection)
+            leave.connection = connection
+        return leave
 
-    def _wait(self) -> None:
+    def _wait(self) -> _Leave:
         since = time.monotonic()
         try:
-            self._free.get(timeout=self._server.timeout)
+            leave = self._free.get(timeout=self._server.timeout)
         except Empty:
             waited = f"no connection has been free for {self._server.timeout:g} s"
             raise EngineError(f"{self._server.name}: {waited}") from None
         if self.hung_at > since:  # or one after the other would find that out for itself
-            self._free.put(None)
+            self._free.put(leave)
             raise EngineError(f"{self._server.name}: no reply, and no connection was free")
+        return leave
 
-    def take_connected(self) -> Connection | None:
+    def take_connected(self) -> _Leave | None:
         """One that is connected, as soon as it is free. None if there are none, or it takes longer than a reply may."""
         end = time.monotonic() + (self._server.patience or self._server.timeout)
         with self._returned:
             self._waiting += 1
             try:
                 while any(self._leads(each) for each in self._all):
-                    connection = self._idle_connected()
-                    if connection is not None:
-                        return connection
+                    leave = self._idle_connected()
+                    if leave is not None:
+                        return leave
                     if not self._returned.wait(end - time.monotonic()):
                         break
             finally:
                 self._waiting -= 1
         return None
 
-    def _idle_connected(self) -> Connection | None:
+    def _idle_connected(self) -> _Leave | None:
         try:
-            self._free.get_nowait()
+            leave = self._free.get_nowait()
         except Empty:
             return None
         try:
-            connection = self._idle.pop()
+            leave.connection = self._idle.pop()
         except IndexError:
-            self._free.put(None)
+            self._free.put(leave)
             return None
-        if self._leads(connection):
-            return connection
-        self._idle.insert(0, connection)
-        self._free.put(None)
+        if self._leads(leave.connection):
+            return leave
+        self._idle.insert(0, leave.take())
+        self._free.put(leave)
         return None
 
     def _leads(self, connection: Any) -> bool:
         return connection._sock is not None and self._server.current(connection)
 
-    def give_back(self, connection: Connection) -> None:
-        sock: Any = connection._sock
-        if sock is None:
-            self._idle.insert(0, connection)  # the last to be taken: the server may take no new ones
-        else:
-            self._idle.append(connection)
-        self._free.put(None)
+    def give_back(self, leave: _Leave) -> None:
+        connection = leave.take()
+        if connection is not None:
+            if connection._sock is None:
+                self._idle.insert(0, connection)  # the last to be taken: the server may take no new ones
+            else:
+                self._idle.append(connection)
+            self._free.put(leave)
         if self._waiting:
             with self._returned:
                 self._returned.notify_all()
 
+    def lost(self, connection: Any) -> None:
+        """Its leave was lost: there is another one."""
+        leave = _Leave(self)
+        leave.connection = connection
+        if connection is None:
+            self._free.put(leave)
+        else:
+            self.give_back(leave)
+
     def close(self) -> None:
         for connection in list(self._all):
             connection.disconnect()
+
+
+class _Leave:
+    """To use a connection. If whoever had it was interrupted where nothing gives it back, it comes back by itself."""
+
+    __slots__ = ("_pool", "connection")
+
+    def __init__(self, pool: _Pool) -> None:
+        self._pool = ref(pool)
+        self.connection: Any = None
+
+    def take(self) -> Any:
+        """The connection, which is not the leave's any more: never is one given to two."""
+        connection, self.connection = self.connection, None
+        return connection
+
+    def __del__(self) -> None:
+        pool = self._pool()
+        if pool is not None:
+            pool.lost(self.take())
