@@ -32,6 +32,9 @@ _WORKERS = {
 }
 
 
+_MACHINE = Effect(0, (0, 0), 2.5)
+
+
 @dataclass(frozen=True)
 class Size:
     """How much happens in a round."""
@@ -150,6 +153,8 @@ class _Round:
             effects = {kind: effect for kind, effect in effects.items() if effect.seconds[0] < 2}
         schedule = planned(self.dice, effects, self.size.seconds, self.size.scale)
         phases: list[tuple[float, float]] = []
+        over = threading.Event()
+        threading.Thread(target=self._watch_machine, args=(over,), daemon=True).start()
         try:
             self.processes = [self._start(slot) for slot in range(len(self.tiers))]
             self._all_say("ready", 30)
@@ -172,6 +177,7 @@ class _Round:
         except _Gone as gone:
             self._wrong(str(gone))
         finally:
+            over.set()
             for each in self.processes:
                 each.end()
             self.world.mend()
@@ -206,6 +212,15 @@ class _Round:
                     each.signal(signal.SIGABRT)
             time.sleep(1)
             raise _Gone("; ".join(filter(None, wrong)))
+
+    def _watch_machine(self, over: threading.Event) -> None:
+        """All links lead through this process: where it didn't come to run, no engine has answered anybody."""
+        while not over.is_set():
+            before = time.monotonic()
+            time.sleep(0.02)
+            now = time.monotonic()
+            if now - before > 0.3:
+                self.faults.append(Fault("busy-machine", "", before, now, now + _MACHINE.after, _MACHINE))
 
     # -- faults -----------------------------------------------------------------------------------------------------
 
