@@ -109,7 +109,7 @@ class Cache:
             return Front(None, shared=True, believed=None)
         self.engine.follow()
         believed = settings.local.ttl or (None if self.engine.coherent else 1.0)
-        return Front(Tier(settings.local.entries), shared=True, believed=believed)
+        return Front(Tier(settings.local.entries), shared=True, believed=believed, stood=self.engine.stood)
 
     def _outage(self, settings: CacheSettings) -> Outage | None:
         if not self.engine.shared:

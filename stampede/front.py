@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +29,16 @@ _SLOTS = 1024
 class Front:
     """The residents of one cache. With no tier it keeps nothing."""
 
-    def __init__(self, tier: Tier | None, *, shared: bool, believed: float | None) -> None:
+    def __init__(
+        self,
+        tier: Tier | None,
+        *,
+        shared: bool,
+        believed: float | None,
+        stood: Callable[[Ticket], bool] = lambda ticket: False,
+    ) -> None:
         self.tier = tier
+        self._stood = stood  # the engine's, of tickets that ended with it
         self._shared = shared  # the tier stands before an engine, and isn't the engine's own
         self._believed = believed
         self._stamps = array("Q", bytes(8 * _SLOTS))
@@ -57,9 +66,11 @@ class Front:
         """What may be served as stale while the engine can't be asked: nothing says that it has been changed since."""
         resident = self.tier.get(key) if self.tier is not None else None
         now = _clock()
-        if resident is None or resident.keep <= now or not _holds(resident):
+        if resident is None or resident.keep <= now:
             return None
-        return replace(resident.entry, fresh=resident.fresh - now, keep=resident.keep - now)
+        if not _holds(resident) and not (resident.stamps and self._stood(_ticket_of(resident))):
+            return None
+        return replace(resident.entry, fresh=min(resident.fresh - now, 0.0), keep=resident.keep - now)
 
     def is_due(self, key: str) -> bool:
         """Is there a resident, fresh and true, whose early moment has come?"""
@@ -132,6 +143,12 @@ class Front:
             self.tier.drop_scope(scope)
         elif self.tier is not None:
             self.tier.clear()
+
+
+def _ticket_of(resident: Resident) -> Ticket:
+    assert resident.stamps is not None
+    assert resident.stamp is not None
+    return Ticket(resident.stamps, resident.slot, resident.stamp)
 
 
 def _holds(resident: Resident) -> bool:

@@ -293,6 +293,10 @@ class Engine(ABC):
         """Let go of everything, for good: who waits is woken, and every verb raises EngineClosed from then on."""
         ...
 
+    def stood(self, ticket: Ticket) -> bool:
+        """Did it hold until the engine was lost? For one whose tickets end with its connections."""
+        return False
+
     def follow(self) -> None:
         """A local tier stands in front from now on: let tickets be true. For engines to which news have a price."""
         return

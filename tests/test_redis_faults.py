@@ -658,3 +658,33 @@ def test_a_lock_that_was_forgotten_is_lost(
     with pytest.raises(LockLost):
         inside() if asked._runner is None else asked._runner.run(suspending())
     assert not lock.held
+
+
+@both
+def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colour: str) -> None:
+    """With server and origin both down there would be nothing to serve, though it is here, and `stale` allows it."""
+
+    def fails() -> Any:
+        raise OSError("the origin is down")
+
+    server = RedisServer()
+    try:
+        ours = face(server.url, colour, local=True, ttl=60, stale=600)
+        theirs = face(server.url, "sync", ttl=60, stale=600)
+        for key in ("kept", "changed", "ours"):
+            until(lambda key=key: ours(key, lambda: "old") and ours.cache._root.hit(key) is not None)
+        theirs.cache.invalidate("changed")
+        until(lambda: ours.cache._root.hit("changed") is None)
+        server.stop()
+        until(lambda: ours.cache._root.hit("kept") is None)
+        with pytest.raises(EngineError):
+            ours.run("invalidate", "ours")
+        for _ in range(2):
+            assert ours("kept", fails) == "old"
+            for key in ("changed", "ours"):
+                with pytest.raises(OSError, match="origin is down"):
+                    ours(key, fails)
+        with pytest.raises(OSError, match="origin is down"):
+            ours("kept", fails, stale=0)
+    finally:
+        server.close()

@@ -25,12 +25,13 @@ from stampede.colour import run_blocking
 from stampede.engines.redis import clients
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.cluster import Cluster, of_cluster_client, of_cluster_url
+from stampede.engines.redis.news import Stamps
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
 from stampede.engines.redis.shard import Shard
 from stampede.engines.url import flag, scheme_of
 from stampede.errors import OptionError
-from stampede.ports import Engine
+from stampede.ports import Engine, Ticket
 
 __all__ = ["RedisEngine", "from_url", "of_client"]
 
@@ -48,6 +49,10 @@ class RedisEngine(Engine):
     """
 
     scheme = "redis"
+
+    def stood(self, ticket: Ticket) -> bool:
+        return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
+
     shared = True
     fenced = True
     pushes = True

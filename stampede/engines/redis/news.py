@@ -25,12 +25,15 @@ from stampede.engines.redis.readers import Readers
 from stampede.engines.redis.resp import MORE, Parser, parser
 from stampede.threads import begun
 
-__all__ = ["GENERATIONS", "Ear", "News", "follow", "slot_of"]
+__all__ = ["GENERATIONS", "Ear", "News", "Stamps", "follow", "slot_of"]
 
 _log = logging.getLogger("stampede")
 
 LINGER = 5.0
 """Seconds that a channel stays subscribed after its last waiter: the next herd finds it so."""
+
+SOON = 1.0
+"""Seconds within which connections that end are taken for one loss."""
 
 TICK = 1.0
 """Seconds between two pings: a connection that was cut without a word would tell nothing."""
@@ -115,6 +118,34 @@ class Ear:
         return self._channel.stands
 
 
+class Stamps(array):  # type: ignore[type-arg]
+    """One word a slot; and while the server is lost, what stood there before: so much was true when it went."""
+
+    _before: Any = None
+    _at = 0.0
+    _lost = False
+
+    def remember(self) -> None:
+        """A connection has ended. Those of a server that dies end one by one: the first tells what was true."""
+        now = time.monotonic()
+        if self._before is None or now - self._at > SOON:
+            self._before = self[:]
+        self._at = now
+
+    def lose(self) -> None:
+        """There are no news any more: it is the server that has gone."""
+        self.remember()
+        self._lost = True
+
+    def find(self) -> None:
+        """There are news again: of what was changed meanwhile there were none."""
+        self._lost = False
+
+    def stood(self, slot: int, stamp: int) -> bool:
+        """Did a ticket hold until the server was lost?"""
+        return self._lost and self._before[slot] == stamp
+
+
 class News:
     """One server's news. `told` is the id of the connection that is told of changes, 0 while there is none.
 
@@ -137,7 +168,7 @@ class News:
         self._current = current
         self._subscribe, self._unsubscribe = _SHARDED if sharded else _PLAIN
         self.tracks = tracks
-        self.stamps = array("Q", bytes(8 * (SLOTS + 1)))
+        self.stamps = Stamps("Q", bytes(8 * (SLOTS + 1)))
         self.on_void: Callable[[], object] = lambda: None  # a cluster's other shards: generations live on one of them
         self.on_tick: Callable[[], object] = lambda: None  # called by the thread once in TICK
         self._epochs = itertools.count(1)
@@ -272,6 +303,7 @@ class News:
 
     def reader_lost(self) -> None:
         """A connection whose reads were followed has ended: of changes in what it had read the server tells nobody."""
+        self.stamps.remember()
         self._void_all()
 
     def void_all(self) -> None:
@@ -333,6 +365,7 @@ class News:
             while not self._closed:
                 if self.tracks and not self.told:
                     self.told = self._number
+                    self.stamps.find()
                 self._check(connection)
                 self._send(connection)
                 ready = [key.fileobj for key, _ in selector.select(max(tick - time.monotonic(), 0.0))]
@@ -437,6 +470,8 @@ class News:
 
     def _lose(self) -> None:
         """There are no news: what they kept true is not known to be so, and waiters ask again."""
+        if self.told:
+            self.stamps.lose()
         self.told = 0
         self._void_all()
         with self._lock:
