@@ -28,7 +28,7 @@ from stampede.lock import Lock
 from stampede.metrics import Counters, Observers, Stats, log_events, unread
 from stampede.outage import Outage
 from stampede.outcome import Landing, landed
-from stampede.policy import Policy
+from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
 
@@ -138,6 +138,8 @@ class Cache:
         """The key's value; `function` computes it if it is missing, in one caller of all that ask."""
         if switch.off:
             return cast(T, run_blocking(BLOCKING.call(function)))
+        if options:
+            _check_names(options)
         found = self._root.at_hand(self._key(key))
         if found is not None:
             return cast(T, found.value)
@@ -154,6 +156,8 @@ class Cache:
         """The same for async callers; `function` may be a plain one."""
         if switch.off:
             return await SUSPENDING.call(function)
+        if options:
+            _check_names(options)
         found = self._root.at_hand(self._key(key))
         if found is not None:
             return found.value
@@ -326,6 +330,15 @@ class Cache:
         if not isinstance(key, str):
             raise KeyingError(f"the key {key!r} is of type {type(key).__name__}: give a str")
         return self._root_prefix + key
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """A misspelt one is an error of every call, not only of those that compute."""
+    if not _NAMES.issuperset(options):
+        DEFAULT.with_options(**options)
+
+
+_NAMES = frozenset(OPTIONS)
 
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:

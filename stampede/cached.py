@@ -282,7 +282,7 @@ class Cached:
 
     def many(self, calls: Iterable[Iterable[Any]]) -> Any:
         """The values of many calls, each a tuple of arguments, in their order."""
-        return self._run(self._many([tuple(call) for call in calls]))
+        return self._run(self._many([_arguments(call) for call in calls]))
 
     async def _many(self, calls: list[tuple[Any, ...]]) -> list[Any]:
         if switch.off:
@@ -451,7 +451,7 @@ class Bound:
         return self.cached.invalidate(self.__self__, *args, **kwargs)
 
     def many(self, calls: Iterable[Iterable[Any]]) -> Any:
-        return self.cached.many((self.__self__, *call) for call in calls)
+        return self.cached.many((self.__self__, *_arguments(call)) for call in calls)
 
     def invalidate_all(self) -> Any:
         """Every value of this method is gone, of every object, in every process."""
@@ -566,6 +566,13 @@ def _differ(one: Any, other: Any) -> bool:
 
 def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: options[name] for name in names if name in options}
+
+
+def _arguments(call: Any) -> tuple[Any, ...]:
+    """One call's, of a batch. A string is no tuple of its letters here, nor a mapping one of its keys."""
+    if isinstance(call, (str, bytes, bytearray, Mapping)) or not isinstance(call, Iterable):
+        raise OptionError(f"many() was given {call!r} as one call's arguments: give a tuple of them, as in ({call!r},)")
+    return tuple(call)
 
 
 async def _nothing() -> None:

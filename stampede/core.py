@@ -70,6 +70,14 @@ class Core:
     def damaged(self, key: str, why: str) -> None:
         self.note(events.BadBytes, "", key, why)
 
+    def is_down(self) -> bool:
+        return self.outage is not None and self.outage.down
+
+    def answered(self, was_down: bool) -> None:
+        """A change was made: an engine that counted as down when it was asked for is up, and has what was set."""
+        if was_down and self.outage is not None:
+            self.outage.answered()
+
     def forget(self, key: str, *, hard: bool = True) -> None:
         """From now on nobody in this process gets what is kept here, nor (if hard) what is being computed."""
         if hard:
@@ -472,7 +480,7 @@ class Scope:
     async def _change(
         self, colour: Colour, key: str, verb: str, act: Callable[[Store, str], Coroutine[Any, Any, Any]]
     ) -> Any:
-        core, hard = self.core, verb != "expire"
+        core, hard, was_down = self.core, verb != "expire", self.core.is_down()
         known = physical = self.prefix + key
         asked = self._of_engine(self._known)
         core.forget(known, hard=hard)  # before, so that it is gone here even if the engine can't be asked
@@ -486,6 +494,7 @@ class Scope:
             others = {each + key for each in (*ended, *self._left_lately())}
             for older in (others | ({known} if asked else set())) - {physical}:
                 await act(store, older)
+            core.answered(was_down)
             return done
         finally:
             core.forget(physical, hard=hard)  # after, for those who read the old one while it was being changed
@@ -496,9 +505,10 @@ class Scope:
 
     async def bump(self, colour: Colour) -> None:
         """A new generation of this scope: everything older is gone."""
-        core, before = self.core, await self.learn(colour)
+        core, was_down, before = self.core, self.core.is_down(), await self.learn(colour)
         try:
             await self._store(colour).bump(self.name)
+            core.answered(was_down)
         finally:
             core.forget_all(f"{before}{self.name}:", self.name)
             core.note(events.Invalidated, self.name, "", "invalidate_all")
@@ -506,9 +516,10 @@ class Scope:
 
     async def clear(self, colour: Colour) -> None:
         """A new generation of the whole namespace."""
-        core = self.core
+        core, was_down = self.core, self.core.is_down()
         try:
             await self._store(colour).bump(self.namespace)
+            core.answered(was_down)
         finally:
             core.forget_all()
             core.note(events.Invalidated, self.namespace, "", "clear")

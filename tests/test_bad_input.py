@@ -47,6 +47,12 @@ async def async_generator() -> Any:
     yield 1
 
 
+def asked_twice(**options: Any) -> Any:
+    cache = Cache()
+    cache.get_or_compute("k", int)
+    return cache.get_or_compute("k", int, **options)
+
+
 # Each: what is written, the error, its builtin family, and what its text must name.
 AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]] = [
     (lambda: cached(ttl=-1), OptionError, ValueError, "ttl is -1.*at least 0"),
@@ -70,6 +76,10 @@ AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]
     (lambda: cached(compress=-1), OptionError, ValueError, "compress is -1"),
     (lambda: cached(max_bytes="many"), OptionError, ValueError, "max_bytes is 'many'"),  # type: ignore[call-overload]
     (lambda: cached(trust=[5]), OptionError, ValueError, "trust holds 5"),  # type: ignore[call-overload, list-item]
+    (lambda: cached(signing_key=[]), OptionError, ValueError, "signing_key is an empty list"),
+    (lambda: asked_twice(tll=5), OptionError, ValueError, "did you mean 'ttl'"),
+    (lambda: cached(lambda a, b: a).many(["ab"]), OptionError, ValueError, "one call's arguments"),
+    (lambda: cached(lambda a, b: a).many([{"a": 1, "b": 2}]), OptionError, ValueError, "one call's arguments"),
     (lambda: cached(signing_key=""), OptionError, ValueError, "signing_key holds an empty string"),
     (lambda: cached(version=1.5), OptionError, ValueError, "version is 1.5"),  # type: ignore[call-overload]
     (lambda: cached(key=5), OptionError, ValueError, "key is 5.*function"),  # type: ignore[call-overload]

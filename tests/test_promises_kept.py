@@ -213,6 +213,19 @@ def test_recovery_is_noticed(world: World) -> None:
         assert cache.get("k") == 3
 
 
+def test_what_was_set_after_an_outage_is_there(world: World) -> None:
+    """A `set` that has returned would not be seen by its own process until somebody asked whether the engine is up."""
+    with Cache(engine=world, ttl=600) as cache:  # type: ignore[arg-type]
+        for change in (lambda: cache.set("k", 3), lambda: cache.clear() or cache.set("k", 3)):
+            world.cut = True
+            cache.get_or_compute("k", lambda: 1)
+            cache.get_or_compute("other", lambda: 1)
+            world.cut = False
+            change()
+            assert cache.get("k") == 3
+            assert cache.get_or_compute("k", lambda: 2) == 3
+
+
 def test_who_wants_the_error_gets_it(world: World) -> None:
     """`on_engine_error="raise"` would be one of two names for the same."""
     with Cache(engine=world, on_engine_error="raise") as cache:  # type: ignore[arg-type]

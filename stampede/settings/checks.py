@@ -154,6 +154,8 @@ def _keys(name: str, value: Any) -> tuple[bytes, ...]:
     keys = value if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(key, (str, bytes)) for key in keys):
         raise OptionError(f"{name} holds what is no string: give one, or a list of them, the signing one first")
+    if not keys:
+        raise OptionError(f"{name} is an empty list: nothing would be signed; give a key, or leave it out")
     if not all(keys):
         raise OptionError(f"{name} holds an empty string: everybody could sign with it")
     return tuple(key.encode() if isinstance(key, str) else key for key in keys)
