@@ -74,7 +74,8 @@ def test_a_value_that_arrives_while_another_thread_begins_a_generation() -> None
         assert store is not None
         lines: dict[Line, None] = {}
         lines_of(lambda: f(0), lambda line: lines.setdefault(line))
-        for number, where in enumerate(lines, start=1):
+        # Which lines of its own the keeper comes to depends on what its thread does meanwhile.
+        for number, where in enumerate([line for line in lines if not line[0].endswith("keeper.py")], start=1):
             changed: list[int] = []
 
             def at(line: Line, number: int = number, where: Line = where, changed: list[int] = changed) -> None:

@@ -19,7 +19,7 @@ from stampede.events import Computed, LeaseLost
 from stampede.keeper import Hold, Keeper
 from stampede.policy import Policy
 
-SHORT = 0.06  # a lease
+SHORT = 0.2  # a lease: a machine that stands still for half of it ends none
 
 
 class Port:
