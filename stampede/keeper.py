@@ -111,7 +111,7 @@ class Hold:
     @property
     def lost(self) -> bool:
         """Somebody else may have the lease: it was seen to be lost, or has not been renewed in time."""
-        if not self._lost and time.monotonic() >= self.ends:
+        if not self._lost and (self.foreign or time.monotonic() >= self.ends):
             self._lost = True  # for good, even if a renewal is answered after all: somebody may have been told
         return self._lost
 

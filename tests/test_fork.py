@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from herd import PATIENCE, Herd, Origin, had, until
+from servers import shared_redis
 
 from stampede import Cache, Lock, cached, forks, try_lock
 from stampede.testing import isolated
@@ -280,6 +281,31 @@ def test_functions_bound_in_the_parent_find_their_cache_in_the_child() -> None:
             check(f(1) == 1)
 
     Child(work).join()
+
+
+@pytest.mark.parametrize("url", ["file://{}", "disk://{}", "memory://", "redis"])
+def test_a_child_does_not_hold_its_parents_lock(url: str, tmp_path: Path) -> None:
+    """It would believe itself inside, and could not take the lock when its turn has come."""
+    lock = Lock("a", on=shared_redis().url if url == "redis" else url.format(tmp_path), lease=PATIENCE)
+    told, tell = os.pipe()
+    assert lock.acquire()
+
+    def child() -> None:
+        assert not lock.held
+        assert lock.lost
+        assert os.read(told, 1) == b"!"
+        assert lock.acquire(wait=PATIENCE)
+        assert lock.held
+        assert not lock.lost
+        lock.release()
+
+    forked = Child(child)
+    assert lock.held
+    lock.release()
+    os.write(tell, b"!")
+    forked.join()
+    os.close(told)
+    os.close(tell)
 
 
 def test_a_lock_held_by_the_parent_excludes_its_child(tmp_path: Path) -> None:
