@@ -17,6 +17,7 @@ from stampede import forks
 from stampede.colour import run_blocking
 from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Asked, Engine
+from stampede.threads import begun
 
 __all__ = ["PAUSE", "Returns"]
 
@@ -61,14 +62,8 @@ class Returns:
         self._due[token] = key
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(
-                    target=_tend, args=(weakref.ref(self), self._hurry), name="stampede-returns", daemon=True
-                )
-                try:
-                    thread.start()
-                except RuntimeError:
-                    return  # no thread to be had: the next one, or the end of the interpreter, tries again
-                self._thread = thread
+                # If there is none to be had, the next one tries again, or the end of the interpreter.
+                self._thread = begun("stampede-returns", _tend, weakref.ref(self), self._hurry)
 
     def hurry(self) -> None:
         """The engine can be asked, as somebody has just seen."""
