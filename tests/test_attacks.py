@@ -130,7 +130,8 @@ def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, ur
 
     lines: dict[Line, None] = {}
     called(lambda _, line: lines.setdefault(line))
-    for where in lines:
+    # On disk each try is a directory of its own: a third of the lines there, as memory tries all that both have.
+    for where in list(lines)[:: 1 if url == "memory://" else 3]:
         thread, _ = in_thread(partial(called, partial(interrupted, where=[where])))
         thread.join(5)
         assert not thread.is_alive(), where
