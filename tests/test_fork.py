@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import threading
 import time
@@ -45,6 +46,7 @@ class Child:
             os.close(writing)
             return
         code = 1
+        gc.freeze()  # looking through all that the suite has left would copy the parent's memory, page by page
         try:
             faulthandler.dump_traceback_later(PATIENCE / 2, exit=True, file=writing)  # a hang tells where
             work()
