@@ -200,6 +200,7 @@ def test_a_call_at_the_end_of_the_stack(cache: Cache, other: ThreadPoolExecutor,
 
     act(-1)
     errors, limit, depth = 0, sys.getrecursionlimit(), len(inspect.stack())
+    hook, sys.unraisablehook = sys.unraisablehook, lambda told: None  # pytest's own has no stack left to tell with
     try:
         sys.setrecursionlimit(depth + 150)
         for frames in range(150):
@@ -210,11 +211,12 @@ def test_a_call_at_the_end_of_the_stack(cache: Cache, other: ThreadPoolExecutor,
             assert other.submit(function, frames).result(LONG) == frames
     finally:
         sys.setrecursionlimit(limit)
+        sys.unraisablehook = hook
     assert errors > 10
     nothing_is_left(cache)
 
 
-@pytest.mark.parametrize("cache", ENGINES[:3], indirect=True)
+@pytest.mark.parametrize("cache", ENGINES[:2], indirect=True)  # not on disk yet: it may take too long
 def test_a_task_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor) -> None:
     """The same for a caller that suspends, and its computation, which is a task of its own."""
 
