@@ -23,6 +23,7 @@ from stampede.batch import fetch_many
 from stampede.codec import make_codec, returns_of
 from stampede.colour import BLOCKING, SUSPENDING, called, run_blocking
 from stampede.core import Scope
+from stampede.entry import Entry
 from stampede.errors import EngineClosed, KeyingError, OptionError
 from stampede.hot import Hot
 from stampede.keys import Parameters, key_maker, scope_name
@@ -186,12 +187,8 @@ class Cached:
         closed = None
         while True:
             try:
-                scope = self.scope
-                key = self.key(*args, **kwargs)
-                found = scope.at_hand(key)
+                scope, key, found = self._look(args, kwargs)
                 if found is not None:
-                    if isinstance(found, Resident):
-                        self._take_home(scope, found, args, kwargs)
                     return found.value
                 return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
             except EngineClosed:
@@ -204,16 +201,21 @@ class Cached:
         closed = None
         while True:
             try:
-                scope = self.scope
-                key = self.key(*args, **kwargs)
-                found = scope.at_hand(key)
+                scope, key, found = self._look(args, kwargs)
                 if found is not None:
-                    if isinstance(found, Resident):
-                        self._take_home(scope, found, args, kwargs)
                     return found.value
                 return landed(await self._fetch(scope, key, args, kwargs), scope.policy)
             except EngineClosed:
                 closed = self._other_than(closed)
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Scope, str, Resident | Entry[Any] | None]:
+        """Where the value of these arguments belongs, and what is at hand of it."""
+        scope = self.scope
+        key = self.key(*args, **kwargs)
+        found = scope.at_hand(key)
+        if isinstance(found, Resident):
+            self._take_home(scope, found, args, kwargs)
+        return scope, key, found
 
     def _other_than(self, closed: Home | None) -> Home:
         """The cache to be tried now, where `configure` has closed one under a call; or the error, if it is the same."""

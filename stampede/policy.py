@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -37,10 +37,10 @@ def seconds(name: str, value: object, *, least: float = 0.0) -> float:
     return number
 
 
-def nearest(name: str, names: list[str]) -> str:
+def nearest(name: str, names: Collection[str]) -> str:
     """A hint for a misspelt name: what it may have been, else what there is."""
     close = get_close_matches(name, names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(names))}"
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(set(names)))}"
 
 
 @dataclass(frozen=True, slots=True)

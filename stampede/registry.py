@@ -87,6 +87,7 @@ def configure(settings: Any = None, /, **tables: Any) -> None:
     """Use these settings from now on: a TOML file's path, a mapping of its shape, or the default cache's own.
 
     `configure("shop.toml")`, `configure(caches={"default": {"url": ...}})`, `configure(url="disk:///var/cache/shop")`.
+    What was configured before is forgotten, with all its tables: keywords alone leave the default cache only.
     Functions that are decorated already bind again at their next call.
     """
     _replace(Registry(_settings_of(settings, tables)))

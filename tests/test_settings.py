@@ -322,6 +322,10 @@ def test_a_cache_that_is_not_there() -> None:
     settings = from_mapping({"caches": {"reports": {}}}, "stampede.toml", {})
     with pytest.raises(SettingsError, match=r"stampede.toml: there is no \[caches.report\]: did you mean 'reports'"):
         settings.cache("report")
+    with pytest.raises(SettingsError, match=r"there are default, reports$"):
+        settings.cache("x")
+    with pytest.raises(SettingsError, match=r"there are default$"):
+        from_mapping({"caches": {"default": {}}}, "stampede.toml", {}).cache("x")
 
 
 @pytest.mark.parametrize(
