@@ -79,7 +79,7 @@ class RecursiveComputation(StampedeError, RecursionError):
 
 
 class ComputationFailed(StampedeError, RuntimeError):
-    """The computation failed in another process; `type_name` and `message` tell how."""
+    """The computation failed in another call, a moment ago or elsewhere; `type_name` and `message` tell how."""
 
     def __init__(self, key: str, type_name: str, message: str) -> None:
         super().__init__(key, type_name, message)
@@ -88,4 +88,4 @@ class ComputationFailed(StampedeError, RuntimeError):
         self.message = message
 
     def __str__(self) -> str:
-        return f"computing {self.key!r} failed in another process: {self.type_name}: {self.message}"
+        return f"computing {self.key!r} failed in another call: {self.type_name}: {self.message}"

@@ -244,8 +244,8 @@ class GuardedClaims:
         reply = await self._refuge.claim(key, token, ask)
         if isinstance(reply, Granted):
             outage.refugees[token] = keeps
-            if reply.entry is None and not ask.force:
-                reply.entry = self._kept(key)
+        if reply.entry is None and not ask.force:
+            reply.entry = self._kept(key)  # also for a key that rests: its caller computes nothing that could fail
         return reply
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:

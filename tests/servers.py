@@ -35,6 +35,9 @@ __all__ = [
 
 PATIENCE = 20.0
 
+SLOW = 0.1
+"""Seconds that a server's clock may lag behind."""
+
 
 def need(program: str) -> str:
     """The program's path. A machine without it skips the test, and fails it with CI=true."""
@@ -95,6 +98,7 @@ class RedisServer:
     """One redis-server without persistence: `RedisServer("--maxmemory", "2mb")`. It ends with the tests."""
 
     environment: dict[str, str] | None = None  # of its process; None: as ours
+    _process: subprocess.Popen[bytes] | None = None
 
     def __init__(self, *options: str, config: str | None = None, tls: Authority | None = None) -> None:
         """With `tls` it speaks nothing else, but for its socket."""
@@ -107,7 +111,6 @@ class RedisServer:
             path = self._directory / "redis.conf"
             path.write_text(config)
             self._first = [str(path)]
-        self._process: subprocess.Popen[bytes] | None = None
         self.socket = self._directory / "redis.sock"
         self.port = 0
         atexit.register(self.close)
@@ -219,10 +222,17 @@ class SteppedServer(RedisServer):
         return str(get_binary_path())
 
     def step(self, seconds: float) -> None:
-        """Set its clock so far from ours."""
+        """Set its clock so far from ours; returns when it goes by that."""
         new = Path(f"{self._moment}.new")
         new.write_text(f"{seconds:+f}")
         new.replace(self._moment)  # at no moment is it half written
+        if self._process is not None:
+            wait_until(lambda: self._goes_by(seconds))  # a server looks at the clock only now and then
+
+    def _goes_by(self, seconds: float) -> bool:
+        begun = time.time()
+        whole, millionths = self.cli("TIME").split()
+        return begun - SLOW <= int(whole) + int(millionths) / 1e6 - seconds <= time.time() + SLOW
 
     def close(self) -> None:
         super().close()

@@ -382,7 +382,8 @@ def test_stale_values_of_a_dead_engine_are_not_asked_for(engine: Switched) -> No
 
 
 @both
-def test_engine_and_origin_both_down(colour: str, engine: Switched) -> None:
+@pytest.mark.parametrize("retry_after", [0, 60])
+def test_engine_and_origin_both_down(colour: str, retry_after: float, engine: Switched) -> None:
     """What this process has, and `stale` allows, would be there to be served; but not what it has invalidated."""
     answers: list[Any] = [1, OSError("the origin is down")]
 
@@ -392,7 +393,7 @@ def test_engine_and_origin_both_down(colour: str, engine: Switched) -> None:
             raise answer
         return answer
 
-    cache = Cache(engine=engine, ttl=60, stale=60, local={"entries": 10, "ttl": 0.02})
+    cache = Cache(engine=engine, ttl=60, stale=60, retry_after=retry_after, local={"entries": 10, "ttl": 0.02})
     assert _asked(cache, colour, "get_or_compute", "k", compute) == 1
     assert _asked(cache, colour, "get_or_compute", "k", compute) == 1
     engine.plug.pull()
