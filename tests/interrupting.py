@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dis
+import gc
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-__all__ = ["Interrupt", "Line", "Point", "interrupted", "lines_of", "points_of"]
+__all__ = ["Interrupt", "Line", "Point", "interrupted", "lines_in", "lines_of", "looked", "points_of"]
 
 Line: TypeAlias = tuple[str, int]
 Point: TypeAlias = tuple[CodeType, int]
@@ -40,7 +42,29 @@ def lines_of(act: Callable[[], object], at: Callable[[Line], object]) -> None:
                 busy = False
         return trace
 
-    _traced(act, trace)
+    collecting = gc.isenabled()
+    gc.disable()  # finalizers of what other tests have left are no lines of this
+    try:
+        _traced(act, trace)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def lines_in(act: Callable[[], object]) -> dict[Line, None]:
+    """The lines of ours in it, in their order."""
+    lines: dict[Line, None] = {}
+    lines_of(act, lambda line: lines.setdefault(line))
+    return lines
+
+
+def looked(look: Callable[[], Mapping[Line, None]]) -> dict[Line, bool]:
+    """What three looks have seen, and whether it is there each time. The keeper's thread may be at any line of its."""
+    looks = [look() for _ in range(3)]
+    return {
+        line: all(line in each for each in looks) and not line[0].endswith("keeper.py")
+        for line in itertools.chain(*looks)
+    }
 
 
 def points_of(act: Callable[[], object], at: Callable[[Point], object]) -> None:
