@@ -21,6 +21,7 @@ from stampede.loops import Loop, PerLoop
 
 __all__ = [
     "BLOCKING",
+    "PROMPT",
     "SUSPENDING",
     "Bell",
     "Colour",
@@ -288,6 +289,11 @@ class _Suspending:
         return task.result()
 
 
+class _Prompt(_Suspending):
+    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await coroutine
+
+
 def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task, or the error of a loop that makes none: then the work is closed, and nobody need."""
     try:
@@ -335,6 +341,8 @@ _held: PerLoop[set[asyncio.Task[Any]]] = PerLoop()  # by their loops: what is le
 
 BLOCKING: Colour = _Blocking()
 SUSPENDING: Colour = _Suspending()
+PROMPT: Colour = _Prompt()
+"""Suspending, before an engine that never is: nobody can be cancelled while it is asked, so that needs no task."""
 
 
 async def until_one_fails(work: Iterable[Awaitable[object]], then: Callable[[], object]) -> None:

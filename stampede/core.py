@@ -12,7 +12,7 @@ from weakref import ref
 from stampede import early, events
 from stampede.call import Call, Means
 from stampede.coded import CodedClaims, CodedStore, Coder
-from stampede.colour import BLOCKING, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
+from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.fill import fill, opened, quietly
@@ -122,7 +122,7 @@ class Scope:
             core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None, SUSPENDING
         )
         self._blocking, self._together = self._means(self.claims, BLOCKING), self._means(together, BLOCKING)
-        self._suspending = self._means(self.aclaims, SUSPENDING)
+        self._suspending = self._means(self.aclaims, PROMPT if core.engine.prompt else SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
         self._near = core.front.tier is not None or core.engine.looks is not None
         self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
@@ -202,8 +202,10 @@ class Scope:
         recalls = self.core.engine.recalls
         if recalls is None:
             return None
-        epoch, own = self.core.epoch, recalls.generation_at_hand(self.name)
+        known, epoch, own = self._known, self.core.epoch, recalls.generation_at_hand(self.name)
         whole = recalls.generation_at_hand(self.namespace) if self._nested else ""
+        if known[2] == own and known[3] == whole and known[0] == epoch:
+            return known[1]
         return None if own is None or whole is None else self._keep_prefix(epoch, own, whole)
 
     def _known_prefix(self) -> str:

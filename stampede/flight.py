@@ -118,7 +118,7 @@ class Flight:
     def hand_over(self) -> None:
         """The computation goes on in another thread: its caller isn't inside it any more."""
         if self.thread is not None:
-            self.thread = 0
+            self.thread = 0  # until it is there
 
     @property
     def orphaned(self) -> bool:
@@ -169,7 +169,7 @@ class _Extent:
 
     def __enter__(self) -> None:
         for flight in self._flights:
-            if flight.thread is not None:
+            if flight.thread == 0:
                 flight.thread, flight.greenlet = get_ident(), greenlets.here()
         self._before = before = _inside.get()
         _inside.set((*(each for each in before if not each.ended), *self._flights) if before else self._flights)
@@ -301,7 +301,7 @@ class Flights:
         with decisions.lock:
             flight.ended = True
             flight.unborn = flight.answers = None  # they refer to the flight
-            if landing is not None and not flight.detached:
+            if landing is not None and flight.bell is not _unheard and not flight.detached:
                 flight.landing = landing.for_followers()
             self._forget(flight)
         flight.bell.ring()

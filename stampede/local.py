@@ -137,12 +137,15 @@ class Tier:
         """
         dead: list[object] = []  # outlives the lock, as a user's finalizer must not run inside it
         with decisions.lock:
-            self._later.append((act, args))
-            if self._writing:
-                if self._is_interrupted():
-                    return
-                self._link_all()
+            if self._writing or self._later:
+                self._later.append((act, args))
+                if self._writing:
+                    if self._is_interrupted():
+                        return
+                    self._link_all()
+                act, args = self._later.pop(0)
             self._writing = True
+            act(dead, *args)
             while self._later:
                 job = self._later.pop(0)
                 dead.append(job)
@@ -190,7 +193,8 @@ class Tier:
         if self._residents.get(resident.key) is not resident:
             return  # evicted or invalidated meanwhile: nothing would remove it from the table again
         homes = resident.homes
-        if not any(home is table and key == fast for home, key in zip(homes[::2], homes[1::2], strict=True)):
+        pairs = zip(homes[::2], homes[1::2], strict=True)
+        if not homes or not any(home is table and key == fast for home, key in pairs):
             resident.homes = (*homes, table, fast)
         dead.append(table.get(fast))
         table[fast] = resident

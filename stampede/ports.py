@@ -268,6 +268,7 @@ class Engine(ABC):
     fenced: bool = False  # it refuses a late fill (promises 4 and 5)
     pushes: bool = False  # waiters are woken, not polling
     fair: bool = False  # who has waited longest for a lock is next
+    prompt: bool = False  # its suspending verbs never do but `wait`: no caller is cancelled in the middle of one
     coherent: bool = False  # what it finds comes with a ticket: a local tier in front of it stays true
 
     claims: Claims | None = None

@@ -43,6 +43,7 @@ class MemoryEngine(Engine):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.shared = sealed  # values are bytes then, as they would be in production
+        self.prompt = not sealed
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
         keys, line = _Keys(shelf, clock), Line(clock)
