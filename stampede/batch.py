@@ -48,7 +48,7 @@ class _Led(NamedTuple):
 
     call: Call
     flight: Flight
-    sample: Ticket
+    sample: Ticket | None
 
 
 class _Batch:
@@ -92,14 +92,15 @@ class _Batch:
         granted: list[Wanted] = []
         trouble: BaseException | None = None
         try:
+            today = await self._scope.today(self._colour, self._policy.wait)
             for key in keys:
-                await self._lead(key)
+                self._lead(today, key)
             for key, (call, flight, _) in self._led.items():
                 if call.seen is not None and place is not None and not place.reserved:
                     landings[key] = later(call.seen)
                     call.owes(False)
                     call.means.flights.end(flight, None)
-            led = {key: led for key, led in self._led.items() if key not in landings}
+            led = {key: led for key, led in self._led.items() if key not in landings} if landings else self._led
             answers = await self._scope.at_once(
                 self._colour, [admitted(each.call, each.flight) for each in led.values()]
             )
@@ -124,10 +125,10 @@ class _Batch:
             raise trouble
         return landings, granted
 
-    async def _lead(self, key: str) -> None:
+    def _lead(self, today: str, key: str) -> None:
         """Lead the key's flight, unless somebody does."""
         front = self._scope.core.front
-        call = await self._scope.of_many(self._colour, key, self._loader.origin(key), self._policy)
+        call = self._scope.of_many(self._colour, today, key, self._loader.origin(key), self._policy)
         sample = front.sample(call.key)
         if call.leader is not None:
             call.leader.follow(self._work())  # and no name for it here: frames may be kept for long
@@ -205,9 +206,8 @@ class _Batch:
 
     async def _keep(self, landings: dict[str, Landing]) -> None:
         """What is known now is kept in this process, as far as it may be."""
-        for key, landing in landings.items():
-            call, _, sample = self._led[key]
-            await self._scope.keep(call, landing, sample)
+        ends = [(self._led[key], landing) for key, landing in landings.items()]
+        await self._scope.keep([(led.call, landing, led.sample) for led, landing in ends])
 
 
 def _never_begun(close: Callable[[], object], kept: list[Wanted]) -> None:

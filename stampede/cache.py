@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events
 from stampede.batch import fetch_many
 from stampede.cached import decorate, switch
 from stampede.codec import make_codec
-from stampede.colour import BLOCKING, SUSPENDING, Colour, called, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, Colour, Stopped, run_blocking
 from stampede.core import Core, Scope
 from stampede.engines import engine_of, open_engine, safe_url
 from stampede.engines.memory import MemoryEngine
@@ -239,7 +238,9 @@ class Cache:
         missing = [key for key in wanted if key not in found]
         landings = await fetch_many(self._root, colour, missing, Together(colour, function, wanted), policy)
         try:
-            found |= {key: called(partial(landed, landings[key], policy)) for key in missing if key in landings}
+            found |= {key: landed(landings[key], policy) for key in missing if key in landings}
+        except StopIteration as end:  # a function's own
+            raise Stopped(end) from end
         finally:
             del landings  # one error may be that of many keys, and refers to this frame
         return {outer: found[key] for key, outer in wanted.items() if key in found}

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 from stampede import forks
 from stampede.batch import fetch_many
 from stampede.codec import make_codec, returns_of
-from stampede.colour import BLOCKING, SUSPENDING, called, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, Stopped, run_blocking
 from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import EngineClosed, KeyingError, OptionError
@@ -304,9 +304,10 @@ class Cached:
         missing = [key for key in wanted if key not in values]
         loader = OneByOne(self.colour, {key: functools.partial(self.function, *wanted[key]) for key in missing})
         landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
-        landings = {key: landings[key] for key in missing if key in landings}  # what ended the others is among them
         try:
-            values |= {key: called(functools.partial(landed, each, scope.policy)) for key, each in landings.items()}
+            values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
+        except StopIteration as end:  # a function's own
+            raise Stopped(end) from end
         finally:
             del landings  # one error may be that of many keys, and refers to this frame
         return [values[key] for key in keys]
@@ -572,6 +573,8 @@ def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 def _arguments(call: Any) -> tuple[Any, ...]:
     """One call's, of a batch. A string is no tuple of its letters here, nor a mapping one of its keys."""
+    if type(call) is tuple:
+        return call
     if isinstance(call, (str, bytes, bytearray, Mapping)) or not isinstance(call, Iterable):
         raise OptionError(f"many() was given {call!r} as one call's arguments: give a tuple of them, as in ({call!r},)")
     return tuple(call)

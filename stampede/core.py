@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
@@ -356,19 +356,25 @@ class Scope:
         """What is computed beside its caller."""
         if getattr(work, "cr_frame", work) is None:
             return  # he was interrupted just as he had it done, and has closed it
-        await self.keep(call, await work, sample)
+        await self.keep([(call, await work, sample)])
 
-    async def keep(self, call: Call, landing: Landing, sample: Ticket | None) -> None:
-        """Keep in this process what a call ended with, as far as it is known to be true."""
-        front = self.core.front
-        resident = front.place(call.key, self.name, landing, sample)
-        if resident is None:
-            return
-        today = self._recall() or (await self.learn(call.means.colour) if landing.ticket is not None else None)
-        if today is None or today + call.label == call.key:
-            front.open(resident, landing, call.policy)
-        elif front.tier is not None:
-            front.tier.drop(call.key)
+    async def keep(self, ends: Iterable[tuple[Call, Landing, Ticket | None]]) -> None:
+        """Keep in this process what calls of one colour ended with, as far as it is known to be true."""
+        front, today = self.core.front, None
+        placed = [
+            (resident, call, landing)
+            for call, landing, sample in ends
+            if (resident := front.place(call.key, self.name, landing, sample)) is not None
+        ]
+        if placed:  # asked now, and not before: as in `_fetch`
+            today = self._recall()
+        if today is None and any(landing.ticket is not None for _, _, landing in placed):
+            today = await self.learn(placed[0][1].means.colour)
+        for resident, call, landing in placed:
+            if today is None or today + call.label == call.key:
+                front.open(resident, landing, call.policy)
+            elif front.tier is not None:
+                front.tier.drop(call.key)
 
     async def at_once(self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
         """What each piece of work, over calls `of_many`, returned or raised; in as few round trips as can be."""
@@ -377,13 +383,16 @@ class Scope:
         many = self.core.engine.many
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
-    async def of_many(self, colour: Colour, key: str, origin: Callable[[], Any], policy: Policy) -> Call:
-        """One of a caller's questions for many keys, to be asked `at_once` with the others."""
-        physical = (self._recall() or await self.learn(colour, policy.wait)) + key
+    async def today(self, colour: Colour, patience: float | None = None) -> str:
+        """The prefix of every key, as `learn` tells it."""
+        return self._recall() or await self.learn(colour, patience)
+
+    def of_many(self, colour: Colour, prefix: str, key: str, origin: Callable[[], Any], policy: Policy) -> Call:
+        """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
         means, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
         leader = Leader(new_id(), self._give_back)
         return Call(
-            physical, key, origin, policy, means, loop, _clock(), leader=leader, asks_on=True, token=leader.token
+            prefix + key, key, origin, policy, means, loop, _clock(), leader=leader, asks_on=True, token=leader.token
         )
 
     def _means(self, port: Claims, colour: Colour) -> Means:

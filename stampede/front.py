@@ -44,8 +44,11 @@ class Front:
         self._stamps = array("Q", bytes(8 * _SLOTS))
         self._next = itertools.count(1)  # no stamp comes twice, so that changing one takes no lock to inherit locked
 
-    def sample(self, key: str) -> Ticket:
-        """A ticket that this process's next change of the key voids; to be taken before the engine is asked."""
+    def sample(self, key: str) -> Ticket | None:
+        """A ticket that this process's next change of the key voids; to be taken before the engine is asked. None: the
+        engine's own residents need none."""
+        if not self._shared:
+            return None
         slot = hash(key) % _SLOTS
         return Ticket(self._stamps, slot, self._stamps[slot])
 

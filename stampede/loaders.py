@@ -146,6 +146,8 @@ class _Run:
 class _Work:
     """One key's computation."""
 
+    _asks: frozenset[_Work] = frozenset()  # of this batch, that it waits for
+
     def __init__(self, run: _Run, wanted: Wanted, origin: Callable[[], Any]) -> None:
         self.wanted = wanted
         self.answer: Answer | None = None
@@ -153,7 +155,6 @@ class _Work:
         self._origin = origin
         self._begun = False
         self._bell = Bell()
-        self._asks: set[_Work] = set()
 
     @property
     def covered(self) -> bool:
@@ -189,11 +190,11 @@ class _Work:
         if self.answer is None and asking is not None:
             if self._waits_for(asking):
                 raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
-            asking._asks.add(self)
+            asking._asks |= {self}
             try:
                 await self._ended()
             finally:
-                asking._asks.discard(self)
+                asking._asks -= {self}
         if self.answer is None:
             return await alone(call)
         value, error, _ = self.answer
