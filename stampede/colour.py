@@ -12,11 +12,12 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from stampede import decisions, forks
-from stampede.errors import CodecError
+from stampede.errors import CodecError, EngineError
 from stampede.loops import Loop, PerLoop
 
 __all__ = [
@@ -368,21 +369,49 @@ _threads: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 
 
-def in_thread(function: Callable[..., T], *args: Any) -> Awaitable[T]:
-    """Run a short blocking operation beside the loop. It is never left half done: a cancellation waits for it."""
+async def in_thread(function: Callable[..., T], *args: Any, undo: Callable[[], object] | None = None) -> T:
+    """Run a short blocking operation beside the loop. It is never left half done: a cancellation waits for it.
+
+    What a signal throws at the caller waits for nothing. Whoever then gives back what this was to take comes before
+    the thread has taken it, perhaps: so the thread itself does `undo` behind it.
+    """
+    errand = _Errand(function, args, undo)
+    try:
+        return await _to_the_end(_submitted(errand))
+    except BaseException:
+        errand.forsaken = True
+        raise
+
+
+class _Errand(Generic[T]):
+    """What a thread does for a caller who may be gone before its end."""
+
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], undo: Callable[[], object] | None) -> None:
+        self._function = function
+        self._args = args
+        self._undo = undo
+        self.forsaken = False
+
+    def __call__(self) -> T:
+        value = self._function(*self._args)
+        if self.forsaken and self._undo is not None:  # asked behind: who leaves from now on finds it done
+            with suppress(EngineError):
+                self._undo()
+        return value
+
+
+def _submitted(errand: _Errand[T]) -> asyncio.Future[T]:
     global _threads
     with _lock:
-        if _threads is None:
-            _threads = ThreadPoolExecutor(8, "stampede-io")
-        try:
-            future = _threads.submit(function, *args)
-        except RuntimeError:  # the interpreter ends, as while atexit's functions run: then it blocks its loop
-            return _here(function, *args)
-    return _to_the_end(asyncio.wrap_future(future))
+        threads = _threads = _threads or ThreadPoolExecutor(8, "stampede-io")
+    try:
+        return asyncio.wrap_future(threads.submit(errand))
+    except RuntimeError:  # the interpreter ends, as while atexit's functions run: then it blocks its loop
+        return asyncio.ensure_future(_here(errand))
 
 
-async def _here(function: Callable[..., T], *args: Any) -> T:
-    return function(*args)
+async def _here(errand: _Errand[T]) -> T:
+    return errand()
 
 
 def _forget_threads() -> None:

@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 import trio
-from interrupting import interrupted, points_of
+from interrupting import Interrupt, interrupted, points_of
 from memcached_server import shared_memcached
 from servers import shared_redis
 
 from stampede import Cache, EngineError, WaitTimeout
 from stampede.places import _refreshers
+from stampede.ports import Ask, Granted
 
 # A coroutine that was made, and never begun, says so.
 pytestmark = [
@@ -216,7 +217,7 @@ def test_a_call_at_the_end_of_the_stack(cache: Cache, other: ThreadPoolExecutor,
     nothing_is_left(cache)
 
 
-@pytest.mark.parametrize("cache", ENGINES[:2], indirect=True)  # not on disk yet: it may take too long
+@pytest.mark.parametrize("cache", ENGINES[:3], indirect=True)
 def test_a_task_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor) -> None:
     """The same for a caller that suspends, and its computation, which is a task of its own."""
 
@@ -241,6 +242,36 @@ def test_a_task_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor) -> 
         runner.get_loop().set_exception_handler(lambda *_: None)
         runner.run(call(-1))
         swept(cache, lambda number: runner.run(call(number)), still)
+
+
+@pytest.mark.parametrize("verb", ["claim", "acquire"])
+@pytest.mark.parametrize("cache", ["disk://{}"], indirect=True)
+def test_what_a_thread_does_for_a_task_that_was_interrupted(cache: Cache, verb: str) -> None:
+    """A lease that was granted behind its giving back would lock the key for as long as it lasts."""
+    engine: Any = cache.engine
+    rows, took, go_on = engine._rows, Event(), Event()
+    port = engine.aclaims if verb == "claim" else engine.alocks
+    take, terms = getattr(rows, verb), Ask(60) if verb == "claim" else 60
+
+    def late(*args: Any) -> Any:
+        go_on.wait(LONG)
+        reply = take(*args)
+        took.set()
+        return reply
+
+    async def main() -> None:
+        setattr(rows, verb, late)
+        work = getattr(port, verb)("k", b"interrupted", terms)
+        work.send(None)
+        with pytest.raises(Interrupt):
+            work.throw(Interrupt())
+        await (port.abandon if verb == "claim" else port.release)("k", b"interrupted")
+        go_on.set()
+        took.wait(LONG)
+        while not isinstance(await getattr(port, verb)("k", b"later", terms), Granted):
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(main(), LONG))
 
 
 def test_a_task_factory_that_fails(cache: Cache) -> None:

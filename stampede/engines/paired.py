@@ -381,7 +381,10 @@ class _LocksBeside:
         self._locks = locks
 
     async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
-        return await in_thread(run_blocking, self._locks.acquire(name, token, lease, waits=waits))
+        def undo() -> None:
+            run_blocking(self._locks.release(name, token))
+
+        return await in_thread(run_blocking, self._locks.acquire(name, token, lease, waits=waits), undo=undo)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await in_thread(run_blocking, self._locks.renew(name, token, lease))

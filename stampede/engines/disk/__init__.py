@@ -32,7 +32,9 @@ _LEAST = 1 << 20
 
 
 class Run(Protocol):
-    def __call__(self, function: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
+    def __call__(
+        self, function: Callable[..., T], /, *args: Any, undo: Callable[[], object] | None = None
+    ) -> Awaitable[T]: ...
 
 
 class DiskEngine(Engine):
@@ -103,9 +105,9 @@ class _Port:
         self._colour = colour
         self._beside = run
 
-    async def _run(self, write: Callable[..., T], *args: Any) -> T:
+    async def _run(self, write: Callable[..., T], *args: Any, undo: Callable[[], object] | None = None) -> T:
         try:
-            return await self._beside(write, *args)
+            return await self._beside(write, *args, undo=undo)
         except BaseException:
             self._rows.database.tidy_up()
             raise
@@ -140,7 +142,11 @@ class _Keys(_Port, Versioned):
             reply = self._rows.answer(key, token, ask)
         except Locked:
             reply = None
-        return reply if reply is not None else await self._run(self._rows.claim, key, token, ask)
+        if reply is not None:
+            return reply
+        return await self._run(
+            self._rows.claim, key, token, ask, undo=lambda: self._rows.abandon(key, token, None, 0.0)
+        )
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return await self._run(self._rows.fill, key, token, entry)
@@ -188,7 +194,9 @@ class _Names(_Port):
             busy = self._rows.held(name, token)
         except Locked:
             busy = None
-        return busy if busy is not None else await self._run(self._rows.acquire, name, token, lease)
+        if busy is not None:
+            return busy
+        return await self._run(self._rows.acquire, name, token, lease, undo=lambda: self._rows.release(name, token))
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await self._run(self._rows.renew, lock_number(name)[0], token, lease)
@@ -200,8 +208,8 @@ class _Names(_Port):
         await self._wait(lock_number(name)[0], busy, timeout)
 
 
-async def _here(function: Callable[..., T], /, *args: Any) -> T:
-    return function(*args)
+async def _here(function: Callable[..., T], /, *args: Any, undo: Callable[[], object] | None = None) -> T:
+    return function(*args)  # whoever is thrown out of it has left it
 
 
 # -- ends and forks -------------------------------------------------------------------------------------------------
