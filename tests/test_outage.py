@@ -452,7 +452,18 @@ def test_a_read_notices_that_it_is_over(colour: str, engine: Switched, clock: Fa
     engine.plug.put_back()
     assert _asked(cache, colour, "get", "k") is None
     clock.advance(1.01)
-    assert _asked(cache, colour, "get", "k") == 1
+    assert [_asked(cache, colour, "get", "k") for _ in range(2)] == [1, 1]
+
+
+@both
+def test_a_read_that_fails_is_no_error(colour: str, engine: Switched) -> None:
+    """Where the generation is known, the read itself is the first to meet the trouble."""
+    cache = Cache(engine=engine)
+    _asked(cache, colour, "set", "k", 1)
+    engine.plug.pull("get")
+    assert _asked(cache, colour, "get", "k", "default") == "default"
+    assert _asked(cache, colour, "get_many", ["k"]) == {}
+    assert cache.stats().engine_downs == 1
 
 
 @both

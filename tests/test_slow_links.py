@@ -15,6 +15,7 @@ from proxy import Proxy
 from servers import RedisServer, shared_redis
 
 from stampede import Cache, TooLarge, events
+from stampede.engines.progress import Pace
 
 RATE = 1e6
 BLOB = os.urandom(500_000)
@@ -55,6 +56,16 @@ def test_a_large_value_is_stored(slow: Slow, face: Callable[..., Face], colour: 
     assert slowly.cache.stats().engine_downs == 0
     with Cache(near) as cache:
         assert cache.get("big") == BLOB
+
+
+def test_what_is_taken_is_life() -> None:
+    """A value that takes longer to send than any allowance for what nobody sees would be given up on its way."""
+    pace, patience, size = Pace(), 1.0, 100 << 20
+    pace.begin(0.0)
+    pace.sends(size)
+    whole = pace.left(patience, size, 0.0)
+    assert pace.left(patience, size - 1, whole - 0.1) == whole
+    assert pace.left(patience, size - 1, whole) == pytest.approx(whole - 0.1)
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
