@@ -10,9 +10,9 @@ from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
-from stampede import events, forks
+from stampede import events, forks, stalls
 from stampede.breaker import Breaker
-from stampede.colour import Colour, run_blocking
+from stampede.colour import Bell, Colour, run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
@@ -157,7 +157,9 @@ class Guarded:
         if patience + GRACE >= outage.silence:
             return await work()
         if outage.hangs_for(patience + GRACE):
-            return Late.LATE
+            await self._colour.park(Bell(), stalls.NEXT)  # its reply may be there, and we have not run since it came
+            if outage.hangs_for(patience + GRACE):
+                return Late.LATE
         question = outage.begin()
 
         def ended(result: Any, error: BaseException | None) -> None:

@@ -12,7 +12,7 @@ from enum import Enum
 from math import inf
 from typing import Any, TypeAlias, TypeVar
 
-from stampede import forks
+from stampede import forks, stalls
 from stampede.colour import Colour, hold_task, run_blocking, running_loop
 from stampede.threads import begun
 from stampede.watch import watch
@@ -169,8 +169,11 @@ async def within(colour: Colour, work: Coroutine[Any, Any, T], seconds: float, l
 
 
 async def _within_loop(task: asyncio.Task[T], seconds: float, late: Told) -> T | Late:
+    began = time.monotonic()
     try:
         await asyncio.wait([task], timeout=seconds)
+        if not task.done():  # its reply may have come while this loop was blocked
+            await asyncio.wait([task], timeout=stalls.given_back(time.monotonic() - began - seconds, seconds))
     except BaseException:
         with suppress(RuntimeError):  # its loop was closed
             task.cancel()
@@ -211,8 +214,11 @@ class _Errand:
             self._late(self._result, self._error)
 
     def result(self, seconds: float) -> Any:
+        began = time.monotonic()
         try:
             ended = self._done.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+            if not ended:  # its reply may have come while this process was stopped
+                ended = self._done.acquire(timeout=stalls.given_back(time.monotonic() - began - seconds, seconds))
         except BaseException:
             self._is_first(False)
             raise

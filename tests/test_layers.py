@@ -48,7 +48,7 @@ LAYERS = """
     ports policy early breaker pace events
     entry loops
     errors decisions greenlets
-    forks threads
+    forks threads stalls
 """
 LINES = [line.split() for line in LAYERS.strip().splitlines()]
 DEPTH = {name: depth for depth, line in enumerate(LINES) for name in line}

@@ -6,6 +6,8 @@ import select
 import time
 from typing import Any
 
+from stampede.stalls import given_back
+
 try:
     from fcntl import ioctl
     from struct import unpack
@@ -25,7 +27,7 @@ else:
             return 0
 
 
-__all__ = ["LARGE", "LOOKS", "Pace", "send", "unsent"]
+__all__ = ["LARGE", "LOOKS", "Pace", "comes", "send", "unsent"]
 
 LARGE = 1 << 16
 """Bytes that take a while on a slow link."""
@@ -71,12 +73,28 @@ def unsent(transport: Any) -> int:
     return int(transport.get_write_buffer_size()) + _queued(transport.get_extra_info("socket"))
 
 
+def comes(sock: Any, since: float) -> bool:
+    """Whether there is something to read after all, though the time for it, since then, ran out: if we did not run in
+    it, it may have come, or need the time that we have lost."""
+    patience = sock.gettimeout()
+    if hasattr(sock, "pending") and sock.pending():  # what TLS has read already
+        return True
+    look = select.poll()
+    look.register(sock, select.POLLIN)
+    return bool(look.poll(1000 * given_back(time.monotonic() - since - patience, patience)))
+
+
 def send(sock: Any, data: bytes) -> None:
     """Send all of it over a blocking socket, whose time-out is for each piece; then wait for what is said to it, for
     as long as it moves."""
     patience = sock.gettimeout()
-    if patience is None or len(data) <= LARGE:
+    if patience is None:
         sock.sendall(data)
+        return
+    if len(data) <= LARGE:
+        sent = sock.send(data)  # all of it, as a rule. (`sendall` has one time-out for all pieces.)
+        while sent < len(data):
+            sent += sock.send(data[sent:])
         return
     view, sent = memoryview(data), 0
     while sent < len(view):

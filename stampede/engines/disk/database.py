@@ -23,6 +23,7 @@ from stampede.engines.disk.stamps import MARK, Stamps, Unreadable
 from stampede.engines.disk.turn import Interrupted, Turn, Turns
 from stampede.engines.flock import try_lock
 from stampede.errors import EngineClosed, EngineError
+from stampede.stalls import Patience
 
 __all__ = ["Damaged", "Database", "Locked", "Opened", "Write"]
 
@@ -230,7 +231,7 @@ class Database:
     def _replace(self, opened: Opened) -> str:
         """Through the gate: a new database in the place of one that is gone or damaged, if nobody else was faster."""
         stamps = opened.stamps
-        if not self._enter(stamps, time.monotonic() + self._timeout):
+        if not self._enter(stamps, Patience(self._timeout)):
             raise EngineError(f"process {stamps.writer} is writing to {self.directory}, so it can't be replaced yet")
         try:
             if not stamps.current:
@@ -350,14 +351,14 @@ class Database:
 
     def patiently(self, read: Callable[[], T]) -> T:
         """What `read` gives, asked again while others keep readers out."""
-        deadline = time.monotonic() + self._timeout
+        patience = Patience(self._timeout)
         while True:
             try:
                 return read()
             except Locked:
-                if time.monotonic() > deadline:
+                if patience.left <= 0:
                     raise EngineError(f"{self.directory} could not be read for {self._timeout:g} s") from None
-            time.sleep(0.001)
+            patience.rest(0.001)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -370,14 +371,14 @@ class Database:
 
     @contextmanager
     def _transaction(self, turn: Turn) -> Iterator[Write]:
-        deadline = time.monotonic() + self._timeout
+        patience = Patience(self._timeout)
         opened: Opened | None = None
         trouble: Exception | None = None
         try:
-            self._take_turn(turn, self._timeout)
-            opened = self._gate(turn, deadline)
+            self._take_turn(turn, patience)
+            opened = self._gate(turn, patience)
             with self._connection(opened) as connection:
-                self._begin_write(connection, deadline)
+                self._begin_write(connection, patience)
                 write = Write(connection, opened)
                 try:
                     yield write
@@ -394,32 +395,33 @@ class Database:
         if trouble is not None and opened is not None:
             raise self._told(trouble, opened) from trouble
 
-    def _take_turn(self, turn: Turn, timeout: float) -> None:
+    def _take_turn(self, turn: Turn, patience: Patience) -> None:
         """Be the only thread of this process that writes."""
+        waits = patience.left
         try:
-            if self._turns.take(turn, timeout):
+            if self._turns.take(turn, patience):
                 return
         except Interrupted:
             raise EngineError(
                 f"a finalizer or signal interrupted a write to {self.directory}, and can't write itself"
             ) from None
-        raise EngineError(f"another thread has been writing to {self.directory} for {timeout:g} s")
+        raise EngineError(f"another thread has been writing to {self.directory} for {waits:g} s")
 
     def tidy_up(self) -> None:
         """After an error: if a write was left at a moment that no `finally` covers, other processes wait for it."""
         if self._turns.left:
             turn = Turn(sys._getframe())
             try:
-                self._turns.take(turn, 0.0)
+                self._turns.take(turn, Patience(0.0))
             finally:
                 self._turns.end(turn)
 
-    def _gate(self, turn: Turn, deadline: float) -> Opened:
+    def _gate(self, turn: Turn, patience: Patience) -> Opened:
         """The gate of what the directory means at this moment, locked."""
         while True:
             opened = self.opened()
             turn.leave.append(opened.stamps.leave)  # before it is entered, or nobody knew of it
-            if not self._enter(opened.stamps, deadline):
+            if not self._enter(opened.stamps, patience):
                 raise EngineError(
                     f"process {opened.stamps.writer} has been writing to {self.directory} for {self._timeout:g} s"
                 )
@@ -427,24 +429,24 @@ class Database:
                 return opened
             opened.stamps.leave()
 
-    def _enter(self, stamps: Stamps, deadline: float) -> bool:
+    def _enter(self, stamps: Stamps, patience: Patience) -> bool:
         pause = 0.0001
         while not stamps.enter():
-            if time.monotonic() > deadline:
+            if patience.left <= 0:
                 return False
-            time.sleep(pause)
+            patience.rest(pause)
             pause = min(pause * 1.5, 0.002)
         return True
 
-    def _begin_write(self, connection: sqlite3.Connection, deadline: float) -> None:
+    def _begin_write(self, connection: sqlite3.Connection, patience: Patience) -> None:
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as error:
-                if not _busy(error) or time.monotonic() > deadline:
+                if not _busy(error) or patience.left <= 0:
                     raise
-            time.sleep(0.001)
+            patience.rest(0.001)
 
     def _note(self, connection: sqlite3.Connection) -> None:
         now = boot.clock()
@@ -456,7 +458,7 @@ class Database:
         """Put a stamp where a writer that was killed left its mark. Nothing, if a writer is at work."""
         turn = Turn(sys._getframe())
         try:
-            self._take_turn(turn, 0.0)
+            self._take_turn(turn, Patience(0.0))
         except EngineError:
             return
         try:
@@ -499,7 +501,7 @@ class Database:
         turn = Turn(sys._getframe())
         turn.leave.append(opened.stamps.leave)
         try:
-            self._take_turn(turn, self._timeout)
+            self._take_turn(turn, Patience(self._timeout))
         except EngineError:
             return "it is still in use"
         try:

@@ -7,7 +7,6 @@ frame that writes, and is taken over when that thread has left that frame, whate
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Generator
 from threading import get_ident
 from types import FrameType
@@ -16,6 +15,7 @@ from weakref import ref
 
 from stampede import decisions, greenlets
 from stampede.colour import BLOCKING, Bell, run_blocking
+from stampede.stalls import Patience
 
 __all__ = ["Interrupted", "Turn", "Turns"]
 
@@ -86,9 +86,8 @@ class Turns:
         owner = self._owner
         return owner is not None and owner.over()
 
-    def take(self, turn: Turn, timeout: float) -> bool:
+    def take(self, turn: Turn, patience: Patience) -> bool:
         """False: another thread has had it for so long."""
-        deadline = time.monotonic() + timeout
         while True:
             with decisions.lock:
                 owner = self._owner
@@ -97,10 +96,11 @@ class Turns:
                     break
             if owner.is_of_caller():
                 raise Interrupted
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if patience.left <= 0:
                 return False
-            run_blocking(BLOCKING.park(owner.bell, min(left, LOOK)))
+            pause = min(patience.left, LOOK)
+            run_blocking(BLOCKING.park(owner.bell, pause))
+            patience.spend(pause)
         turn.tidy_up()
         return True
 

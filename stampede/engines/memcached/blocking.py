@@ -17,7 +17,7 @@ from weakref import ref
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
-from stampede.engines.progress import send
+from stampede.engines.progress import comes, send
 from stampede.errors import EngineError
 
 __all__ = ["BlockingLine"]
@@ -91,7 +91,7 @@ class Connection:
         return replies
 
     def _replies(self, count: int) -> list[Reply]:
-        buffer: bytes | bytearray = self._sock.recv(CHUNK)
+        buffer: bytes | bytearray = self._received()
         replies: list[Reply] = []
         at = 0
         while True:
@@ -104,7 +104,7 @@ class Connection:
                     if at < len(buffer):
                         raise EngineError("memcached's reply is out of step: it is more than was asked for")
                     return replies
-            more = self._sock.recv(CHUNK)
+            more = self._received()
             if not more:
                 raise ConnectionResetError("the server has closed the connection")
             if isinstance(buffer, bytes):
@@ -112,6 +112,16 @@ class Connection:
             del buffer[:at]
             at = 0
             buffer += more
+
+    def _received(self) -> bytes:
+        since = time.monotonic()
+        try:
+            some: bytes = self._sock.recv(CHUNK)
+        except TimeoutError:
+            if not comes(self._sock, since):
+                raise
+            some = self._sock.recv(CHUNK)
+        return some
 
     def watch(self) -> select.poll:
         """What looks at its socket, for one thread at a time."""

@@ -20,12 +20,9 @@ from stampede.engines.progress import LOOKS, Pace, unsent
 from stampede.engines.transport import disown, shut
 from stampede.errors import EngineError
 from stampede.loops import Loop, PerLoop
+from stampede.stalls import given_back, unhurried
 
 __all__ = ["SuspendingLine"]
-
-
-NEXT = 0.01
-"""Seconds until a loop has looked at its sockets."""
 
 
 class _Question:
@@ -184,7 +181,8 @@ class Stream(asyncio.Protocol):
         elif sure:
             self.lose(TimeoutError(f"no answer in {patience:g} s"))
         else:  # it may be our own loop that was blocked, and the answer be there to be read
-            self._watch = self._loop.call_later(NEXT, partial(self._look, patience, sure=True))
+            pause = given_back(-left, patience)
+            self._watch = self._loop.call_later(pause, partial(self._look, patience, sure=True))
 
     def lose(self, error: BaseException) -> None:
         """The connection is of no use any more: whoever waits for a reply won't get it."""
@@ -270,11 +268,18 @@ class SuspendingLine:
 
 
 async def _connected(server: Server, loop: Loop, again: Callable[[Server], Coroutine[Any, Any, Stream]]) -> Stream:
-    stream = Stream(server, loop, again)
+    async def connect() -> Stream:
+        stream = Stream(server, loop, again)
+        try:
+            await stream.connect()
+        except (OSError, EngineError) as error:
+            stream.lose(error)
+            raise
+        return stream
+
     try:
-        await stream.connect()
+        stream = await unhurried(connect, TimeoutError)
     except (OSError, EngineError) as error:
-        stream.lose(error)
         if not isinstance(error, EngineError):
             server.failed()
         raise trouble(server, error) from error

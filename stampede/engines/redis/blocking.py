@@ -207,7 +207,7 @@ class Blocking:
 
     def _read(self, connection: Connection, command: Command) -> Any:
         try:
-            reply = connection.read_response(disable_decoding=True)
+            reply = self._heard(connection)
             self._scripts.check(command, reply)
             return reply
         except self._readonly as demoted:  # another server is the master now: a new connection may find it
@@ -216,6 +216,15 @@ class Blocking:
             if str(refusal).startswith("Protocol error"):  # so it calls a question of one who has not logged in
                 raise ConnectionError(str(refusal)) from refusal
             return refusal
+
+    def _heard(self, connection: Any) -> Any:
+        since = time.monotonic()
+        try:
+            return connection.read_response(disable_decoding=True, disconnect_on_error=False)
+        except self._hung:
+            if not progress.comes(connection._sock, since):
+                raise
+        return connection.read_response(disable_decoding=True)
 
 
 class _Pool:
@@ -272,8 +281,10 @@ class _Pool:
                     leave = self._idle_connected()
                     if leave is not None:
                         return leave
-                    if not self._returned.wait(end - time.monotonic()):
+                    left = end - time.monotonic()
+                    if left <= 0:
                         break
+                    self._returned.wait(left)  # and look again, also if we have not run since then
             finally:
                 self._waiting -= 1
         return None

@@ -380,6 +380,7 @@ class News:
                 if (now >= tick or self._readers.wakes in ready) and self._readers.ended():
                     self.reader_lost()
                 if now >= tick:
+                    heard += now - tick  # in which we did not run; perhaps nothing was asked, either
                     if now - heard > 2 * TICK:
                         raise ConnectionError("it doesn't answer")
                     tick = now + TICK

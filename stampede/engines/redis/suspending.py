@@ -25,13 +25,11 @@ from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.engines.redis.shapes import OutOfStep
 from stampede.engines.transport import disown, shut
 from stampede.loops import PerLoop
+from stampede.stalls import given_back, unhurried
 
 __all__ = ["Suspending"]
 
 _GUARD = "stampede-redis-guard"
-
-_NEXT = 0.01
-"""Seconds until a loop has looked at its sockets."""
 
 _LAST_WORDS = 1.0
 """Seconds for which the connection of a loop that ends stays for tasks that are ending."""
@@ -239,9 +237,14 @@ class _Pipe:
 
     async def _connect(self) -> None:
         connection: Any = None
-        try:
+
+        async def connect() -> None:
+            nonlocal connection
             connection = self._server.suspending_connection()
             await connection.connect()
+
+        try:
+            await unhurried(connect, (self._hung, TimeoutError))
             self._wire = _Wire(connection, self)
             await anext(self._wire.ended)
         except (Exception, asyncio.CancelledError) as error:
@@ -297,9 +300,10 @@ class _Pipe:
             wire.drop(self._hung(f"no reply within {patience:g} s"))
             return
         pause = min(left, patience / LOOKS) if pending else left
-        # Overdue, it may be our own loop that was blocked, and the reply be there to be read.
+        if left <= 0:  # it may be our own loop that was blocked, and the reply be there to be read
+            pause = given_back(-left, patience)
         look = partial(self._look_out, sure=left <= 0)
-        self._watch = asyncio.get_running_loop().call_later(pause if left > 0 else _NEXT, look)
+        self._watch = asyncio.get_running_loop().call_later(pause, look)
 
     def _take_waiting(self) -> list[_Question]:
         waiting, self._waiting = self._waiting, []

@@ -1,0 +1,207 @@
+"""A time that runs out while we ourselves don't run says nothing of the server: its reply lies there to be read.
+
+A process is stopped, or its event loop blocked, in the very moment in which the reply has come and has not been read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from memcached_server import shared_memcached
+from proxy import Proxy
+from servers import shared_redis, wait_until
+
+from stampede import Cache
+
+PATIENCE = 0.1
+"""Seconds that a reply, or a connection, may take."""
+
+STALL = 0.25
+
+
+class Link(NamedTuple):
+    near: str
+    far: str
+    proxy: Proxy
+
+
+@pytest.fixture(params=["redis", "memcached"])
+def link(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Link:
+    """A server with a value, as it is, and behind a proxy: there a reply may take but a moment."""
+    server: Any = shared_redis() if request.param == "redis" else shared_memcached()
+    proxy = before(server)
+    if request.param == "redis":
+        server.cli("FLUSHALL")
+        far = f"{proxy.url}?socket_timeout={PATIENCE}&socket_connect_timeout={PATIENCE}"
+    else:
+        server.empty()
+        far = f"memcached://127.0.0.1:{proxy.port}?timeout={PATIENCE}&connect_timeout={PATIENCE}"
+    with Cache(server.url) as near:
+        near.set_many({"k": "kept", "l": "kept"})
+        assert near.get_or_compute("k", lambda: "computed") == "kept"  # no script is missing any more
+    return Link(server.url, far, proxy)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    made = None if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=made) as runner:
+        yield runner
+
+
+def block_at_reply(proxy: Proxy, loop: asyncio.AbstractEventLoop) -> None:
+    """Have the loop blocked when the next reply comes, before it can be read."""
+    began = threading.Event()
+
+    def sleep() -> None:
+        began.set()
+        time.sleep(STALL)
+
+    def block() -> None:
+        loop.call_soon_threadsafe(sleep)
+        assert began.wait(5)
+
+    proxy.at(b"", after=block)
+
+
+WHEN = {"connecting": ("", ""), "asking": ("warm", ""), "impatient": ("warm", "0.1")}
+when = pytest.mark.parametrize("warm, wait", WHEN.values(), ids=WHEN)
+
+
+@when
+def test_a_blocked_loop_takes_the_reply(link: Link, runner: asyncio.Runner, warm: str, wait: str) -> None:
+    """The server would be taken for hung, and the process go on without it: with older values, and work done twice."""
+
+    terms = {"wait": float(wait)} if wait else {}
+
+    async def scenario(cache: Cache) -> None:
+        if warm:
+            assert await cache.aget_or_compute("k", lambda: "computed") == "kept"
+        block_at_reply(link.proxy, asyncio.get_running_loop())
+        assert await cache.aget_or_compute("k", lambda: "computed", **terms) == "kept"
+
+    with Cache(link.far) as cache:
+        runner.run(scenario(cache))
+        assert link.proxy.met == 1
+        assert cache.stats().engine_downs == 0
+
+
+CHILD = """
+import asyncio, sys
+from stampede import Cache
+
+url, colour, warm, wait = sys.argv[1:]
+terms = {"wait": float(wait)} if wait else {}
+
+async def asked(cache):
+    if warm:
+        await cache.aget_or_compute("k", lambda: "computed")
+    print("asks", flush=True)
+    sys.stdin.readline()
+    return await cache.aget_or_compute("k", lambda: "computed", **terms)
+
+def asked_at_once(cache):
+    if warm:
+        cache.get_or_compute("k", lambda: "computed")
+    print("asks", flush=True)
+    sys.stdin.readline()
+    return cache.get_or_compute("k", lambda: "computed", **terms)
+
+with Cache(url) as cache:
+    value = asyncio.run(asked(cache)) if colour == "async" else asked_at_once(cache)
+    print(value, cache.stats().engine_downs, flush=True)
+"""
+
+
+def _states(pid: int) -> set[str]:
+    """Of all its threads."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return {each.read_text().rpartition(")")[2].split()[0] for each in tasks}
+
+
+class Child:
+    """A process that asks, and is stopped for a while when the reply has come."""
+
+    def __init__(self, link: Link, colour: str, warm: str, wait: str, late: float = 0.0) -> None:
+        self._link = link
+        self._late = late  # seconds after the stop, in which the reply comes
+        args = [sys.executable, "-c", CHILD, link.far, colour, warm, wait]
+        self._popen = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def _stop(self) -> None:
+        pid = self._popen.pid
+        wait_until(lambda: _states(pid) == {"S"})  # it waits for the reply
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: _states(pid) == {"T"})
+        go_on = threading.Timer(STALL, os.kill, (pid, signal.SIGCONT))
+        go_on.start()
+        if self._late:
+            go_on.join()
+            time.sleep(self._late)
+
+    def says(self) -> str:
+        child = self._popen
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with contextlib.closing(child.stdin), contextlib.closing(child.stdout):
+            try:
+                assert child.stdout.readline() == "asks\n"
+                self._link.proxy.at(b"", after=self._stop)
+                child.stdin.write("\n")
+                child.stdin.flush()
+                return child.stdout.readline().strip()
+            finally:
+                child.kill()
+                child.wait()
+
+
+@when
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_stopped_process_takes_the_reply(link: Link, colour: str, warm: str, wait: str) -> None:
+    """The same of a process that did not come to run (SIGSTOP, a suspended container, a busy machine)."""
+    assert Child(link, colour, warm, wait).says() == "kept 0"
+    assert link.proxy.met == 1
+
+
+@pytest.mark.parametrize("wait", ["", "0.1"], ids=["patient", "impatient"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_stood_still_with_the_server_waits_for_it(link: Link, colour: str, wait: str) -> None:
+    """A machine that stands still for a moment would have all its processes go on without each other."""
+    assert Child(link, colour, "warm", wait, late=PATIENCE / 3).says() == "kept 0"
+    assert link.proxy.met == 1
+
+
+def test_a_question_that_was_answered_meanwhile_does_not_hang(link: Link) -> None:
+    """Who comes while the loop was blocked would take it for one that hangs, and not even ask."""
+
+    async def scenario(cache: Cache) -> None:
+        assert await cache.aget("k") == "kept"
+        loop, began = asyncio.get_running_loop(), threading.Event()
+        second: list[asyncio.Task[str]] = []
+
+        def come() -> None:
+            began.set()
+            time.sleep(STALL)
+            second.append(loop.create_task(cache.aget_or_compute("l", lambda: "computed", wait=0.0)))
+
+        def block() -> None:
+            loop.call_soon_threadsafe(come)
+            assert began.wait(5)
+
+        link.proxy.at(b"", after=block)
+        assert await cache.aget_or_compute("k", lambda: "computed", wait=0.0) == "kept"
+        assert await second[0] == "kept"
+
+    with Cache(link.far) as cache:
+        asyncio.run(scenario(cache))
