@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface, ip_address
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
@@ -67,6 +67,26 @@ class Slots:
     n: int
 
 
+@dataclass
+class Row:
+    n: int
+    text: str
+    part: float | None
+    tags: list[str]
+    counts: dict[str, int]
+    made: datetime
+    by: UUID
+    more: Any = None
+
+
+@dataclass
+class Doubled:
+    n: int
+
+    def __post_init__(self) -> None:
+        self.n *= 2
+
+
 @attrs.define(slots=False)
 class Attrs:
     n: Any
@@ -101,8 +121,9 @@ def facts(value: Any) -> Any:
         inner = sorted(map(repr, map(facts, value)))
     elif isinstance(value, (list, tuple, deque)):
         inner = [*map(facts, value)]
-    elif kind in (Page, Slots, Attrs, Struct):
-        inner = [facts(getattr(value, name)) for name in ("n", "items", "made") if hasattr(value, name)]
+    elif kind in (Page, Row, Doubled, Slots, Attrs, Struct):
+        names = ("n", "items", "made", "text", "part", "tags", "counts", "by", "more")
+        inner = [facts(getattr(value, name)) for name in names if hasattr(value, name)]
     elif isinstance(value, pydantic.BaseModel):
         inner = [facts(value.__dict__), facts(value.__pydantic_extra__), facts(value.__pydantic_private__)]
     else:
@@ -162,6 +183,32 @@ def test_what_comes_back_is_what_went_in(name: str, returns: Any, value: Any) ->
     assert facts(codec.decode(KEY, blob).value) == facts(value)
 
 
+ODD: list[tuple[str, Any]] = [
+    ("n", True), ("n", Kind.A), ("n", 1.0), ("n", None), ("text", Text("x")), ("text", b"x"), ("part", 1),
+    ("part", math.nan), ("part", math.inf), ("part", -0.0), ("tags", ("x",)), ("tags", [Text("x")]), ("tags", [None]),
+    ("counts", {Text("x"): 1}), ("counts", OrderedDict()), ("counts", {"x": True}),
+    ("made", datetime(2026, 1, 1, fold=1)), ("made", datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC"))),
+    ("made", datetime(1, 1, 1, tzinfo=UTC)), ("made", date(2026, 1, 1)), ("by", UUID(int=1, is_safe=SafeUUID.safe)),
+    ("more", {1: 2}), ("more", {"x": (1,)}), ("more", [b"x"]), ("more", [bytearray(b"x")]), ("more", [1, [math.nan]]),
+    ("more", 2**64), ("extra", 9), ("__class__", type("Row", (Row,), {})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, value", ODD, ids=repr)
+@pytest.mark.parametrize("form", ["msgpack", "json"])
+def test_rows_come_back_as_they_went_in(form: str, name: str, value: Any) -> None:
+    """What nobody reads back to see whether it is whole would not be."""
+    codec = make_codec(form, returns=list[Row])
+    rows = [Row(n, "x", 0.5, ["x"], {"x": 1}, datetime(2026, 1, 1), UUID(int=n)) for n in (1, 2**63)]
+    assert facts(through(codec, rows)) == facts(rows)
+    setattr(rows[-1], name, value)
+    try:
+        blob = codec.encode(KEY, Entry(rows, ID))
+    except CodecError:
+        return
+    assert facts(codec.decode(KEY, blob).value) == facts(rows)
+
+
 def changed(value: Any, name: str = "extra") -> Any:
     object.__setattr__(value, name, 9)
     return value
@@ -170,6 +217,7 @@ def changed(value: Any, name: str = "extra") -> Any:
 LOSSY: list[tuple[Any, Callable[[], Any], list[str]]] = [
     (Page, lambda: changed(Page(1)), CODECS),
     (Attrs, lambda: changed(Attrs(1)), CODECS),
+    (Doubled, lambda: Doubled(1), ["msgpack", "json"]),
     (Slots, lambda: changed(Slots(1), "beside"), CODECS),
     (list[Page], lambda: [Page(0)] * 2000 + [changed(Page(1))], CODECS),
     (Point, lambda: Sub(1), CODECS),
@@ -181,6 +229,9 @@ LOSSY: list[tuple[Any, Callable[[], Any], list[str]]] = [
     (datetime, lambda: datetime(2026, 1, 1, fold=1), ["msgpack", "json"]),
     (list[int], lambda: [Kind.A], ["msgpack", "json"]),
     (list[float], lambda: [1], ["msgpack", "json"]),
+    (Annotated[int, msgspec.Meta(gt=5)], lambda: 3, ["msgpack", "json"]),
+    (Annotated[list[int], msgspec.Meta(max_length=1)], lambda: [1, 2], ["msgpack", "json"]),
+    (Annotated[dict[str, int], msgspec.Meta(max_length=0)], lambda: {"x": 1}, ["msgpack", "json"]),
     (Any, lambda: changed(OrderedDict(a=1)), CODECS),
     (Any, lambda: changed(Counter("a")), CODECS),
     (Any, lambda: changed(IPv4Interface("10.0.0.1/8")), CODECS),
