@@ -290,21 +290,25 @@ class GuardedClaims:
         if outage.refugees.pop(token, None) is not None:
             await self._refuge.abandon(key, token, verdict, rest)
             return
-        _, patience = outage.granted.pop(token, (key, inf))
+        if not await self._abandoned(key, token, verdict, rest):
+            outage.unknown.add(key, token)  # it goes when the engine is back
+        outage.granted.pop(token, None)  # and not before: if this is interrupted it is done again, no more patiently
+
+    async def _abandoned(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> bool:
+        outage = self._outage
+        if outage.down:
+            return False
+        _, patience = outage.granted.get(token, (key, inf))
         try:
-            if not outage.down:
-                done = await self._ask(
-                    lambda: self._port.abandon(key, token, verdict, rest),
-                    patience,
-                    partial(self._filled, key, token),
-                )
-                if done is not Late.LATE:
-                    return
+            done = await self._ask(
+                lambda: self._port.abandon(key, token, verdict, rest), patience, partial(self._filled, key, token)
+            )
         except EngineClosed:
-            return
+            return True
         except EngineError as error:
             outage.failed(error)
-        outage.unknown.add(key, token)  # it goes when the engine is back
+            return False
+        return done is not Late.LATE
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         outage = self._outage

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -80,6 +82,32 @@ def test_nor_for_the_value_to_be_stored(before: Before, face: Faces, engine: str
     assert time.monotonic() - ends[0] < SOON
     proxy.let_go()
     until(lambda: asked.run("get", "k") == 1)  # it was on its way
+
+
+@engines
+def test_nor_for_a_lease_to_be_given_back_by_who_is_interrupted_twice(
+    before: Before, face: Faces, engine: str, request: pytest.FixtureRequest
+) -> None:
+    """The second Ctrl-C, of one who sees that nothing happens, would have it wait for a second more."""
+    proxy, url = hanging(engine, before)
+    asked = face(url)
+    asked("warm", lambda: 1)
+    request.addfinalizer(partial(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt)))
+    began: list[float] = []
+
+    def origin() -> int:
+        proxy.hold()
+        began.append(time.monotonic())
+        signal.setitimer(signal.ITIMER_REAL, WAIT / 2)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asked("k", origin, wait=WAIT)
+    assert time.monotonic() - began[0] < WAIT / 2 + SOON
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @both
