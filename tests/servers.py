@@ -380,9 +380,9 @@ SLOTS = 1 << 14
 _REPLICATES = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
 
 
-def wait_until(good: Callable[[], bool]) -> None:
+def wait_until(good: Callable[[], bool], patience: float = PATIENCE) -> None:
     """What servers agree on among themselves can be waited for in no other way."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     while not good():
         assert time.monotonic() < end, "the servers don't come together"
         time.sleep(0.02)

@@ -24,9 +24,9 @@ __all__ = ["ENGINES", "World"]
 _LINK = {
     "cut": Effect(3, (0, 0), 2.5),
     "slow": Effect(2, (0.5, 2), 2.5),
-    "trickle": Effect(1, (0.3, 1.5), 2.5),
-    "torn": Effect(2, (0.1, 1), 2.5),
-    "hold": Effect(2, (0.2, 5), 6),
+    "trickle": Effect(1, (0.3, 1.5), 2.5, silent=True),
+    "torn": Effect(2, (0.1, 1), 2.5, silent=True),
+    "hold": Effect(2, (0.2, 5), 6, silent=True),
 }
 
 
@@ -37,6 +37,7 @@ class World:
     effects: ClassVar[dict[str, Effect]]
     signed: ClassVar[bool] = False
     shared: ClassVar[bool] = True  # by processes; else there is but one, and its forked children are on their own
+    linked: ClassVar[bool] = False  # all that processes and servers say goes through the conductor's own process
     gated: ClassVar[bool] = False  # who is frozen in the middle of a write keeps all others from writing
     parted: ClassVar[bool] = False  # a part of it may be down, which is told but once a minute
     lag: ClassVar[dict[bool, float]] = {False: 0.0, True: 0.0}
@@ -70,6 +71,8 @@ class World:
 
 class _Linked(World):
     """Processes reach the servers through proxies."""
+
+    linked = True
 
     def __init__(self) -> None:
         self.proxies: list[Proxy] = []
@@ -140,7 +143,7 @@ class Redis(_Linked):
     effects: ClassVar = {
         **_LINK,
         "kill-connections": Effect(4, (0, 0), 2.5),
-        "freeze": Effect(3, (0.2, 5), 6),
+        "freeze": Effect(3, (0.2, 5), 6, silent=True),
         "restart": Effect(3, (0, 2), 4, keeps=False),
         "flush": Effect(3, (0, 0), 2.5, keeps=False),
         "full": Effect(2, (0.5, 2), 3),
@@ -247,7 +250,7 @@ class Cluster(World):
     parted = True
     effects: ClassVar = {
         "kill-connections": Effect(4, (0, 0), 2.5),
-        "blink": Effect(3, (0.1, 0.6), 3),
+        "blink": Effect(3, (0.1, 0.6), 3, silent=True),
         "failover": Effect(2, (3, 4), 8, keeps=False, forgets=True),
         "thaw-late": Effect(2, (3, 4), 8, keeps=False, forgets=True),
         "flush": Effect(2, (0, 0), 2.5, keeps=False),
@@ -318,7 +321,7 @@ class Sentinel(World):
     name = "sentinel"
     effects: ClassVar = {
         "kill-connections": Effect(4, (0, 0), 2.5),
-        "blink": Effect(3, (0.1, 0.6), 3),
+        "blink": Effect(3, (0.1, 0.6), 3, silent=True),
         "failover": Effect(2, (4, 5), 8, keeps=False, forgets=True),
         "thaw-late": Effect(2, (4, 5), 8, keeps=False, forgets=True),
         "flush": Effect(2, (0, 0), 2.5, keeps=False),
@@ -367,7 +370,9 @@ class Sentinel(World):
             except subprocess.CalledProcessError:
                 return False
 
-        wait_until(together)
+        # A second vote is held 6 s after one that nobody won, and a master that is back is told 8 s later that it is
+        # one no more, by what it has said of itself, for which it is asked every 10 s.
+        wait_until(together, 45)
 
     def flush(self, fault: Planned, pids: list[int]) -> str:
         self._master().cli("FLUSHALL")
@@ -387,7 +392,7 @@ class Memcached(_Linked):
     parted = True
     effects: ClassVar = {
         **_LINK,
-        "freeze": Effect(3, (0.2, 5), 6),
+        "freeze": Effect(3, (0.2, 5), 6, silent=True),
         "restart": Effect(3, (0, 2), 4, keeps=False),
         "flush": Effect(3, (0, 0), 2.5, keeps=False),
     }

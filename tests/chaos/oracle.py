@@ -26,6 +26,7 @@ _ENDS = {"invalidate", "set", "set_many", "clear", "end_all"}  # after these, no
 _ALLOWS = _ENDS | {"refresh", "expire"}  # after these, a second computation may begin beside one that is under way
 _COMPUTES = {"compute", "call", "many", "refresh", "cancel"}
 _LOCKS = {"lock", "try_lock"}
+_READS = {"get", "get_many", "peek"}  # which go on without their engine
 _LINGERS = 6.0
 """Seconds in which a change of unknown outcome may still come true."""
 
@@ -84,10 +85,13 @@ class _Judge:
         self.calls = sorted(history.calls.values(), key=lambda call: call.began)
         self.changes: dict[str, list[_Change]] = defaultdict(list)  # that have returned
         self.allows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.bumps: dict[str, list[tuple[float, float]]] = defaultdict(list)  # when all keys of its kind were ended
+        self.first: dict[str, float] = {}  # call of each process
         for call in self.calls:
             self._note(call)
 
     def _note(self, call: Call) -> None:
+        self.first.setdefault(call.worker, call.began)
         if call.verb not in _ALLOWS:
             return
         sure = call.ok and not self._forgotten(call)
@@ -98,6 +102,8 @@ class _Judge:
             if call.verb in _ENDS and sure:
                 self.changes[key].append(_Change(call, call.began, call.ended))
             self.allows[key].append((call.began, ended))
+            if call.verb in ("clear", "end_all"):
+                self.bumps[key].append((call.began, ended))
 
     def _concerned(self, call: Call) -> list[str]:
         if call.verb == "clear":
@@ -139,10 +145,10 @@ class _Judge:
             assert by is not None
             # It may have come to be stored as late as that; of one that failed, nobody knows.
             born = ended = by.ended if by.ok else inf
-        yield from self._older(call, key, maker, born)
+        yield from self._older(call, key, maker, born, source)
         yield from self._aged(call, key, maker, ended)
 
-    def _older(self, call: Call, key: str, maker: str, born: float) -> Iterator[Finding]:
+    def _older(self, call: Call, key: str, maker: str, born: float, source: Making | Call) -> Iterator[Finding]:
         """Promise 4: nothing older than a change that had returned when the call began."""
         for change in self.changes[key]:
             if change.began <= born or change.ended >= call.began:
@@ -154,7 +160,9 @@ class _Judge:
                 lag = (self.world.lag_of_all if change.of_all else self.world.lag)[has_tier]
                 if lag:
                     lag += NOISE + 2 * self.history.stalled(call.worker, change.ended, call.began)
-                if call.began - change.ended <= lag or self._out_of_touch(call, key, has_tier, change.ended):
+                if call.began - change.ended <= lag or self._out_of_touch(call, source, has_tier, change.ended):
+                    continue
+                if self._elsewhere(call, key, has_tier, change):
                     continue
             yield self._found(
                 f"{_of(call)} was given {maker}, begun {change.began - born:.3f} s before {_of(change.call)}, "
@@ -163,23 +171,46 @@ class _Judge:
             )  # fmt: skip
             return
 
-    def _out_of_touch(self, call: Call, key: str, has_tier: bool, since: float) -> bool:
+    def _out_of_touch(self, call: Call, source: Making | Call, has_tier: bool, since: float) -> bool:
         """Its process may not have heard of what others did after this moment, by a fault and as the README says."""
         felt = [fault for fault in self.history.at(call.worker, since, call.ended) if fault.effect.hides]
-        if not felt:
+        if any(fault.effect.forgets for fault in felt):
+            return True  # the change itself may be forgotten
+        if has_tier and any(fault.effect.silent for fault in felt):
+            return True  # the news come late, or not at all, and that is noticed within seconds
+        # Who asks the engine each time knows what it says, unless it goes on without it, with what it has computed
+        # itself: believing it to be down (of a part that is down that is told but once a minute), or without a word
+        # where it was the `wait` that ran out.
+        if not felt or source.worker != call.worker:
             return False
-        if has_tier or self.world.parted or any(fault.effect.forgets for fault in felt):
-            return True
-        # Who asks the engine each time knows what it says, unless it goes on without it: believing it to be down, or
-        # without a word as its `wait` ran out.
-        return kind_of(key).waits is not None or self.history.believed_down(call.worker, since - NOISE, call.ended)
+        without = self.world.parted or self.history.believed_down(call.worker, since - NOISE, call.ended)
+        return without or self._was_short_of_time(source)
+
+    def _elsewhere(self, call: Call, key: str, has_tier: bool, change: _Change) -> bool:
+        """It may look where the change was not made, for a second: in a generation of which its process has not heard
+        that it ended, which the changing one had never known, and of which an emptied server could not tell it."""
+        lag = self.world.lag_of_all[has_tier] + NOISE
+        for fault in self.history.faults:
+            if fault.effect.keeps or fault.began > change.ended:
+                continue
+            if self.first[change.call.worker] > fault.began and call.began < fault.ended + lag:
+                return True
+            if any(began < fault.ended and fault.began < ended and call.began < ended + NOISE
+                   for began, ended in self.bumps[key]):  # fmt: skip
+                return True
+        return False
+
+    def _was_short_of_time(self, made: Making | Call) -> bool:
+        """Who computed it would not wait for an engine to the end."""
+        by = made if isinstance(made, Call) else self.history.calls.get(made.call)
+        return by is not None and by.wait is not None
 
     def _aged(self, call: Call, key: str, maker: str, ended: float) -> Iterator[Finding]:
         """No value outlives its time."""
         kind = kind_of(key)
         allowed = float(kind.options["ttl"]) if call.verb in ("get", "get_many") else kind.age
-        if any(fault.effect.step and ended <= fault.until for fault in self.history.faults):
-            return
+        # Whatever a server's clock was set back under, is given what it was given anew: once for each step.
+        allowed *= 1 + sum(fault.effect.step and ended <= fault.until for fault in self.history.faults)
         over = call.began - ended - allowed
         if over > 2 + NOISE + self.history.stalled(call.worker, ended, call.began):
             yield self._found(f"{_of(call)} was given {maker}, {over:.1f} s after its end", key, call, ended)
@@ -213,21 +244,20 @@ class _Judge:
             return True
         if second.born - first.born >= kind_of(key).hold or not (first.pid == second.pid or self.world.shared):
             return True
-        if any(self._on_its_own(worker, key, start, second.born) for worker in {first.worker, second.worker}):
+        if any(self._on_its_own(each, key, start, second.born) for each in (first, second)):
             return True
-        return history.stalled(first.worker, first.born, second.born) > kind_of(key).lease / 3
+        # A lease is renewed when a third of it is over, so that half of it is always left.
+        return history.stalled(first.worker, first.born, second.born) > kind_of(key).lease / 2
 
-    def _on_its_own(self, worker: str, key: str, start: float, end: float) -> bool:
+    def _on_its_own(self, making: Making, key: str, start: float, end: float) -> bool:
         """The process may compute whoever else does; or its lease may have ended, or been forgotten."""
-        felt = [fault for fault in self.history.at(worker, start, end) if fault.effect.hides]
-        if not felt or (
-            not self.world.parted
-            and all(fault.effect.keeps and fault.ended - fault.began < kind_of(key).lease / 2 for fault in felt)
-        ):
-            return bool(felt) and (
-                kind_of(key).waits is not None or self.history.believed_down(worker, start - NOISE, end)
-            )
-        return True
+        felt = [fault for fault in self.history.at(making.worker, start, end) if fault.effect.hides]
+        if not felt:
+            return False
+        half = kind_of(key).lease / 2
+        if self.world.parted or any(not each.effect.keeps or each.ended - each.began >= half for each in felt):
+            return True
+        return self._was_short_of_time(making) or self.history.believed_down(making.worker, start - NOISE, end)
 
     # -- errors -----------------------------------------------------------------------------------------------------
 
@@ -246,12 +276,12 @@ class _Judge:
             case "CancelledError":
                 return call.verb == "cancel"
             case "EngineError":
-                return call.verb not in _COMPUTES and blurred
+                return call.verb not in _COMPUTES | _READS and blurred
             case "LockTimeout":
                 return call.verb in _LOCKS
             case "LockLost":
                 return call.verb in _LOCKS and (
-                    blurred or self.history.stalled(call.worker, call.began, call.ended) > LOCK_LEASE / 3
+                    blurred or self.history.stalled(call.worker, call.began, call.ended) > LOCK_LEASE / 2
                 )
             case "Interrupted":
                 return self.interrupted
@@ -286,7 +316,7 @@ class _Judge:
         elif call.verb in _COMPUTES:
             longest = sum(kind_of(key).longest for key in call.keys)
             if call.wait is not None and len(call.keys) == 1:
-                longest = call.wait + call.nap
+                longest, trouble = call.wait + call.nap, 0.0  # also for an engine that hangs
             yield _of(call), call.began, call.ended, longest + trouble
         else:
             yield _of(call), call.began, call.ended, trouble * len(call.keys)

@@ -28,11 +28,15 @@ __all__ = ["LONG", "SHORT", "Outcome", "Size", "played"]
 
 _WORKERS = {
     "kill-worker": Effect(2, (0, 0), 0, hides=False),
-    "freeze-worker": Effect(2, (0.3, 5), 2.5),  # it finds that nobody has answered it in time
+    # That it did not run is in its own journal, and excuses its lost leases; the server's replies were there.
+    "freeze-worker": Effect(2, (0.3, 5), 2.5, hides=False),
 }
+_GATED = Effect(2, (0.3, 5), 2.5)
+"""Of one that may have been frozen in the middle of a write, which keeps all others from writing."""
 
-
-_MACHINE = Effect(0, (0, 0), 2.5)
+_MACHINE = Effect(0, (0, 0), 2.5, silent=True)
+_STILL = 0.3
+"""Seconds of the half second that a connection may take at most, through a conductor that does not run meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,8 @@ class _Round:
 
     def play(self) -> Outcome:
         effects = {**self.world.effects, **_WORKERS}
+        if self.world.gated:
+            effects["freeze-worker"] = _GATED
         if not self.world.shared:
             del effects["kill-worker"]
         if self.size.scale < 1:
@@ -219,7 +225,7 @@ class _Round:
             before = time.monotonic()
             time.sleep(0.02)
             now = time.monotonic()
-            if now - before > 0.3:
+            if now - before > _STILL and self.world.linked:
                 self.faults.append(Fault("busy-machine", "", before, now, now + _MACHINE.after, _MACHINE))
 
     # -- faults -----------------------------------------------------------------------------------------------------
