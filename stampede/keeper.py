@@ -174,9 +174,11 @@ class Keeper:
         forks.in_child(self._after_fork)
 
     def _reset(self) -> None:
-        lock = threading.RLock()  # a finalizer may end a hold in the middle of this
-        self._changed = threading.Condition(lock)  # what is due next, for the thread that watches
-        self._turn = threading.Condition(lock)  # to watch
+        # A finalizer may end a hold in the middle of this. Both conditions are entered by the lock: what interrupts a
+        # caller in a condition's own `__enter__` or `__exit__`, which are Python's, would leave it locked for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # what is due next, for the thread that watches
+        self._turn = threading.Condition(self._lock)  # to watch
         self._holds: set[Hold] = set()
         self._new: deque[tuple[float, Hold]] = deque()  # with their moments, since the watch looked the last time
         self._due: list[tuple[float, int, Hold]] = []
@@ -196,7 +198,7 @@ class Keeper:
         self._holds.add(hold)
         self._new.append((moment, hold))
         if moment < self._alarm or len(self._new) > 64:
-            with self._changed:
+            with self._lock:
                 self._wake(moment)
 
     def _wake(self, moment: float) -> None:
@@ -219,7 +221,7 @@ class Keeper:
 
     def release_all(self) -> None:
         """Give every lease back, when the interpreter exits under computations that still run."""
-        with self._changed:
+        with self._lock:
             self.over = True
             holds, self._holds = list(self._holds), set()
         for hold in holds:
@@ -231,7 +233,7 @@ class Keeper:
         hold.due = moment = self._clock()
         self._holds.add(hold)
         self._new.append((moment, hold))
-        with self._changed:  # as `add` does it, and fewer calls deep: the stack may be at its end
+        with self._lock:  # as `add` does it, and fewer calls deep: the stack may be at its end
             if self._threads:
                 self._changed.notify()
             else:
@@ -246,7 +248,7 @@ class Keeper:
     def _next(self) -> tuple[Hold, bool]:
         """The lease whose time has come, and whether it is to be renewed: else its end came before the answer to its
         renewal. Who gets it leaves the watch to another thread."""
-        with self._changed:
+        with self._lock:
             self._idle += 1
             try:
                 while self._watched:
@@ -298,7 +300,7 @@ class Keeper:
                     self._take_up()
                     time.sleep(STUMBLE)
         finally:  # an exception was thrown into it
-            with self._changed:
+            with self._lock:
                 self._threads -= 1
                 if not self._threads:
                     self._alarm = inf  # the next lease that comes starts another
@@ -306,7 +308,7 @@ class Keeper:
 
     def _take_up(self) -> None:
         """Have all holds looked at again but those that others are renewing: which of them was dropped isn't known."""
-        with self._changed:
+        with self._lock:
             for hold in list(self._holds):
                 if hold.under_way in (None, threading.current_thread()):
                     hold.under_way = None
@@ -323,7 +325,7 @@ class Keeper:
                 hold.lose()
         except BaseException:  # its holder's own callback
             _log.exception("a lease could not be kept")
-        with self._changed:
+        with self._lock:
             if renews:
                 hold.under_way = None
             if again is None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import inf
 from time import monotonic
-from types import TracebackType
-from typing import TypeVar
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, running_loop
-from stampede.entry import new_id
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.fill import quietly
-from stampede.keeper import Hold, keeper
+from stampede.grip import BlockEnd, Blocks, Grip
 from stampede.pace import Pace
 from stampede.policy import seconds
 from stampede.ports import Engine, Granted, Locks
@@ -56,8 +56,10 @@ class Lock:
         self._max_hold = seconds("max_hold", max_hold)
         self._release_via = release_via
         self._use(engine)
-        self._grips: dict[object, _Grip] = {}
+        self._asking: set[Grip] = set()  # not granted yet
+        self._grips: dict[object, Grip] = {}  # by their callers
         self._refused: set[object] = set()  # callers inside a block of a TryLock that they didn't get
+        self._blocks = Blocks()
 
     def _use(self, engine: Engine) -> None:
         if engine.locks is None or engine.alocks is None:
@@ -74,7 +76,7 @@ class Lock:
     def held(self) -> bool:
         """Does this caller, and not just somebody through the same object, hold it, as far as is known?"""
         grip = self._grips.get(_caller())
-        return grip is not None and not grip.hold.lost
+        return grip is not None and grip.held
 
     @property
     def lost(self) -> bool:
@@ -84,7 +86,7 @@ class Lock:
         or while its engine can't be reached, that is before anybody else can have it.
         """
         grip = self._mine()
-        return grip is not None and grip.hold.lost
+        return grip is not None and grip.hold is not None and grip.hold.lost
 
     @property
     def token(self) -> bytes | None:
@@ -102,11 +104,11 @@ class Lock:
         return self.held
 
     def __del__(self) -> None:
-        for grip in list(getattr(self, "_grips", {}).values()):
-            if not grip.hold.ended:
+        for grip in [*getattr(self, "_grips", {}).values(), *getattr(self, "_asking", ())]:
+            if grip.stands and grip.hold is not None and not grip.hold.ended:
                 message = f"the lock {self.name!r} was held, and never released"
                 warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
-                keeper.let_go(grip.hold)
+            grip.let_go()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: {'lost' if self.lost else 'held' if self.held else 'free'}>"
@@ -115,57 +117,100 @@ class Lock:
 
     def acquire(self, wait: float | None = None) -> bool:
         """Take it, after at most `wait` seconds (the object's, if it is not given). False: somebody else has it."""
-        self._bind()
-        return run_blocking(self._acquire(BLOCKING, self._locks, wait))
+        return run_blocking(self._taking(BLOCKING, wait))
 
     def release(self) -> None:
         """Give it back. LockLost if it had ended before."""
-        run_blocking(self._release(BLOCKING, self._locks))
+        run_blocking(self._releasing(BLOCKING))
 
     def __enter__(self: SELF) -> SELF:
-        if not self.acquire():
-            raise self._timeout()
+        if not run_blocking(self._taking(BLOCKING, self._patience, sys._getframe(1))):
+            self._not_had()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        run_blocking(self._leave(BLOCKING, self._locks, error))
 
     # -- and their twins ------------------------------------------------------------------------------------------
 
     async def aacquire(self, wait: float | None = None) -> bool:
-        self._bind()
-        return await self._acquire(SUSPENDING, self._alocks, wait)
+        return await self._taking(SUSPENDING, wait)
 
     async def arelease(self) -> None:
-        await self._release(SUSPENDING, self._alocks)
+        await self._releasing(SUSPENDING)
 
-    async def __aenter__(self: SELF) -> SELF:
-        if not await self.aacquire():
-            raise self._timeout()
+    def __aenter__(self: SELF) -> Coroutine[Any, Any, SELF]:
+        return self._entered(self._taking(SUSPENDING, self._patience, sys._getframe(1)))
+
+    async def _entered(self: SELF, taking: Coroutine[Any, Any, bool]) -> SELF:
+        if not await taking:
+            self._not_had()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._leave(SUSPENDING, self._alocks, error)
+    # -- the ends of blocks ---------------------------------------------------------------------------------------
+
+    if TYPE_CHECKING:  # what a `with` statement finds
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+
+        async def __aexit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+
+    else:
+
+        @BlockEnd
+        def __exit__(self, kind, error, trace) -> None:
+            """Give it back. LockLost if it had ended before; EngineError if nobody can say."""
+            run_blocking(self._leaving(BLOCKING, error))
+
+        @BlockEnd
+        def __aexit__(self, kind, error, trace) -> Coroutine[Any, Any, None]:
+            """The same."""
+            return self._leaving(SUSPENDING, error)
 
     # -- how ------------------------------------------------------------------------------------------------------
 
-    async def _acquire(self, colour: Colour, port: Locks, wait: float | None) -> bool:
-        me = _caller()
-        if me in self._grips and not self._grips[me].hold.lost:
-            return False  # waiting for ourselves would never end
-        patience = self._wait if wait is None else seconds("wait", wait)
-        token, began, pace = new_id(), monotonic(), Pace()
+    _patience: float | None = None  # of its blocks; None: the object's
+
+    def _not_had(self) -> None:
+        """Somebody else has it, and a block is to be entered."""
+        raise LockTimeout(f"somebody else has held the lock {self.name!r} for {self._wait:g} s")
+
+    def _port(self, colour: Colour) -> Locks:
+        return self._alocks if colour.suspending else self._locks
+
+    def _taking(self, colour: Colour, wait: float | None, frame: FrameType | None = None) -> Coroutine[Any, Any, bool]:
+        """To be run, or else dropped. `frame`: of the `with` statement it is for."""
+        self._bind()
+        grip = Grip(self, self._engine, self._locks, self.name)
+        block = self._blocks.take(frame)
+        work = self._acquire(grip, colour, wait, block is not None)
+        grip.belongs_to(work if block is None else block())
+        self._asking.add(grip)
+        return work
+
+    async def _acquire(self, grip: Grip, colour: Colour, wait: float | None, in_block: bool) -> bool:
+        me, port = _caller(), self._port(colour)
         try:
+            await self._tidy_up(colour, port)
+            mine = self._grips.get(me)
+            if mine is not None and (mine.held or (mine.leaving and not mine.over)):
+                self._asking.discard(grip)
+                return False  # waiting for ourselves would never end
+            patience = self._wait if wait is None else seconds("wait", wait)
+            began, pace = monotonic(), Pace()
             while True:
                 asked = monotonic()
                 left = began + patience - asked
-                reply = await port.acquire(self.name, token, self._lease, waits=patience > 0)
+                grip.asked = True
+                reply = await port.acquire(self.name, grip.token, self._lease, waits=patience > 0)
                 if isinstance(reply, Granted):
-                    self._grips[me] = _Grip(self, token, reply.fence, asked)
+                    grip.grant(reply.fence, self._lease, self._max_hold, asked)
+                    self._refused.discard(me)  # a block that was interrupted may have left it
+                    self._grips[me] = grip
+                    self._asking.discard(grip)
+                    if not in_block:
+                        grip.belongs_to_its_lock()
                     return True
                 if left <= 0:
                     break
@@ -174,73 +219,122 @@ class Lock:
                 if rest > 0:
                     await colour.park(Bell(), min(rest, max(left, 0.0)))
         except GeneratorExit:  # its loop was closed: nothing can be awaited any more
-            run_blocking(quietly(self._locks.release, self.name, token))
+            if grip.asked and not grip.foreign:
+                grip.drop()
+            self._forget(grip)
             raise
         except BaseException:
-            if me not in self._grips or self._grips[me].token != token:
-                await colour.whole(quietly(port.release, self.name, token))  # the reply may just have been lost
+            if grip.asked:  # the reply may just have been lost
+                await colour.whole(self._withdrawn(port, grip))
+            self._forget(grip)
             raise
         if patience > 0:  # or it would be its turn one day, and the lock be kept for it
-            await colour.whole(quietly(port.release, self.name, token))
+            await colour.whole(self._withdrawn(port, grip))
+        self._forget(grip)
         return False
 
-    async def _release(self, colour: Colour, port: Locks) -> None:
-        grip = self._take()
+    async def _withdrawn(self, port: Locks, grip: Grip) -> None:
+        """Have nothing, and no place among those who wait."""
+        if grip.hold is not None:
+            grip.hold.end()
+        await quietly(port.release, self.name, grip.token)
+        self._forget(grip)
+
+    async def _tidy_up(self, colour: Colour, port: Locks) -> None:
+        """Give back what was interrupted: its keeper has been told, and may not have come to it."""
+        if not self._asking and not self._grips:
+            return
+        for grip in [*self._asking, *list(self._grips.values())]:
+            if grip.forsaken or grip.over:
+                grip.let_go()
+                if grip.asked and not grip.foreign:
+                    await colour.whole(quietly(port.release, self.name, grip.token))
+                self._forget(grip)
+
+    def _releasing(self, colour: Colour) -> Coroutine[Any, Any, None]:
+        grip = self._mine()
         if grip is None:
             raise LockLost(f"the lock {self.name!r} is not held by this caller")
-        await self._give_back(colour, port, grip, None)
+        return grip.belongs_to(self._give_back(colour, grip, None))
 
-    async def _leave(self, colour: Colour, port: Locks, error: BaseException | None) -> None:
+    def _leaving(self, colour: Colour, error: BaseException | None) -> Coroutine[Any, Any, None]:
         me = _caller()
-        if me in self._refused:
-            self._refused.discard(me)
-            return
-        grip = self._take()
-        if grip is None:
-            return  # released inside the block
+        grip = None if me in self._refused else self._mine()
+        self._refused.discard(me)
+        if grip is None or (grip.owned and not colour.suspending):
+            return self._leave(colour, grip, error)
+        return grip.belongs_to(self._leave(colour, grip, error))  # what it belongs to ends when this returns
+
+    async def _leave(self, colour: Colour, grip: Grip | None, error: BaseException | None) -> None:
+        if grip is None or grip.hold is None:
+            return  # released inside the block, or refused
         if error is not None or self._release_via is None or grip.hold.lost:
-            await self._give_back(colour, port, grip, error)
+            await self._give_back(colour, grip, error)
             return
+        grip.leaving = True
         grip.hold.end()
         try:
-            self._release_via(lambda: run_blocking(self._give_back(BLOCKING, self._locks, grip, None)))
+            self._release_via(lambda: run_blocking(self._give_back(BLOCKING, grip, None)))
         except BaseException as failure:
-            await self._give_back(colour, port, grip, failure)
+            await self._give_back(colour, grip, failure)
             raise
+        grip.belongs_to_its_lock()
+        self._take(grip)
 
-    async def _give_back(self, colour: Colour, port: Locks, grip: _Grip, error: BaseException | None) -> None:
-        lost = grip.hold.lost
+    async def _give_back(self, colour: Colour, grip: Grip, error: BaseException | None) -> None:
+        assert grip.hold is not None
+        grip.leaving, lost = True, grip.hold.lost
         grip.hold.end()
-        if grip.hold.foreign:
+        if grip.foreign:
+            self._forget(grip)
             return  # a forked child: the lock is its parent's
         try:
-            kept = await colour.whole(port.release(self.name, grip.token)) and not lost
-        except EngineError:
+            kept = await colour.whole(self._given_back(self._port(colour), grip)) and not lost
+        except EngineError as trouble:
+            grip.let_go()  # its keeper tries again, once; else its lease ends it
+            self._forget(grip)
+            if error is None and lost:
+                raise self._loss() from trouble
             if error is None:
                 raise
-            return  # the block's own error goes first; the lease ends by itself
+            return  # the block's own error goes first
         if not kept and error is None:
-            raise LockLost(f"the lock {self.name!r} ended before its block did: somebody else may have been inside")
+            raise self._loss()
 
-    def _mine(self) -> _Grip | None:
+    async def _given_back(self, port: Locks, grip: Grip) -> bool:
+        stood = await port.release(self.name, grip.token)
+        self._forget(grip)  # not before: until here, whoever finds that we were interrupted does it
+        return stood
+
+    def _loss(self) -> LockLost:
+        return LockLost(f"the lock {self.name!r} ended before its block did: somebody else may have been inside")
+
+    def _mine(self) -> Grip | None:
         grip = self._grips.get(_caller())
-        if grip is None and len(self._grips) == 1:
-            return next(iter(self._grips.values()), None)  # taken by another thread or task, and handed on
-        return grip
+        if grip is not None:
+            return grip if grip.stands else None
+        standing = [each for each in list(self._grips.values()) if each.stands]
+        return standing[0] if len(standing) == 1 else None  # taken by another thread or task, and handed on
 
-    def _take(self) -> _Grip | None:
-        grip = self._mine()
+    @property
+    def _in_use(self) -> bool:
+        return any(grip.stands for grip in list(self._grips.values()))
+
+    def _take(self, grip: Grip) -> None:
+        self._asking.discard(grip)
         for caller, held in list(self._grips.items()):
             if held is grip:
                 self._grips.pop(caller, None)
-        return grip
 
-    def _timeout(self) -> LockTimeout:
-        return LockTimeout(f"somebody else has held the lock {self.name!r} for {self._wait:g} s")
+    def _forget(self, grip: Grip) -> None:
+        self._take(grip)
+        grip.end()
 
 
 class TryLock(Lock):
     """A lock that is never waited for: `with try_lock("nightly") as lock: if lock: ...`."""
+
+    _patience = 0
 
     def acquire(self, wait: float | None = 0) -> bool:
         return super().acquire(wait)
@@ -248,32 +342,8 @@ class TryLock(Lock):
     async def aacquire(self, wait: float | None = 0) -> bool:
         return await super().aacquire(wait)
 
-    def __enter__(self: SELF) -> SELF:
-        if not self.acquire():
-            self._refused.add(_caller())
-        return self
-
-    async def __aenter__(self: SELF) -> SELF:
-        if not await self.aacquire():
-            self._refused.add(_caller())
-        return self
-
-
-class _Grip:
-    """One time of holding it, kept standing by the keeper."""
-
-    __slots__ = ("fence", "hold", "token")
-
-    def __init__(self, lock: Lock, token: bytes, fence: int, asked: float) -> None:
-        self.token = token
-        self.fence = fence
-        engine, port, name = lock._engine, lock._locks, lock.name
-
-        def drop(engine: Engine = engine) -> None:  # which closes itself when nobody has it any more
-            run_blocking(quietly(port.release, name, token))
-
-        self.hold = Hold(keeper, port, name, token, lock._lease, lock._max_hold, drop, since=asked)
-        keeper.add(self.hold)
+    def _not_had(self) -> None:
+        self._refused.add(_caller())
 
 
 def _caller() -> object:

@@ -198,7 +198,7 @@ class _Bound(locks.Lock):
         super().__init__(name, _engine_of(on), **options)
 
     def _bind(self) -> None:
-        if not self._grips and (self._on is None or isinstance(self._on, str)):
+        if not self._in_use and (self._on is None or isinstance(self._on, str)):
             engine = _engine_of(self._on)
             if engine is not self._engine:
                 self._use(engine)

@@ -38,7 +38,7 @@ class Reserved:
 
     def free(self) -> None:
         workers, changed = self.workers, self.changed
-        with changed:
+        with workers._lock:
             if self.counts and changed is workers._changed:  # or it was a parent's, and we are its forked child
                 # At once, here and where it is taken: between two statements there may be an interruption.
                 workers._taken, self.counts = workers._taken - 1, False
@@ -79,12 +79,13 @@ class Workers:
         self._lost = 0
         self._parents = self._jobs  # in a forked child: not to be begun here, and not to be ended, by dropping them
         self._jobs = deque()
-        self._changed = threading.Condition()  # reentrant, for finalizers and signals
+        self._lock = threading.RLock()  # reentrant, for finalizers and signals
+        self._changed = threading.Condition(self._lock)  # to be entered by the lock, which can't be interrupted half in
 
     def reserve(self) -> Reserved | None:
         """Take a place; `run` or its `free` gives it back."""
         place = Reserved(self)
-        with self._changed:
+        with self._lock:
             if self._taken >= self._limit:
                 return None
             self._taken, place.counts = self._taken + 1, True
@@ -92,14 +93,14 @@ class Workers:
 
     def lose(self, job: _Job) -> None:
         """It hangs: let others have its place."""
-        with self._changed:
+        with self._lock:
             if self._lost < LOST and not job.lost:
                 job.lost = True
                 self._lost += 1
                 job.place.free()
 
     def _left(self, job: _Job) -> None:
-        with self._changed:
+        with self._lock:
             if job.lost:
                 self._lost -= 1
             else:
@@ -113,7 +114,7 @@ class Workers:
         if longest < inf:
             watch.add(job, time.monotonic() + longest)
         try:
-            with self._changed:
+            with self._lock:
                 self._jobs.append(job)
                 if self._idle >= len(self._jobs):
                     self._changed.notify()
@@ -126,9 +127,9 @@ class Workers:
             raise
 
     def _work(self, *, once: bool = False) -> None:
-        changed = self._changed
+        changed, lock = self._changed, self._lock
         while not once or self._jobs:
-            with changed:
+            with lock:
                 self._idle += 1
                 while not self._jobs:
                     if not changed.wait(30) and not self._jobs:

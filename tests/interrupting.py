@@ -137,8 +137,17 @@ def _served(code: CodeType) -> frozenset[int]:
 
 
 def _behind(code: CodeType) -> Iterator[int]:
-    serves = False
-    for instruction in dis.get_instructions(code):
-        if serves:
+    bytecode, serves = dis.Bytecode(code), None
+    for instruction in bytecode:
+        if serves is not None and _guarded(bytecode, serves) == _guarded(bytecode, instruction.offset):
             yield instruction.offset
-        serves = instruction.opname.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+        serves = instruction.offset if instruction.opname.startswith(_SERVE) else None
+
+
+_SERVE = ("CALL", "RESUME", "JUMP_BACKWARD")
+
+
+def _guarded(bytecode: Any, offset: int) -> object:
+    """Where an exception goes on. One that is served behind a call is the call's, and not the next instruction's, which
+    for `return f()` in a `with` block is out of the block."""
+    return next((entry.target for entry in bytecode.exception_entries if entry.start <= offset < entry.end), None)

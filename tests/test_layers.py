@@ -29,7 +29,7 @@ LAYERS = """
     cached
     hot faces
     lock limiter batch
-    core
+    core grip
     loaders
     front fill places gather
     call

@@ -17,7 +17,7 @@ from weakref import finalize
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
-from stampede.engines.flock import closed, pid_here, process, try_lock, unlock
+from stampede.engines.flock import pid_here, process, try_lock, unlock
 from stampede.engines.url import options_of, parts_of, safe_url
 from stampede.engines.wake import LOOK, Post
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -123,19 +123,50 @@ _LENGTH = 256
 
 
 class _Held:
-    """A lock that this process has."""
+    """A lock that this process has, or is about to take."""
 
-    __slots__ = ("fd", "path", "record")
+    __slots__ = ("_fds", "locked", "path", "record")
 
-    def __init__(self, path: Path, fd: int, record: _Record) -> None:
+    def __init__(self, path: Path, record: _Record) -> None:
         self.path = path
-        self.fd = fd
         self.record = record
+        self.locked = False
+        self._fds: list[int] = []  # at most one
+
+    def open(self) -> None:
+        """In one step of the interpreter, as `close`: what interrupts us can't lose a descriptor between two."""
+        self._fds.extend(map(os.open, [self.path], [_FLAGS], [0o600]))
+
+    @property
+    def fd(self) -> int:
+        return self._fds[0]
 
     @property
     def stands(self) -> bool:
         """Not at its end, and still locking the file that others would lock."""
-        return self.record.ends > time.monotonic() and _same(self.fd, self.path)
+        return bool(self._fds) and self.record.ends > time.monotonic() and _same(self.fd, self.path)
+
+    def free(self) -> None:
+        """Let others have it. Again, where that was interrupted."""
+        for fd in self._fds[:1]:
+            if self.locked:
+                try:
+                    _Record(self.record.fence).write(fd)
+                except OSError:
+                    pass  # a full disk: the lock goes all the same
+            unlock(fd)  # not only closed: a child being started may have the file open until it is
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, once: its number may be another's by the time of a second try."""
+        try:
+            while self._fds:
+                any(map(os.close, map(self._fds.pop, [0])))
+        except OSError:
+            pass
+
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class _Names:
@@ -149,7 +180,8 @@ class _Names:
 
     def _begin(self) -> None:
         self._held: dict[tuple[str, bytes], _Held] = {}
-        self._changed = threading.Condition()  # reentrant: a signal's handler may want a lock in the middle of this
+        self._lock = threading.RLock()  # a signal's handler may want a lock in the middle of this
+        self._changed = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
         self._watchman: threading.Thread | None = None
 
     def prepare(self) -> None:
@@ -163,7 +195,7 @@ class _Names:
 
     def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
         try:
-            with self._changed:
+            with self._lock:
                 if self._closed:
                     raise EngineClosed(f"file://{self._directory}")
                 mine = self._held.get((name, token))
@@ -181,25 +213,27 @@ class _Names:
     def _take(self, name: str, token: bytes) -> _Held | Busy:
         path, _ = self._file(name)
         while True:
-            fd = self._open(path)
+            held = _Held(path, _Record(0, token, 0.0, process()))
             try:
-                if not try_lock(fd):
-                    return _busy(_Record.read(fd))
-                if _same(fd, path):  # else somebody removed the file before we had it: others lock another one
-                    fence = max(_Record.read(fd).fence + 1, int(time.time() * 1000))  # grows also where files were lost
-                    held = self._held[name, token] = _Held(path, fd, _Record(fence, token, 0.0, process()))
-                    fd = -1
+                self._open(held)
+                self._held[name, token] = held  # before it is locked: who is interrupted has to find it
+                if not try_lock(held.fd):
+                    return _busy(_Record.read(held.fd))
+                if _same(held.fd, path):
+                    fence = _Record.read(held.fd).fence + 1
+                    held.record.fence = max(fence, int(time.time() * 1000))  # grows also where files were lost
+                    held.locked = True
                     return held
-            finally:
-                closed(fd)
+            finally:  # else somebody removed the file before we had it: others lock another one
+                if not held.locked:
+                    self._drop(name, token)
 
-    def _open(self, path: Path) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    def _open(self, held: _Held) -> None:
         try:
-            return os.open(path, flags, 0o600)
+            held.open()
         except FileNotFoundError:
             self.prepare()
-            return os.open(path, flags, 0o600)
+            held.open()
 
     def _extend(self, held: _Held, lease: float) -> None:
         """Let it stand from now on. Writing also tells cleaners of old files that this one is in use."""
@@ -211,7 +245,7 @@ class _Names:
 
     def renew(self, name: str, token: bytes, lease: float) -> bool:
         try:
-            with self._changed:
+            with self._lock:
                 held = self._held.get((name, token))
                 if held is None or not held.stands:
                     return False
@@ -221,7 +255,7 @@ class _Names:
             raise self._trouble(error) from error
 
     def release(self, name: str, token: bytes) -> bool:
-        with self._changed:
+        with self._lock:
             held = self._held.get((name, token))
             stood = held is not None and held.stands
             self._drop(name, token)
@@ -230,18 +264,14 @@ class _Names:
         return stood
 
     def _drop(self, name: str, token: bytes) -> None:
-        held = self._held.pop((name, token), None)
+        held = self._held.get((name, token))
         if held is not None:
-            try:
-                _Record(held.record.fence).write(held.fd)
-            except OSError:
-                pass  # a full disk: the lock goes all the same
-            unlock(held.fd)  # not only closed: a child being started may have the file open until it is
-            os.close(held.fd)
+            held.free()
+            self._held.pop((name, token), None)
 
     def _end_in_time(self) -> None:
         """End what isn't renewed: nobody else can."""
-        with self._changed:
+        with self._lock:
             while self._watchman is threading.current_thread():
                 now = time.monotonic()
                 over = [key for key, held in self._held.items() if held.record.ends <= now]
@@ -285,7 +315,7 @@ class _Names:
         return EngineError(f"can't lock in {self._directory}: {error}: give a directory that can be made and written")
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             mine = list(self._held)
             for key in mine:
@@ -297,7 +327,7 @@ class _Names:
     def start_again(self) -> None:
         """In a forked child: the locks are the parent's; unlocking here would unlock them there."""
         for held in self._held.values():
-            closed(held.fd)
+            held.close()
         self._begin()
         self.post.start_again()
 

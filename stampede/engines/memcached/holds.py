@@ -128,14 +128,15 @@ class Signer:
 
     def start_again(self) -> None:
         """In a forked child: thread and leases are the parent's."""
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
         self._due: deque[tuple[float, Hold]] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def add(self, hold: Hold) -> bool:
         """False: there is no thread to be had."""
-        with self._changed:
+        with self._lock:
             if self._thread is None and not self._closed:
                 self._thread = begun("stampede-memcached", self._run)
             if self._thread is None:
@@ -152,13 +153,13 @@ class Signer:
 
     def close(self) -> None:
         """What is due is signed, or found to be closed; then the thread ends."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._due:
                     if self._closed:
                         self._thread = None

@@ -241,7 +241,8 @@ class _Pool:
         self._free: SimpleQueue[_Leave] = SimpleQueue()  # for each that may be in use: faster than a Semaphore
         for _ in range(server.max_connections):
             self._free.put(_Leave(self))
-        self._returned = threading.Condition()
+        self._lock = threading.RLock()
+        self._returned = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
         self._waiting = 0  # for the return of one that is connected
         self.hung_at = 0.0  # when a reply was given up the last time
 
@@ -274,7 +275,7 @@ class _Pool:
     def take_connected(self) -> _Leave | None:
         """One that is connected, as soon as it is free. None if there are none, or it takes longer than a reply may."""
         end = time.monotonic() + (self._server.patience or self._server.timeout)
-        with self._returned:
+        with self._lock:
             self._waiting += 1
             try:
                 while any(self._leads(each) for each in self._all):
@@ -317,7 +318,7 @@ class _Pool:
                 self._idle.append(connection)
             self._free.put(leave)
         if self._waiting:
-            with self._returned:
+            with self._lock:
                 self._returned.notify_all()
 
     def lost(self, connection: Any) -> None:

@@ -1,0 +1,150 @@
+"""One time of holding a lock, as a thing that ends with what it belongs to.
+
+No `finally` covers every moment: what a signal's handler raises, or an error for want of stack, may come between any
+two of our steps, also before the first one of `__exit__`. So a grip belongs to something that the interpreter lets go
+of in any case, and as soon as its frame is left, also where a traceback goes on keeping the frames: the end of the
+`with` statement, which lies on that frame's stack for as long as the block lasts, or the coroutine that takes the lock
+or gives it back. A weak reference hears of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+from weakref import ReferenceType, ref
+
+from stampede.colour import run_blocking
+from stampede.entry import new_id
+from stampede.fill import quietly
+from stampede.keeper import Hold, keeper
+from stampede.ports import Engine, Locks
+
+__all__ = ["BlockEnd", "Blocks", "Grip"]
+
+OWNER = TypeVar("OWNER")
+
+
+class Grip:
+    """From the moment it is asked for until it has been given back, it may be that the lock is to be given back."""
+
+    def __init__(self, lock: object, engine: Engine, port: Locks, name: str) -> None:
+        self.token = new_id()
+        self.fence = 0
+        self.hold: Hold | None = None  # kept standing by the keeper; None: it isn't granted yet
+        self.asked = False
+        self.leaving = False  # it is being given back
+        self.over = False  # it has been, or the keeper has been told to
+        self._owner: ReferenceType[Any] | None = None  # None: the lock's object, which somebody keeps
+        self._lock = ref(lock)
+        self._engine = engine  # which closes itself when nobody has it any more
+        self._port = port
+        self._name = name
+        self._pid = os.getpid()
+
+    def belongs_to(self, owner: OWNER) -> OWNER:
+        """It ends with this, which is returned, so that nobody needs a variable: a traceback would keep that."""
+        self._owner = ref(owner, self._left)
+        return owner
+
+    def belongs_to_its_lock(self) -> None:
+        self._owner = None
+
+    @property
+    def owned(self) -> bool:
+        return self._owner is not None
+
+    def _left(self, _: object) -> None:
+        self.let_go()
+
+    @property
+    def forsaken(self) -> bool:
+        """Has its owner ended? Whoever asks needs no word of the weak reference, which can be lost."""
+        refer = self._owner
+        if refer is None:
+            return False
+        return refer() is None or getattr(refer(), "cr_frame", refer) is None  # in no variable, again
+
+    @property
+    def stands(self) -> bool:
+        """It is somebody's, as far as this process knows."""
+        return self.hold is not None and not self.over and not self.leaving and not self.forsaken
+
+    @property
+    def held(self) -> bool:
+        return self.hold is not None and self.stands and not self.hold.lost
+
+    @property
+    def foreign(self) -> bool:
+        """We are a forked child, and it is its parent's; or the interpreter ends."""
+        return self._pid != os.getpid() or (self.hold is not None and self.hold.foreign)
+
+    def grant(self, fence: int, lease: float, max_hold: float, asked: float) -> None:
+        self.fence = fence
+        self.hold = self._hold(lease, max_hold, asked)
+        keeper.add(self.hold)
+
+    def _hold(self, lease: float, max_hold: float, since: float | None = None) -> Hold:
+        return Hold(
+            keeper, self._port, self._name, self.token, lease, max_hold, self.drop, alive=self._alive, since=since
+        )
+
+    def _alive(self) -> bool:
+        """Of its keeper, who gives it back if not."""
+        return self._lock() is not None and not self.forsaken
+
+    def drop(self) -> None:
+        """Give it back, blocking."""
+        run_blocking(quietly(self._port.release, self._name, self.token))
+
+    def let_go(self) -> None:
+        """Have it given back, and soon, as nobody has it any more. From a finalizer: nothing is asked here."""
+        if self.over or not self.asked or self.foreign:
+            return
+        # Another one: the first may be under way, to an engine that hangs.
+        keeper.let_go(self._hold(1.0, 0.0))
+        if self.hold is not None:
+            self.hold.end()
+        self.over = True
+
+    def end(self) -> None:
+        """It has been given back."""
+        self.over = True
+        self._owner = None
+
+
+class Blocks:
+    """The `with` blocks of one lock that are about to be entered, by the frames they are in."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, ReferenceType[Any]] = {}
+
+    def add(self, frame: object, block: object) -> None:
+        for number, refer in list(self._blocks.items()):
+            if refer() is None:
+                self._blocks.pop(number, None)
+        self._blocks[id(frame)] = ref(block)
+
+    def take(self, frame: object) -> ReferenceType[Any] | None:
+        refer = self._blocks.pop(id(frame), None)
+        return None if refer is None or refer() is None else refer
+
+
+class BlockEnd:
+    """`__exit__` or `__aexit__`. A `with` statement takes it before it enters, and keeps it on its frame's stack.
+
+    What it takes is a `partial`: a call of one keeps it there to its end, where a bound method would be gone before.
+    """
+
+    def __init__(self, leave: Callable[..., Any]) -> None:
+        self._leave = leave
+        self.__doc__ = leave.__doc__
+
+    def __get__(self, lock: Any, owner: type | None = None) -> Callable[..., Any]:
+        if lock is None:
+            return self._leave
+        block = partial(self._leave, lock)
+        lock._blocks.add(sys._getframe(1), block)
+        return block
