@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -19,6 +20,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("stampede", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "stampede"))
+
+
+def pytest_collection_finish() -> None:
+    """What all tests are made of stays: they collect hundreds of times, and would look at each piece of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
