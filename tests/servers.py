@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 import pytest
 
@@ -187,15 +187,37 @@ class RedisServer:
         os.kill(self.pid, signal.SIGCONT)
 
     def cli(self, *command: str | bytes) -> str:
-        """What redis-cli prints."""
-        trust = [] if self._tls is None else ["--tls", "--cacert", self._tls.ca]
-        words = [need("redis-cli"), "-p", str(self.port), *trust, *command]
-        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout.strip()
+        """What redis-cli prints; without it, since a program that is started takes longer than most tests."""
+        words = [each.encode() if isinstance(each, str) else each for each in command]
+        with self._met(self.port) as link, link.makefile("rb") as reply:
+            link.settimeout(PATIENCE)
+            link.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in words))
+            return b"\n".join(_lines(reply)).decode().strip()
+
+    def redis_cli(self, *words: str) -> str:
+        """The same for what its own options do."""
+        done = subprocess.run(
+            [need("redis-cli"), "-p", str(self.port), *words],
+            capture_output=True, text=True, timeout=PATIENCE, check=True,
+        )  # fmt: skip
+        return done.stdout.strip()
 
     def close(self) -> None:
         self.stop()
         atexit.unregister(self.close)
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _lines(reply: BinaryIO) -> list[bytes]:
+    line = reply.readline()
+    if not line.endswith(b"\r\n"):
+        raise ConnectionResetError("the server has closed the connection")
+    kind, rest = line[:1], line[1:-2]
+    if kind == b"$":
+        return [reply.read(int(rest) + 2)[:-2]] if int(rest) >= 0 else [b""]
+    if kind == b"*":
+        return [each for _ in range(int(rest)) for each in _lines(reply)] or [b""]
+    return [rest]
 
 
 class SteppedServer(RedisServer):
@@ -289,18 +311,14 @@ class RedisCluster:
             node.cli("FLUSHALL")
 
     def owner(self, slot: int) -> RedisServer:
-        return next(node for node in self.nodes if self._has(node, slot))
+        """Who has it, as soon as all are of one mind."""
+        wait_until(lambda: len({_owner_by(node, slot) for node in self.nodes}) == 1)
+        name = _owner_by(self.nodes[0], slot)
+        return next(node for node in self.nodes if node.cli("CLUSTER", "MYID") == name)
 
     def node_of(self, slot: int) -> RedisServer:
         """The same without a question: as it was at first, and is while nobody moves it."""
         return next(node for number, node in enumerate(self.nodes) if slot < SLOTS * (number + 1) // len(self.nodes))
-
-    def _has(self, node: RedisServer, slot: int) -> bool:
-        for line in node.cli("CLUSTER", "NODES").splitlines():
-            if "myself" in line:
-                spans = [span for span in line.split()[8:] if not span.startswith("[")]
-                return any(int(span.split("-")[0]) <= slot <= int(span.split("-")[-1]) for span in spans)
-        return False
 
     def begin_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
         """From here on the slot is on its way: keys that are not at its source are asked for at its target."""
@@ -311,12 +329,29 @@ class RedisCluster:
         """Take its keys over, and tell everybody."""
         while keys := source.cli("CLUSTER", "GETKEYSINSLOT", str(slot), "100").split():
             source.cli("MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *keys)
-        for node in (target, source, *self.nodes):
-            node.cli("CLUSTER", "SETSLOT", str(slot), "NODE", target.cli("CLUSTER", "MYID"))
+        name = target.cli("CLUSTER", "MYID")
+
+        def known() -> bool:
+            """Not for good at once: news that are under way may be older, and believed."""
+            for node in (target, source, *self.nodes):
+                node.cli("CLUSTER", "SETSLOT", str(slot), "NODE", name)
+            return all(_owner_by(node, slot) == name for node in self.nodes)
+
+        wait_until(known)
 
     def close(self) -> None:
         for node in (*self.replicas, *self.nodes):
             node.close()
+
+
+def _owner_by(node: RedisServer, slot: int) -> str:
+    """The id of the server that has it, as this one knows."""
+    for line in node.cli("CLUSTER", "NODES").splitlines():
+        name, *words = line.split()
+        spans = [span.split("-") for span in words[7:] if not span.startswith("[")]
+        if any(int(span[0]) <= slot <= int(span[-1]) for span in spans):
+            return name
+    return ""
 
 
 def _replicas_known(node: RedisServer) -> int:

@@ -256,7 +256,7 @@ def test_what_is_evicted_first(policy: str) -> None:
     server = RedisServer("--maxmemory-policy", policy, "--maxmemory-samples", "64")
 
     def keys(pattern: str) -> list[str]:
-        return server.cli("--scan", "--pattern", pattern).splitlines()
+        return server.redis_cli("--scan", "--pattern", pattern).splitlines()
 
     def idle(key: str) -> int:
         return int(server.cli("OBJECT", "IDLETIME", key))

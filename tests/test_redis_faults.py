@@ -97,7 +97,7 @@ def password(server: RedisServer, proxy: Proxy) -> Iterator[None]:
     server.cli("CONFIG", "SET", "requirepass", "secret")
     proxy.cut()
     yield
-    server.cli("-a", "secret", "--no-auth-warning", "CONFIG", "SET", "requirepass", "")
+    server.redis_cli("-a", "secret", "--no-auth-warning", "CONFIG", "SET", "requirepass", "")
 
 
 def crowded(server: RedisServer, proxy: Proxy) -> Iterator[None]:

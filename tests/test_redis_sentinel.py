@@ -159,7 +159,7 @@ def test_one_sentinel_is_enough(open_: Open) -> None:
         hosts = f"127.0.0.1:{free_port()},127.0.0.1:{stranger.port},127.0.0.1:{shared.sentinels[1].port}"
         engine = open_(f"redis+sentinel://{hosts}/{shared.service}/3?sentinel_socket_timeout=0.3")
         assert isinstance(claim(engine), Granted)
-        assert shared.master.cli("-n", "3", "DBSIZE") == "1"
+        assert shared.master.redis_cli("-n", "3", "DBSIZE") == "1"
 
         async def suspending() -> Any:
             return await engine.aclaims.claim("k", new_id(), Ask(LONG, force=True))
@@ -177,7 +177,7 @@ def test_a_client_leads_to_its_master() -> None:
         watch = colour.Sentinel(places, socket_timeout=0.5)
         engine = RedisEngine(client=watch.master_for(shared.service, db=2))
         assert isinstance(claim(engine, force=True), Granted)
-        assert shared.master.cli("-n", "2", "DBSIZE") == "1"
+        assert shared.master.redis_cli("-n", "2", "DBSIZE") == "1"
         engine.close()
         with pytest.raises(OptionError, match="master_for"):
             RedisEngine(client=watch.slave_for(shared.service))
@@ -219,7 +219,7 @@ def test_a_replica_is_left(own: RedisServer, open_: Open, colour: str) -> None:
         with pytest.raises(EngineError, match=r"(?i)read.only|replica"):
             asked()
         now = int(own.cli("INFO", "stats").split("total_connections_received:")[1].split()[0])
-        assert now >= connections + 2  # redis-cli's, and a new one of ours
+        assert now >= connections + 2  # this question's, and a new one of ours
         own.cli("REPLICAOF", "NO", "ONE")
         assert isinstance(asked(), Granted)
     master.close()
