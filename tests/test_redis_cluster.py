@@ -23,9 +23,10 @@ from redis.crc import key_slot
 from servers import PATIENCE, RedisCluster, RedisServer, free_port, shared_cluster, wait_until
 
 from stampede import Cache, Lock
+from stampede.breaker import Breaker
 from stampede.colour import run_blocking as run
 from stampede.engines import open_engine
-from stampede.engines.redis import RedisEngine, wire
+from stampede.engines.redis import RedisEngine, verbs, wire
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.events import EngineDown, EngineUp, Event
@@ -497,6 +498,10 @@ def others_of(cluster: RedisCluster) -> list[RedisServer]:
     return [node for node in cluster.nodes if node is not home_of(cluster)]
 
 
+BRIEF = 0.1
+"""Seconds between two questions to a dead server, and for which a generation is known, here."""
+
+
 class Calls:
     """Caches of two processes, as it were, what they compute, and what is told of the engine's health."""
 
@@ -556,7 +561,10 @@ class Calls:
 
 
 @pytest.fixture(params=["sync", "async"])
-def calls(cluster: RedisCluster, request: pytest.FixtureRequest) -> Iterator[Calls]:
+def calls(cluster: RedisCluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    for module in ("stampede.outage", "stampede.engines.redis.master"):
+        monkeypatch.setattr(f"{module}.Breaker", lambda: Breaker(BRIEF))
+    monkeypatch.setattr(verbs, "KNOWN", BRIEF)
     made = Calls(cluster, request.param)
     yield made
     made.close()
@@ -586,7 +594,7 @@ def test_the_rest_of_a_cluster_goes_on(cluster: RedisCluster, calls: Calls) -> N
         try:
             calls.invalidate(lost[1])
         except EngineError:
-            return False  # the shard is asked once a second
+            return False  # the shard is asked now and then
         calls.computed.clear()
         calls(lost[1]), calls(lost[1], calls.theirs)
         return calls.computed == Counter(lost[1:2])
@@ -616,9 +624,9 @@ def test_all_are_down_with_the_generations(cluster: RedisCluster, calls: Calls) 
     keys = calls.keys(node, 2) + calls.keys(home, 2)
     assert [calls(key) for key in keys] == keys
     with dead(cluster, home):
-        wait_until(lambda: calls(keys[0]) == keys[0] and bool(calls.told))  # its generation is known for a second
+        wait_until(lambda: calls(keys[0]) == keys[0] and bool(calls.told))  # its generation is known for a while
         calls.computed.clear()
-        end = time.monotonic() + 2.5  # through two questions whether it is back
+        end = time.monotonic() + 2.5 * BRIEF  # through two questions whether it is back
         while time.monotonic() < end:
             assert [calls(key) for key in keys] == keys
             time.sleep(0.01)
