@@ -133,6 +133,7 @@ class Scope:
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
         self._left: list[tuple[str, float]] = []  # the engine's of these, and when this process heard of a newer one
         run_blocking(self.learn(BLOCKING))
+        self._older.clear()  # nobody has asked for anything yet
 
     def _ports(
         self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None, colour: Colour | None = None
@@ -194,6 +195,8 @@ class Scope:
         owns = await store.generations(self.name)
         wholes = await store.generations(self.namespace) if self._nested else [""]
         today = self._keep_prefix(epoch, owns[0], wholes[0])
+        if len(owns) == len(wholes) == 1:
+            return today, []
         prefixes = [generation(self.name, own, whole) for whole in wholes for own in owns]
         return today, [prefix for prefix in prefixes if prefix != today]
 

@@ -197,29 +197,22 @@ class GuardedClaims:
         self._outage = outage
         self._guarded = guarded
 
-    async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T | Late:
+    def _ask(
+        self, patience: float, late: Told, verb: Callable[..., Coroutine[Any, Any, T]], *what: Any
+    ) -> Coroutine[Any, Any, T | Late]:
         if self._guarded is None or patience == inf:
-            return await work()
-        return await self._guarded.ask(work, patience, late)
+            return verb(*what)
+        return self._guarded.ask(partial(verb, *what), patience, late)
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         outage, keeps = self._outage, REFUGE_TTL
         if outage.closed:
             raise EngineClosed(outage.engine)
         probing = outage.down
-
-        def late(reply: Any, error: BaseException | None) -> None:
-            if error is None and probing:
-                outage.answered()
-            if error is not None or isinstance(reply, Granted):
-                outage.unknown.add(key, token)
-                if error is None:
-                    outage.unknown.hurry()
-
         if not probing or outage.may_ask():
             try:
-                left = max(ask.patience - ask.since, 0.0)
-                reply = await self._ask(lambda: self._port.claim(key, token, ask), left, late)
+                left, late = max(ask.patience - ask.since, 0.0), partial(self._claimed, key, token, probing)
+                reply = await self._ask(left, late, self._port.claim, key, token, ask)
             except EngineClosed:
                 outage.closed = True
                 raise
@@ -250,6 +243,15 @@ class GuardedClaims:
             reply.entry = self._kept(key)  # also for a key that rests: its caller computes nothing that could fail
         return reply
 
+    def _claimed(self, key: str, token: bytes, probing: bool, reply: Any, error: BaseException | None) -> None:
+        outage = self._outage
+        if error is None and probing:
+            outage.answered()
+        if error is not None or isinstance(reply, Granted):
+            outage.unknown.add(key, token)
+            if error is None:
+                outage.unknown.hurry()
+
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         outage = self._outage
         keeps = outage.refugees.pop(token, None)
@@ -258,11 +260,8 @@ class GuardedClaims:
             _, patience = outage.granted.get(token, (key, inf))
             stored: bool | Late = Late.LATE
             try:
-                stored = await self._ask(
-                    lambda: self._port.fill(key, token, entry),
-                    patience,
-                    partial(self._filled, key, token),
-                )
+                late = partial(self._filled, key, token)
+                stored = await self._ask(patience, late, self._port.fill, key, token, entry)
             except EngineClosed:
                 return False
             except EngineError as error:
@@ -300,9 +299,8 @@ class GuardedClaims:
             return False
         _, patience = outage.granted.get(token, (key, inf))
         try:
-            done = await self._ask(
-                lambda: self._port.abandon(key, token, verdict, rest), patience, partial(self._filled, key, token)
-            )
+            late = partial(self._filled, key, token)
+            done = await self._ask(patience, late, self._port.abandon, key, token, verdict, rest)
         except EngineClosed:
             return True
         except EngineError as error:

@@ -49,7 +49,7 @@ class Line(Names):
             now = self.clock()
             holder = self.leases.get(name, now) or self._turns.get(name, now)
             told = None
-            if holder is None:  # its lease ended, or the one whose turn it was didn't come
+            if holder is None and name in self._waiting:  # its lease ended, or the one whose turn it was didn't come
                 holder = told = self._hand_on(name, now)
             if holder is None or holder.token == token:
                 self._turns.pop(name)
@@ -90,16 +90,15 @@ class Line(Names):
         with decisions.lock:
             self.check()
             now = self.clock()
-            lease, turn = self.standing(name, token), self._turns.get(name, now)
-            next_one = None
+            lease = self.standing(name, token)
             if lease is not None:
                 self.leases.pop(name)
-                next_one = self._hand_on(name, now)
-            elif turn is not None and turn.token == token:
+            elif (turn := self._turns.get(name, now)) is not None and turn.token == token:
                 self._turns.pop(name)
-                next_one = self._hand_on(name, now)
             else:
                 self._leave(name, token)
+                return False
+            next_one = self._hand_on(name, now) if name in self._waiting else None
         for each in (lease, next_one):
             if each is not None:
                 each.bell.ring()
