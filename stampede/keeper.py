@@ -118,8 +118,9 @@ class Hold:
     def end(self) -> None:
         self.ended = True
         self._keeper.remove(self)
-        # The keeper's queue has it until its time comes: the call behind these, with its arguments, needn't wait.
-        self.drop, self.alive, self.on_lost = _nothing, None, None
+        # The keeper's queue has it until its time comes: the call behind these, with its arguments, needn't wait, nor
+        # the engine, which may be closed by then, and has descriptors.
+        self.port, self.drop, self.alive, self.on_lost = _nobody, _nothing, None, None
 
     def disown(self) -> None:
         """The interpreter ends: give the lease back while there are engines; what is computed has no place to go to."""
@@ -339,6 +340,16 @@ def _never() -> bool:
 
 
 def _nothing() -> None: ...
+
+
+class _Nobody:
+    """The port of a hold that has ended."""
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return False
+
+
+_nobody = _Nobody()
 
 
 def _quietly(action: Callable[[], object]) -> None:

@@ -30,7 +30,8 @@ class Lock:
 
     One object may be used again after release, and by several threads and tasks, which exclude each other. It is not
     re-entrant. `release_via` gets the release at the end of the block and calls it when it sees fit (a database's
-    on-commit hook); renewal ends with the block, and an exception releases at once.
+    on-commit hook); renewal ends with the block, and an exception releases at once. `max_hold` seconds after it was
+    taken the renewal ends, and up to one `lease` later the lock: then it is `lost`.
     Who lets go of the object without a release gets a ResourceWarning, and the lock is given back.
     """
 

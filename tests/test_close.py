@@ -102,3 +102,23 @@ def test_who_waits_is_told_at_once(cache: Cache, colour: str) -> None:
     assert leader.join() == [1]
     with pytest.raises((EngineError, LockLost)):
         held.release()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_no_descriptor_of_a_closed_cache_is_left(tmp_path: Path) -> None:
+    """The keeper would have the engine until its last lease was due: two descriptors for each cache."""
+    cache = Cache(f"disk://{tmp_path}/d", lease=600)
+    assert cache.get_or_compute("k", lambda: 1) == 1
+    with cache.lock("l", lease=600):
+        pass
+    cache.close()
+    del cache
+    gc.collect()
+    until(lambda: not [each for each in Path("/proc/self/fd").iterdir() if str(tmp_path) in _target(each)])
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""  # it was that of the directory's own listing

@@ -12,9 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from herd import PATIENCE, Herd, until
+from memcached_server import shared_memcached
+from proxy import Proxy
+from servers import shared_redis
 
 import stampede
 from stampede import EngineError, Lock, LockLost, LockTimeout, OptionError, try_lock
@@ -457,6 +461,42 @@ def test_max_hold_ends_a_block_that_hangs(engine: Engine) -> None:
     lock.acquire()
     with Lock("a", on=engine, wait=PATIENCE), pytest.raises(LockLost):
         lock.release()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("server", [shared_redis, shared_memcached], ids=["redis", "memcached"])
+def test_a_block_that_ends_without_its_server(
+    server: Callable[[], Any], colour: str, before: Callable[[Any], Proxy]
+) -> None:
+    """Who may not have been alone would hear of a connection, and retry; who was would redo what is done."""
+
+    async def block(lock: Lock, body: Callable[[], object]) -> None:
+        if colour == "sync":
+            with lock:
+                body()
+        else:
+            async with lock:
+                body()
+
+    def ended(lease: float, *, lost: bool) -> BaseException:
+        proxy = before(server())
+        cache = stampede.Cache(server().url.replace(f":{server().port}", f":{proxy.port}"))
+        lock = cache.lock(f"ended {lease} {colour}", lease=lease)
+
+        def body() -> None:
+            proxy.close()
+            until(lambda: lock.lost is lost)
+
+        with pytest.raises(stampede.StampedeError) as told:
+            asyncio.run(block(lock, body))
+        assert not lock.held
+        cache.close()
+        return told.value
+
+    alone, lost = ended(60, lost=False), ended(0.3, lost=True)
+    assert isinstance(alone, EngineError)
+    assert isinstance(lost, LockLost)
+    assert isinstance(lost.__cause__, EngineError)
 
 
 # -- release_via ------------------------------------------------------------------------------------------------------
