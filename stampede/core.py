@@ -131,7 +131,8 @@ class Scope:
         self._own = new_id().hex()
         self._known = -1, generation(name, self._own, ""), "", ""
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
-        self._left: list[tuple[str, float]] = []  # the engine's of these, and when this process heard of a newer one
+        # The engine's of these, as their two generations, and when this process heard of a newer one.
+        self._left: list[tuple[str, str, float]] = []
         run_blocking(self.learn(BLOCKING))
         self._older.clear()  # nobody has asked for anything yet
 
@@ -195,10 +196,15 @@ class Scope:
         owns = await store.generations(self.name)
         wholes = await store.generations(self.namespace) if self._nested else [""]
         today = self._keep_prefix(epoch, owns[0], wholes[0])
-        if len(owns) == len(wholes) == 1:
+        # What this process knew a moment ago, too: of what an emptied server can't tell any more. Each process asks for
+        # both generations at moments of its own, so it may know of a newer one, and believe in the older other.
+        left = [known for known in self._left.copy() if _clock() - known[2] < HEARD]
+        if not left and len(owns) == len(wholes) == 1:
             return today, []
-        prefixes = [generation(self.name, own, whole) for whole in wholes for own in owns]
-        return today, [prefix for prefix in prefixes if prefix != today]
+        owns = [*owns, *[own for own, _, _ in left]]
+        wholes = [*wholes, *[whole for _, whole, _ in left]]
+        prefixes = {generation(self.name, own, whole) for whole in wholes for own in owns}
+        return today, list(prefixes - {today})
 
     def _recall(self) -> str | None:
         """The same, where the engine knows it at once: without the price of coroutines."""
@@ -223,18 +229,13 @@ class Scope:
             self._older.append(known[1])  # before anybody can see the new one
             del self._older[:-8]
             if self._of_engine(known):
-                self._left.append((known[1], _clock()))
+                self._left.append((known[2], known[3], _clock()))
                 del self._left[:-8]
         self._known = epoch, prefix, own, whole
         return prefix
 
     def _of_engine(self, known: tuple[int, str, str, str]) -> bool:
         return bool(known[2]) and not known[2].startswith(self._own)
-
-    def _left_lately(self) -> list[str]:
-        """Prefixes under which others may still look, as they haven't heard what this process has."""
-        now = _clock()
-        return [prefix for prefix, moment in self._left.copy() if now - moment < HEARD]
 
     # -- the way of a call ----------------------------------------------------------------------------------------
 
@@ -496,17 +497,14 @@ class Scope:
     ) -> Any:
         core, hard, was_down = self.core, verb != "expire", self.core.is_down()
         known = physical = self.prefix + key
-        asked = self._of_engine(self._known)
         core.forget(known, hard=hard)  # before, so that it is gone here even if the engine can't be asked
         try:
             # Another process may have begun a new generation a moment ago, and its keys are the ones to change.
             today, ended = await self.learn_surely(colour)
             physical, store = today + key, self._store(colour)
             done = await act(store, physical)
-            # A third may not have heard of it, and would go on to find there what is older than this change. (Of one
-            # that the engine has forgotten we know if it was ours.)
-            others = {each + key for each in (*ended, *self._left_lately())}
-            for older in (others | ({known} if asked else set())) - {physical}:
+            # A third may not have heard of it, and would go on to find there what is older than this change.
+            for older in {each + key for each in ended} - {physical}:
                 await act(store, older)
             core.answered(was_down)
             return done

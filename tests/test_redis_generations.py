@@ -133,3 +133,31 @@ def test_a_change_after_a_flush_reaches_who_has_not_heard_of_it(server: RedisSer
         else:
             here.set("k", "new")
         assert there.get("k") in (None, "new")
+
+
+@pytest.mark.parametrize("verb", ["invalidate", "set"])
+def test_a_change_after_a_flush_reaches_who_has_heard_but_half_of_it(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """A function's generation and its namespace's are asked for at two moments, and the flush may be between them."""
+
+    def price(item: str) -> str:
+        return "old"
+
+    monkeypatch.setattr(verbs, "KNOWN", 0.2)
+    with Cache(server.url, namespace="shop") as here, Cache(server.url, namespace="shop") as there:
+        ours, theirs = (cache.cached(version="1")(price) for cache in (here, there))
+        there.get("other")  # and knows the namespace's generation, for that long
+        learnt = time.monotonic()
+        monkeypatch.setattr(verbs, "KNOWN", 60.0)
+        assert ours("tea") == theirs("tea") == "old"
+        assert time.monotonic() < learnt + 0.2
+        server.cli("FLUSHALL")
+        time.sleep(0.2)
+        assert theirs("tea") == "old"
+        if verb == "invalidate":
+            ours.invalidate("tea")
+        else:
+            ours.set("new", "tea")
+        entry = theirs.peek("tea")
+        assert entry is None or entry.value == "new"
