@@ -437,8 +437,8 @@ class Disk(World):
     gated = True
     signed = True
     effects: ClassVar = {
-        "damage": Effect(3, (0, 0), 2.5, keeps=False),
-        "zeroed": Effect(1, (0, 0), 2.5, keeps=False),
+        "damage": Effect(3, (0, 0), 2.5, keeps=False, lurks=True),
+        "zeroed": Effect(1, (0, 0), 2.5, keeps=False, lurks=True),
         "remove": Effect(2, (0, 0), 2.5, keeps=False),
         "no-room": Effect(2, (0.3, 2), 2.5),
     }

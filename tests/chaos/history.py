@@ -67,7 +67,7 @@ class History:
     """All calls, computations and locks of a round, and what went wrong meanwhile."""
 
     def __init__(self, lines: Iterable[tuple[str, list[Any]]], faults: list[Fault], deaths: dict[str, float]) -> None:
-        self.faults = faults
+        self.faults = list(faults)
         self.deaths = deaths  # when a process was killed
         self.calls: dict[str, Call] = {}
         self.makings: dict[str, Making] = {}
@@ -81,6 +81,7 @@ class History:
         self.bad = 0
         for worker, (what, pid, *details) in lines:
             self._read(worker, what, pid, details)
+        self.faults += [each for fault in faults if fault.effect.lurks for each in self._met(fault)]
         for each in (*self.calls.values(), *self.makings.values()):
             each.ended = min(each.ended, self._death(each))
         for making in self.makings.values():
@@ -88,6 +89,12 @@ class History:
                 making.ended = self.calls[making.call].ended
         for grip in self.grips.values():
             grip.left = min(grip.left, self._death(grip))
+
+    def _met(self, fault: Fault) -> Iterator[Fault]:
+        """The same when a process came upon it: others may just have moved the file aside."""
+        for _, moment, told in self.downs:
+            if moment > fault.until - 0.5 and ("damaged" in told or "was removed" in told):
+                yield Fault(f"{fault.kind}-met", "", moment - 0.5, moment, moment + fault.effect.after, fault.effect)
 
     def _death(self, each: Call | Making | Grip) -> float:
         """When its process was killed. Forked children of it live on."""

@@ -205,6 +205,11 @@ class _Judge:
         by = made if isinstance(made, Call) else self.history.calls.get(made.call)
         return by is not None and by.wait is not None
 
+    def _ran_out_of_time(self, making: Making) -> bool:
+        """It was computed when its caller's `wait` was over: promise 1 excepts that, be the engine well or not."""
+        by = self.history.calls.get(making.call)
+        return by is not None and by.wait is not None and making.born > by.began + by.wait
+
     def _aged(self, call: Call, key: str, maker: str, ended: float) -> Iterator[Finding]:
         """No value outlives its time."""
         kind = kind_of(key)
@@ -251,6 +256,8 @@ class _Judge:
 
     def _on_its_own(self, making: Making, key: str, start: float, end: float) -> bool:
         """The process may compute whoever else does; or its lease may have ended, or been forgotten."""
+        if self._ran_out_of_time(making):
+            return True
         felt = [fault for fault in self.history.at(making.worker, start, end) if fault.effect.hides]
         if not felt:
             return False
