@@ -390,11 +390,13 @@ class _Errand(Generic[T]):
         self._function = function
         self._args = args
         self._undo = undo
+        self._loop = asyncio.get_running_loop()
         self.forsaken = False
 
     def __call__(self) -> T:
         value = self._function(*self._args)
-        if self.forsaken and self._undo is not None:  # asked behind: who leaves from now on finds it done
+        # Asked behind: who leaves from now on finds it done.
+        if self._undo is not None and (self.forsaken or self._loop.is_closed()):
             with suppress(EngineError):
                 self._undo()
         return value

@@ -13,6 +13,7 @@ from typing import Any
 from stampede import decisions, forks, greenlets
 from stampede.colour import Bell, Loop
 from stampede.leader import Leader
+from stampede.loops import heed, on_close
 from stampede.outcome import Landing
 from stampede.stacks import stack_of
 from stampede.watch import watch
@@ -210,6 +211,7 @@ class Flights:
     def __init__(self) -> None:
         self._flights: dict[str, Flight] = {}
         forks.in_child(self.forget_all)
+        on_close(self)
 
     def forget_all(self) -> None:
         """We are a forked child: the flights are the parent's, and their leaders aren't here."""
@@ -223,6 +225,8 @@ class Flights:
         self, key: str, loop: Loop | None, *, anew: bool = False, leader: Leader | None = None
     ) -> tuple[Flight, bool]:
         """The key's flight, and whether the caller is to lead it. `anew`: never one that is under way."""
+        if loop is not None:
+            heed(loop)
         with decisions.lock:
             flight = self._flights.get(key)
             if flight is not None and not anew and flight.is_under_way():
@@ -261,6 +265,8 @@ class Flights:
         """A new flight for the caller to lead; None if there is one, or if the caller computes: perhaps this key."""
         if _inside.get():
             return None
+        if loop is not None:
+            heed(loop)
         with decisions.lock:
             if key in self._flights:
                 return None
@@ -339,6 +345,13 @@ class Flights:
         for key in keys:
             if key.startswith(prefix):
                 self.detach(key)
+
+    def end_orphans(self) -> None:
+        """A loop was closed: what its tasks have led never lands, and who waits for it in other processes isn't to wait
+        until the keeper of its lease looks at it, or somebody collects the tasks."""
+        for flight in list(self._flights.values()):
+            if flight.orphaned:
+                self.end(flight, None)
 
     def cut_orphans(self) -> None:
         """Who follows one whose loop was closed claims again."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from typing import Generic, TypeVar
+from contextvars import Context
+from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Loop", "PerLoop"]
+__all__ = ["HEEDED", "Loop", "PerLoop", "heed", "on_close"]
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
@@ -47,3 +48,37 @@ class PerLoop(Generic[T]):
                 if thing is not None:
                     taken.append((loop, thing))
         return taken
+
+
+class _Closing:
+    """Lies among a loop's timers, which go when it is closed: nobody else is told of that."""
+
+    def __call__(self) -> None:
+        """Its time has come, after ten years."""
+
+    def __del__(self) -> None:
+        for each in list(_told):
+            each.end_orphans()
+
+
+class _Told(Protocol):
+    def end_orphans(self) -> None:
+        """A loop that is heeded was closed, or is gone; from a finalizer, perhaps."""
+
+
+_TEN_YEARS = 10 * 365 * 86400.0
+HEEDED = "_stampede_closing"
+"""What a loop has that is heeded, or need not be."""
+
+_told: weakref.WeakSet[_Told] = weakref.WeakSet()
+
+
+def on_close(told: _Told) -> None:
+    """Have it told when a loop is closed."""
+    _told.add(told)
+
+
+def heed(loop: Loop) -> None:
+    if HEEDED not in loop.__dict__:
+        loop.__dict__[HEEDED] = True
+        loop.call_later(_TEN_YEARS, _Closing(), context=Context())

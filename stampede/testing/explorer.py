@@ -28,6 +28,7 @@ from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
 from stampede.leader import Leader
+from stampede.loops import HEEDED
 from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.testing.ports import TRAPPING, Model, Shield, Spawn, Trap, TrapHold, TrapPort, told
@@ -71,6 +72,9 @@ class _Loop:
     """Stands for the event loop of one process."""
 
     closed = False
+
+    def __init__(self) -> None:
+        self.__dict__[HEEDED] = True  # nobody is told of its end: whoever waits has to find out
 
     def is_closed(self) -> bool:
         return self.closed

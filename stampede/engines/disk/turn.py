@@ -89,11 +89,13 @@ class Turns:
     def take(self, turn: Turn, patience: Patience) -> bool:
         """False: another thread has had it for so long."""
         while True:
-            with decisions.lock:
-                owner = self._owner
-                if owner is None or owner.over():
+            owner = self._owner
+            if owner is None or owner.over():  # asked outside of the lock: it walks a stack, and who is gone stays so
+                with decisions.lock:
+                    if self._owner is not owner:
+                        continue  # another one was here before us
                     turn.before, self._owner = owner, turn
-                    break
+                break
             if owner.is_of_caller():
                 raise Interrupted
             if patience.left <= 0:
