@@ -28,6 +28,9 @@ _clock = time.monotonic
 GRACE = 0.06
 """Seconds that a caller waits for an engine beyond its `wait`: with 0 nobody could be answered."""
 
+FORGOTTEN = 5.0
+"""Seconds for which a question that has no answer says that the engine hangs, to those who are as impatient."""
+
 REFUGE_TTL = 5.0
 """Seconds that a value which the engine could not take is kept in this process."""
 
@@ -52,18 +55,19 @@ class Outage:
         self.granted: dict[bytes, tuple[str, float]] = {}
         self.used = False  # the refuge may have something
         self.silence = engine.silence
-        self._asked: dict[object, float] = {}  # questions under way, of callers that don't wait to the end
         self.unknown = Returns(engine, self)  # leases that may stand, to be given back
         self.last: EngineError | None = None
         self.closed = False  # by us, for good: that is no outage
         self.partly_since: float | None = None  # a part of the engine was down then
         self._tell = tell
         self._breaker = Breaker()
-        self._lock = threading.Lock()
+        self._start_again()
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        self._lock = threading.Lock()  # a thread that was inside is not here to open it
+        """In a forked child: the threads that were inside, or asked, are not here."""
+        self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
+        self._asked: dict[object, float] = {}  # questions under way, of callers that don't wait to the end
 
     @property
     def down(self) -> bool:
@@ -120,11 +124,16 @@ class Outage:
 
     def hangs_for(self, seconds: float) -> bool:
         """Whether such a question has been without an answer for so long."""
+        now = _clock()
         try:
-            first = next(iter(self._asked.values()), inf)
+            while (first := next(iter(self._asked.items()), None)) is not None:
+                question, began = first
+                if now - began < seconds + FORGOTTEN:
+                    return now - began >= seconds
+                self.end(question)  # its loop rests, or is gone, and would keep callers from the engine for ever
         except RuntimeError:  # another thread has asked one in this moment
-            return False
-        return _clock() - first >= seconds
+            pass
+        return False
 
     def trouble(self) -> EngineError:
         """What a caller is told that wants to know."""

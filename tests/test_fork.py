@@ -373,6 +373,22 @@ def test_the_failure_of_one_hook_is_nobody_elses() -> None:
     assert [part.again for part in parts] == [0, 0]
 
 
+def test_a_question_that_is_the_parents_has_no_answer_for_the_child(before: Callable[[Any], Any]) -> None:
+    """The child's impatient callers would take the engine for hung: who asked is not there to hear."""
+    proxy = before(shared_redis())
+    with Cache(proxy.url, namespace=str(time.monotonic_ns())) as cache:
+        cache.get_or_compute("warm", lambda: 1)
+        proxy.hold()
+        assert cache.get_or_compute("k", lambda: 1, wait=0.05) == 1
+
+        def stored() -> bool:
+            return cache.get_or_compute("other", lambda: 2, wait=0.05) == cache.get("other") == 2
+
+        child = Child(lambda: until(stored, bound=3))
+        proxy.let_go()
+        child.join()
+
+
 def test_a_refresh_that_was_to_begin_is_left_to_the_parent() -> None:
     """Dropped in the child, its computation would end there: a warning, and the end of what is the parent's."""
     workers = Workers(1, "test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from herd import until
 from memcached_server import shared_memcached
 from proxy import Proxy
 from servers import shared_redis
+
+from stampede import Cache
 
 Before = Callable[[Any], Proxy]
 Faces = Callable[..., Face]
@@ -108,6 +111,25 @@ def test_nor_for_a_lease_to_be_given_back_by_who_is_interrupted_twice(
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+@engines
+def test_the_question_of_a_loop_that_was_left_is_forgotten(
+    before: Before, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody in that loop hears its answer: all who are impatient would do without the engine for ever."""
+    proxy, url = hanging(engine, before)
+    monkeypatch.setattr("stampede.outage.FORGOTTEN", 0.2)
+    with Cache(url) as cache, asyncio.Runner() as left:
+        left.run(cache.aget_or_compute("warm", lambda: 1))
+        proxy.hold()
+        assert left.run(cache.aget_or_compute("k", lambda: 1, wait=WAIT)) == 1
+        proxy.let_go()
+
+        def stored() -> bool:
+            return cache.get_or_compute("other", lambda: 2, wait=WAIT) == cache.get("other") == 2
+
+        until(stored, bound=5)
 
 
 @both
