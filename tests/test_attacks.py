@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from interrupting import Line, lines_in, lines_of, looked
+from memcached_server import shared_memcached
 from servers import RedisServer, shared_redis
 
 from stampede import Cache, EngineError, RecursiveComputation, events
@@ -151,6 +152,44 @@ def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, ur
                         thread, reached = in_thread(partial(interrupted, function, where))
                         thread.join(5)
                         assert reached in ([True], [always]), where
+
+
+@pytest.mark.parametrize(
+    "engine, inside",
+    [
+        ("redis", {"put", "ask", "answered", "forget", "start", "listen", "failed", "_failed_partly"}),
+        ("memcached", {"add", "_call"}),
+    ],
+)
+def test_a_finalizer_or_signal_may_call_where_what_is_known_of_an_engine_changes(engine: str, inside: set[str]) -> None:
+    """It would wait for the lock that its own thread has, for ever."""
+    pytest.importorskip("redis" if engine == "redis" else "pymemcache")
+    url = shared_redis().url if engine == "redis" else f"memcached://127.0.0.1:{shared_memcached().port}"
+    cache, partly = Cache(url, namespace=f"{monotonic()}"), EngineError()
+    partly.partial = True
+    held, keys, tried = cache.lock("held"), map("k {}".format, count()), set[Line]()
+
+    def call() -> None:
+        key = next(keys)
+        cache.get_or_compute(key, lambda: 1)
+        cache.invalidate(key)
+        assert not cache.lock("held").acquire(wait=0.001)
+        for error in (partly, EngineError()):
+            cache._core.outage.failed(error)
+            cache._core.outage.answered()
+
+    def at(line: Line) -> None:
+        if line not in tried and sys._getframe(2).f_code.co_name in inside:
+            tried.add(line)
+            call()
+
+    assert held.acquire()
+    thread, _ = in_thread(lambda: lines_of(call, at))
+    thread.join(10)
+    assert not thread.is_alive(), tried  # (it has the lock that closing the cache takes)
+    assert tried
+    held.release()
+    cache.close()
 
 
 def test_a_computation_that_is_cancelled_before_its_first_step_gives_its_lease_back() -> None:

@@ -128,7 +128,7 @@ class Signer:
 
     def start_again(self) -> None:
         """In a forked child: thread and leases are the parent's."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer, or a signal, may claim in the middle of this
         self._changed = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
         self._due: deque[tuple[float, Hold]] = deque()
         self._thread: threading.Thread | None = None
@@ -155,7 +155,7 @@ class Signer:
         """What is due is signed, or found to be closed; then the thread ends."""
         with self._lock:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while True:

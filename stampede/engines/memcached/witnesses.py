@@ -34,7 +34,7 @@ class Witness:
         self.connection = connection
         self.longest = connection.longest
         self.heard = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # who interrupts its own thread is told that the connection is in use
 
     @property
     def born(self) -> float:
@@ -67,7 +67,7 @@ class Witnesses:
 
     def start_again(self) -> None:
         """In a forked child: the connections are the parent's."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._there: dict[Server, Witness] = {}
         self._next: dict[Server, float] = {}
 

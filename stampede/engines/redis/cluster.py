@@ -60,15 +60,15 @@ class Cluster:
         self._owners: list[Address | None] = []
         self._several = False  # masters
         self._homes: set[Address] = set()  # that have, or have had, the generations
+        self._closed = False
         self._begin()
         self._shard(self._seeds[0])  # wrong options are an error now
         self.claims, self.locks = RoutedKeys(self, BLOCKING), RoutedLocks(self, BLOCKING)
         self.aclaims, self.alocks = RoutedKeys(self, SUSPENDING), RoutedLocks(self, SUSPENDING)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
         self._due = 0.0
-        self._closed = False
 
     def follow(self) -> None:
         """Have every shard tell of changes from now on."""
@@ -83,7 +83,8 @@ class Cluster:
             await self._shard(address).ping()
 
     def close(self) -> None:
-        self._closed = True
+        with self._lock:
+            self._closed = True  # and no shard comes behind those that are closed here
         for shard in list(self._shards.values()):
             shard.close()
 
@@ -246,7 +247,7 @@ class Cluster:
             with self._lock:
                 shard = self._shards.get(address)
                 if shard is None:
-                    shard = self._shards[address] = self._made(address)
+                    shard = self._shards.setdefault(address, self._made(address))
         return shard
 
     def _made(self, address: Address) -> Master:

@@ -18,7 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from stampede.colour import Bell
 from stampede.engines.redis.readers import Readers
@@ -51,6 +51,9 @@ _PIECE = 1 << 16
 
 _ELSEWHERE = ("MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN")  # a channel's shard, not the user, is the trouble
 _PLAIN, _SHARDED = (b"SUBSCRIBE", b"UNSUBSCRIBE"), (b"SSUBSCRIBE", b"SUNSUBSCRIBE")
+
+_Pair: TypeAlias = tuple[socket.socket, socket.socket]
+"""What the thread is woken by: its end, and the others'."""
 
 
 class Refusal(Exception):
@@ -179,12 +182,12 @@ class News:
         self.told = 0
         self._readers = Readers()
         self._number = 0  # of the connection, told or not
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer, or a signal, may listen in the middle of this
         self._channels: dict[bytes, _Channel] = {}
         self._todo: deque[tuple[bytes, _Channel | None]] = deque()  # verbs to send, and what their answer is for
         self._expected: deque[tuple[bytes, _Channel | None]] = deque()
         self._thread: threading.Thread | None = None
-        self._poke: tuple[socket.socket, socket.socket] | None = None
+        self._poke: _Pair | None = None
         self._down = False
         self._mute = False  # this user may not subscribe
         self._closed = False
@@ -228,14 +231,17 @@ class News:
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._closed:
-                    self._poke = socket.socketpair()
-                    self._poke[0].setblocking(False)
-                    self._poke[1].setblocking(False)
-                    self._thread = begun("stampede-redis-news", self._live)
-                    if self._thread is None:
-                        poke, self._poke = self._poke, None
+                    poke = self._poke = _pair()
+                    thread = begun("stampede-redis-news", self._live, poke)
+                    if self._poke is poke:  # or a finalizer that interrupted us has started another one
+                        self._thread, self._poke = thread, poke if thread is not None else None
+                    if thread is None:
                         for end in poke:
                             end.close()
+
+    def _serves(self, poke: _Pair) -> bool:
+        """Is the thread with this one to go on? Not if another has come in its place."""
+        return self._poke is poke and not self._closed
 
     def stray(self) -> None:
         """The server is not the right one any more: what it tells is of no use."""
@@ -313,23 +319,23 @@ class News:
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
-        assert self._poke is not None
-        pid, poke = os.getpid(), self._poke
+    def _live(self, poke: _Pair) -> None:
+        pid = os.getpid()
         try:
-            while not self._closed:
+            while self._serves(poke):
                 connection = None
                 try:
                     connection = self._connected()
-                    self._attend(connection, poke[0])
+                    self._attend(connection, poke)
                 except Exception as error:  # whatever it was, there are no news until they are back
                     _log.debug("no news from Redis: %s", error)
                 finally:
                     if os.getpid() == pid:
-                        self._lose()
+                        if self._poke is poke:
+                            self._lose()
                         if connection is not None:
                             connection.disconnect()
-                self._rest(poke[0])
+                self._rest(poke)
         finally:
             if os.getpid() == pid:
                 for end in poke:
@@ -352,9 +358,9 @@ class News:
         if not self._current(connection):
             raise ConnectionError("this is not the master any more")
 
-    def _attend(self, connection: Any, poke: socket.socket) -> None:
+    def _attend(self, connection: Any, pair: _Pair) -> None:
         """Send what is to be sent, and hear what is said, until the connection breaks."""
-        pushes, sock = parser(Refusal), connection._sock
+        pushes, sock, poke = parser(Refusal), connection._sock, pair[0]
         heard = time.monotonic()
         tick = heard + TICK
         with selectors.DefaultSelector() as selector:
@@ -362,7 +368,7 @@ class News:
             selector.register(poke, selectors.EVENT_READ)
             if self._readers.wakes is not None:
                 selector.register(self._readers.wakes, selectors.EVENT_READ)
-            while not self._closed:
+            while self._serves(pair):
                 if self.tracks and not self.told:
                     self.told = self._number
                     self.stamps.find()
@@ -483,13 +489,13 @@ class News:
         for channel in channels:
             channel.lose()
 
-    def _rest(self, poke: socket.socket) -> None:
+    def _rest(self, poke: _Pair) -> None:
         end = time.monotonic() + AGAIN
         with selectors.DefaultSelector() as selector:
-            selector.register(poke, selectors.EVENT_READ)
-            while not self._closed and (left := end - time.monotonic()) > 0:
+            selector.register(poke[0], selectors.EVENT_READ)
+            while self._serves(poke) and (left := end - time.monotonic()) > 0:
                 if selector.select(left):
-                    _drain(poke)
+                    _drain(poke[0])
 
 
 def follow(told: int) -> tuple[bytes, ...]:
@@ -505,6 +511,13 @@ def slot_of(key: bytes) -> int | None:
         except ValueError:
             return None
     return GENERATIONS if key.startswith(b"{stampede}g") else None
+
+
+def _pair() -> _Pair:
+    pair = socket.socketpair()
+    for end in pair:
+        end.setblocking(False)
+    return pair
 
 
 def _nap(poke: socket.socket) -> None:

@@ -99,7 +99,7 @@ class Generations:
         self.start_again()
 
     def start_again(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
         self._bumps = 0
         self._known: dict[str, tuple[str, Ticket | None, float, float]] = {}
         self._asked: dict[tuple[str, ref[Loop] | None], _Question] = {}  # whose loop may be closed in the middle of it
