@@ -186,7 +186,22 @@ async def claim(call: Call) -> Landing | Granted:
                 if news is not None:
                     tell_found(call, ask)
                     # It may have been under way for long: what is sure is that its lease stood when we asked.
-                    return Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
+                    told = Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
+                    return told if call.flight is None or call.flight.latest <= at else await told_anew(call, ask, told)
+
+
+async def told_anew(call: Call, ask: Ask, told: Landing) -> Landing:
+    """The same for those, too, who came since the question: they would all be woken only to ask again."""
+    call.asked = at = call.now
+    try:
+        reply = await asked(call, ask)
+    except EngineError:
+        return told
+    if isinstance(reply, Found):
+        return Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
+    if isinstance(reply, Granted):
+        await release(call)  # it has changed meanwhile, and we have our value
+    return told
 
 
 def terms(means: Means, policy: Policy, seen: Entry[Any] | None = None, *, force: bool = False) -> Ask:
@@ -349,6 +364,7 @@ def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
 
 async def follow(call: Call, flight: Flight) -> Landing | None:
     """What the flight's leader got, or what is there meanwhile. None: claim again."""
+    flight.latest = max(flight.latest, call.began)
     try:
         if call.loop is None and (flight.waits_in(running_loop()) or flight.led_beside()):
             return await alone(call)  # our own loop, or thread, must go on for it to land, and we are blocking it

@@ -50,6 +50,7 @@ class Flight:
     answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
     span: tuple[str, float, float] | None = None  # its computation's label and lease, and when it must have ended
     followed = inf  # since when
+    latest = -inf  # when the last of its followers began, as far as the leader needs to know
     watched = False
     told = False  # it has been waited for so long that people were told
     asked: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
