@@ -187,6 +187,19 @@ class Guarded:
             if answer is not Late.LATE:
                 outage.end(question)
 
+    async def wait(self, work: Callable[[], Coroutine[Any, Any, T]], patience: float) -> T | Late:
+        """The same of what takes as long as somebody computes, which is no hanging question. It may look now and then,
+        and be kept by that."""
+        outage = self._outage
+        if patience == inf or not outage.silence:
+            return await work()
+
+        def ended(_: Any, error: BaseException | None) -> None:
+            if isinstance(error, EngineError) and not isinstance(error, EngineClosed):
+                outage.failed(error)
+
+        return await within(self._colour, work(), patience + GRACE, ended)
+
 
 class GuardedClaims:
     """`Claims` that never fail: what the engine can't do is done by the refuge, one computation per key and process."""
@@ -321,8 +334,12 @@ class GuardedClaims:
         outage = self._outage
         if busy.token in outage.refugees:
             return await self._refuge.wait(key, busy, timeout)
+        guarded = self._guarded
         try:
-            return await self._port.wait(key, busy, timeout)
+            if guarded is None:
+                return await self._port.wait(key, busy, timeout)
+            news = await guarded.wait(lambda: self._port.wait(key, busy, timeout), timeout)
+            return None if isinstance(news, Late) else news
         except EngineClosed:
             return None  # the next claim says so
         except EngineError as error:

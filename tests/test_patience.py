@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from statistics import median
 from typing import Any
@@ -15,13 +17,13 @@ import pytest
 pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
-from faces import Face
-from herd import until
+from faces import LONG, Face
+from herd import Herd, until
 from memcached_server import shared_memcached
 from proxy import Proxy
 from servers import shared_redis
 
-from stampede import Cache
+from stampede import Cache, WaitTimeout
 
 Before = Callable[[Any], Proxy]
 Faces = Callable[..., Face]
@@ -130,6 +132,25 @@ def test_the_question_of_a_loop_that_was_left_is_forgotten(
             return cache.get_or_compute("other", lambda: 2, wait=WAIT) == cache.get("other") == 2
 
         until(stored, bound=5)
+
+
+@both
+@engines
+def test_nor_for_one_that_hangs_while_somebody_computes(before: Before, face: Faces, engine: str, colour: str) -> None:
+    """Who looks now and then whether the value is there would wait for the answer to one of these looks."""
+    proxy, url = hanging(engine, before)
+    holder, waiter = face(f"{engine}://127.0.0.1:{proxy.target}"), face(url, colour)
+    begun, end = threading.Event(), threading.Event()
+    herd = Herd(lambda: holder("k", lambda: (begun.set(), end.wait(LONG))[1]))
+    assert begun.wait(LONG)
+    waiter("warm", lambda: 1)
+    threading.Timer(WAIT / 2, proxy.hold).start()
+    began = time.monotonic()
+    with suppress(WaitTimeout):
+        waiter("k", lambda: 2, wait=WAIT)
+    assert time.monotonic() - began < WAIT + SOON
+    end.set()
+    assert herd.join() == [True]
 
 
 @both

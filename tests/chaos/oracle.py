@@ -323,7 +323,8 @@ class _Judge:
         elif call.verb in _COMPUTES:
             longest = sum(kind_of(key).longest for key in call.keys)
             if call.wait is not None and len(call.keys) == 1:
-                longest, trouble = call.wait + call.nap, 0.0  # also for an engine that hangs
+                # Also for an engine that hangs: that would be a second more, which is to be told from noise.
+                longest, trouble = call.wait + call.nap - NOISE / 2, 0.0
             yield _of(call), call.began, call.ended, longest + trouble
         else:
             yield _of(call), call.began, call.ended, trouble * len(call.keys)
