@@ -13,7 +13,9 @@ from typing import Any
 AFRESH = multiprocessing.get_context("forkserver")
 """Processes without anything of ours, forked off one that has imported what most of them need."""
 
-AFRESH.set_forkserver_preload(["asyncio", "pymemcache", "pytest", "redis.asyncio", "stampede.engines.disk"])
+AFRESH.set_forkserver_preload(
+    ["asyncio", "pymemcache", "pytest", "redis.asyncio", "rich.table", "stampede.cli", "stampede.engines.disk"]
+)
 PATIENCE = 30.0
 
 

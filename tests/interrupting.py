@@ -108,6 +108,7 @@ def interrupted(act: Callable[[], object], number: int) -> BaseException | None:
 
 def _traced(act: Callable[[], object], trace: Any) -> None:
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # of instructions Python 3.12 tells only if this is set before it traces
     sys.settrace(trace)
     try:
         act()

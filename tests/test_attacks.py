@@ -143,7 +143,11 @@ def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, ur
 
             def look() -> dict[Line, None]:
                 with way() as function:
-                    return lines_in(lambda: function(1))
+                    thread, lines = in_thread(
+                        lambda: lines_in(lambda: function(1))
+                    )  # another's context may be in a call
+                    thread.join(5)
+                    return lines[0]
 
             for where, always in looked(look).items():
                 if where not in tried:

@@ -12,12 +12,15 @@ import sys
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disk_world import AFRESH
 
 from stampede import Cache
+from stampede.__main__ import main
 from stampede.cli.check import _notes
 from stampede.cli.demo.caller import Mark, Reads
 from stampede.cli.demo.timeline import Timeline
@@ -81,18 +84,38 @@ def environment(home: Path) -> dict[str, str]:
 
 def stampede(home: Path, *arguments: str, code: int = 0) -> str:
     """What the command says, on whichever channel, once it has ended with this code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stampede", *arguments],
-        cwd=home,
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert bool(done.stderr) == (code == 2), done.stderr
-    return done.stderr if code == 2 else done.stdout
+    files = home / "stdout", home / "stderr"
+    with closing(AFRESH.Process(target=_command, args=(home, environment(home), arguments, *files))) as command:
+        command.start()
+        command.join(60)
+        ended = command.exitcode
+    return judged(ended, *[each.read_text() for each in files], code)
+
+
+def _command(home: Path, environment: dict[str, str], arguments: list[str], *files: Path) -> None:
+    """`python -m stampede`, but for the time in which an interpreter starts."""
+    os.chdir(home)
+    os.environ.clear()
+    os.environ.update(environment)
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")
+    sys.stdout, sys.stderr = (each.open("w", encoding=encoding) for each in files)
+    sys.path.insert(0, str(home))
+    sys.argv = ["stampede", *arguments]
+    sys.exit(main())
+
+
+def judged(ended: int | None, out: str, err: str, code: int) -> str:
+    assert ended == code, out + err
+    assert "Traceback" not in err
+    assert bool(err) == (code == 2), err
+    return err if code == 2 else out
+
+
+def started(home: Path, *arguments: str) -> str:
+    """What a command says that is really started as users do it, with all the processes that it starts."""
+    words = [sys.executable, "-m", "stampede", *arguments]
+    done = subprocess.run(words, cwd=home, env=environment(home), capture_output=True, text=True, timeout=60)
+    return judged(done.returncode, done.stdout, done.stderr, 0)
 
 
 def python(home: Path, program: str) -> str:
@@ -138,7 +161,7 @@ def test_an_error_is_one_line(home: Path) -> None:
 
 def test_version(home: Path) -> None:
     """Nobody could say which release is installed."""
-    assert re.fullmatch(r"stampede \d+\.\d+\S*\n", stampede(home, "--version"))
+    assert re.fullmatch(r"stampede \d+\.\d+\S*\n", started(home, "--version"))
 
 
 def test_one_of_several_caches_must_be_named(home: Path) -> None:
@@ -405,7 +428,7 @@ def panels_of(picture: ET.Element) -> list[ET.Element]:
 
 def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
     """A page that no browser draws; callers that are missing in it; processes or directories that stay."""
-    said = stampede(home, *SMALL)  # returns once every process that has its output has ended
+    said = started(home, *SMALL)  # returns once every process that has its output has ended
     first, *_, last = said.splitlines()
     assert first.startswith("2 processes × 3 callers want one value at once")
     assert last == "every caller's timeline: demo.html"
@@ -429,7 +452,7 @@ def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
 
 def test_the_demo_can_leave_just_the_picture(home: Path) -> None:
     """The picture of the README could not be made anew."""
-    stampede(home, *SMALL, "--out", "demo.svg")
+    started(home, *SMALL, "--out", "demo.svg")
     assert len(panels_of(ET.parse(home / "demo.svg").getroot())) == 4
 
 

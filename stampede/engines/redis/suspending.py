@@ -10,7 +10,7 @@ import asyncio
 import select
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -142,7 +142,7 @@ class Suspending:
 class _Question:
     """Some commands that were asked together, and their replies so far."""
 
-    __slots__ = ("again", "commands", "future", "replies", "told")
+    __slots__ = ("again", "commands", "future", "heard", "replies", "told")
 
     def __init__(self, commands: Sequence[Command], future: asyncio.Future[None]) -> None:
         self.commands = commands
@@ -150,6 +150,7 @@ class _Question:
         self.replies: list[Any] = []
         self.told = 0  # which connection will be told when what was read changes
         self.again = False  # it has been sent once before
+        self.heard: Callable[[], object] | None = None  # to be called at once when it has its replies
 
     def forget(self) -> None:
         """Nobody waits for it, nor for its error."""
@@ -225,12 +226,13 @@ class _Pipe:
         question = _Question([follow(told)], asyncio.get_running_loop().create_future())
         question.again = True  # on another connection it would be wrong
 
-        def followed(future: asyncio.Future[None]) -> None:
-            agreed = not future.cancelled() and future.exception() is None and question.replies[0] == b"OK"
+        def followed() -> None:
+            agreed = question.replies[0] == b"OK"
             if agreed and self._news.watch(wire.socket):
                 wire.told = told
 
-        question.future.add_done_callback(followed)
+        question.forget()
+        question.heard = followed  # at once: what was read next may have come with it
         return question
 
     # -- the connection -----------------------------------------------------------------------------------------
@@ -273,6 +275,8 @@ class _Pipe:
         if len(question.replies) == len(question.commands):
             self._flying.popleft()
             question.told = told
+            if question.heard is not None:
+                question.heard()
             if not question.future.done():
                 question.future.set_result(None)
 
