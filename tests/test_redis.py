@@ -1365,6 +1365,16 @@ def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_
     assert reply.ticket is None or not holds(reply.ticket)
 
 
+def test_a_loop_s_first_answer_has_a_ticket(server: RedisServer, open_: Open) -> None:
+    """Who has a loop per request would keep nothing: the first answer comes with the leave to be told of changes."""
+    engine = open_(server.url)
+    run(engine.store.set("k", some()))
+    ticket_of(engine)  # from here on this process is told
+    for _ in range(3):
+        reply = asyncio.run(engine.aclaims.claim("k", new_id(), Ask(LONG)))
+        assert isinstance(reply, Found) and reply.ticket is not None
+
+
 def test_no_tickets_where_nothing_is_tracked(server: RedisServer, open_: Open) -> None:
     """A local tier would believe in news that nobody sends."""
     engine = open_(server.url, tracking=False)
