@@ -250,8 +250,10 @@ class _Suspending:
                 heard.set_result(rung)
 
         def ring() -> None:
-            if running_loop() is loop:
-                settle(True)  # a thousand waiters of the leader's own loop need no thousand wake-ups
+            # A thousand waiters of the leader's own loop need no thousand wake-ups. But what runs there in no task may
+            # be a signal's handler, while the loop sleeps: it doesn't look for what has come.
+            if running_loop() is loop and asyncio.current_task(loop) is not None:
+                settle(True)
             else:
                 _soon(loop, settle, True)
 

@@ -201,12 +201,13 @@ class Keeper:
         if moment < self._alarm or len(self._new) > 64:
             with self._lock:
                 self._wake(moment)
+                kept = self._threads
+            if not kept:
+                self._start()
 
     def _wake(self, moment: float) -> None:
-        if not self._threads:
-            self._start()
         if moment < self._alarm:
-            self._changed.notify()
+            self._changed.notify_all()
         elif len(self._new) > 4 * len(self._holds):  # what has ended would pile up until then
             for _ in range(len(self._new)):  # in its place, since others add to it meanwhile
                 new = self._new.popleft()
@@ -214,8 +215,9 @@ class Keeper:
                     self._new.append(new)
 
     def _start(self) -> None:
-        if begun("stampede-keeper", self._run) is not None:  # else leases won't be renewed, or later
-            self._threads += 1
+        """One more thread, which counts itself: who begins it waits for that, outside of the lock where he is no thread
+        of ours, and may be interrupted there."""
+        begun("stampede-keeper", self._run)  # or leases won't be renewed, or later
 
     def remove(self, hold: Hold) -> None:
         self._holds.discard(hold)  # from the queue it goes when its time comes
@@ -235,16 +237,17 @@ class Keeper:
         self._holds.add(hold)
         self._new.append((moment, hold))
         with self._lock:  # as `add` does it, and fewer calls deep: the stack may be at its end
-            if self._threads:
-                self._changed.notify()
-            else:
-                self._start()
+            kept = self._threads
+            if kept:
+                self._changed.notify_all()
+        if not kept:
+            self._start()
 
     def _schedule(self, moment: float, hold: Hold) -> None:
         hold.due = moment
         heapq.heappush(self._due, (moment, next(self._count), hold))
         if moment < self._alarm:
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _next(self) -> tuple[Hold, bool]:
         """The lease whose time has come, and whether it is to be renewed: else its end came before the answer to its
@@ -292,6 +295,10 @@ class Keeper:
                 self._changed.wait(min(pause, LONGEST))
 
     def _run(self) -> None:
+        with self._lock:
+            if self._threads >= THREADS:
+                return
+            self._threads += 1
         try:
             while True:
                 try:

@@ -42,37 +42,43 @@ class Watch:
         forks.in_child(self._reset)
 
     def _reset(self) -> None:
-        self._changed = threading.Condition(threading.RLock())  # a finalizer may add in the middle of this
+        self._lock = threading.RLock()  # a finalizer may add in the middle of this
+        self._changed = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
         self._due: list[tuple[float, int, weakref.ref[Watched]]] = []
         self._alarm = -inf  # when the thread looks again
-        self._thread: threading.Thread | None = None
+        self._served = False  # a thread is at it, and says so itself
 
     def add(self, watched: Watched, moment: float) -> bool:
         """Look at it then. False: there is no thread to be had, so its followers must look themselves."""
-        with self._changed:
-            if self._thread is None:
-                self._thread = begun("stampede-watch", self._run)
-                if self._thread is None:
-                    return False
+        with self._lock:
             heapq.heappush(self._due, (moment, next(self._count), weakref.ref(watched)))
             if moment < self._alarm:
-                self._changed.notify()
-        return True
+                self._changed.notify_all()  # one waits; a `notify` that was cut short may have left its place to nobody
+            served = self._served
+        # Outside of the lock: who begins a thread waits for it, and may be interrupted there.
+        return served or begun("stampede-watch", self._run) is not None
 
     def _run(self) -> None:
-        while True:
-            watched = self._next()
-            try:
-                again = watched.look(time.monotonic())
-            except BaseException:  # our own bug, or one that was thrown in: the others are looked after all the same
-                _log.exception("a flight could not be looked after")
-                again = time.monotonic() + 1.0
-            if again is not None:
-                self.add(watched, again)
-            del watched
+        with self._lock:
+            if self._served:
+                return  # two have begun one
+            self._served = True
+        try:
+            while True:
+                watched = self._next()
+                try:
+                    again = watched.look(time.monotonic())
+                except BaseException:  # our own bug, or one that was thrown in: the others are looked after
+                    _log.exception("a flight could not be looked after")
+                    again = time.monotonic() + 1.0
+                if again is not None:
+                    self.add(watched, again)
+                del watched
+        finally:
+            self._served = False  # an exception was thrown into it: the next flight begins another
 
     def _next(self) -> Watched:
-        with self._changed:
+        with self._lock:
             while True:
                 self._alarm = self._due[0][0] if self._due else inf
                 pause = self._alarm - time.monotonic()

@@ -14,12 +14,13 @@ from contextlib import closing, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Event
+from threading import Condition, Event
 from time import monotonic, sleep
 from typing import Any
 
+import interrupting
 import pytest
-from interrupting import interrupted, points_of
+from interrupting import interrupted, ours, points_of
 from memcached_server import shared_memcached
 from servers import shared_redis
 
@@ -28,6 +29,7 @@ from stampede.colour import in_thread
 from stampede.engines import open_engine
 from stampede.keeper import keeper
 from stampede.ports import Engine
+from stampede.watch import watch
 
 # A coroutine that was made, and never begun, says so.
 pytestmark = [
@@ -214,3 +216,39 @@ def test_what_a_thread_takes_for_who_is_gone_is_given_back(runner: asyncio.Runne
         assert undone.wait(LONG)
 
     runner.run(main())
+
+
+class Looked:
+    """What the watch is to look at."""
+
+    def __init__(self) -> None:
+        self.seen = Event()
+
+    def look(self, now: float) -> None:
+        self.seen.set()
+
+
+def test_who_is_interrupted_half_in_a_condition_stops_no_other(
+    other: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A condition's `__enter__` and `__exit__` are Python's: nobody would be looked after, or renewed, ever again."""
+    theirs = {each.__code__ for each in (Condition.__enter__, Condition.__exit__, Condition.notify)}
+    monkeypatch.setattr(interrupting, "ours", lambda frame, ours=ours: ours(frame) or frame.f_code in theirs)
+    with closing(open_engine("memory://")) as engine:
+        assert engine.locks is not None
+        lock = Lock("a", on=engine, lease=0.01)  # so short that its keeper is told of it
+
+        def add() -> None:
+            watch.add(Looked(), 0.0)
+            blocks(lock)
+
+        def added() -> bool:
+            looked = Looked()
+            watch.add(looked, 0.0)
+            return looked.seen.wait(LONG) and free(engine)
+
+        add()
+        for number in count():
+            if interrupted(add, number) is None:
+                break
+            assert other.submit(added).result(3 * LONG)

@@ -241,7 +241,7 @@ class _Names:
         held.record.write(held.fd)
         if self._watchman is None:
             self._watchman = begun("stampede-ends", self._end_in_time)
-        self._changed.notify()
+        self._changed.notify_all()
 
     def renew(self, name: str, token: bytes, lease: float) -> bool:
         try:

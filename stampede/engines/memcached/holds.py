@@ -143,7 +143,7 @@ class Signer:
                 return False
             self._due.append((hold.sent + self.after, hold))
             if len(self._due) == 1:
-                self._changed.notify()
+                self._changed.notify_all()
         return True
 
     def keep(self, hold: Hold, link: Link) -> bool:
