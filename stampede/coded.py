@@ -74,7 +74,9 @@ class CodedClaims(_Coded):
                     return Busy(holder, lease, entry)
                 case Failed(verdict=verdict, rest=rest):
                     return Failed(verdict, entry, rest)
-        raise EngineError(f"the engine has unreadable bytes for {key!r}, and new ones each time it is asked")
+        restless = EngineError(f"the engine has unreadable bytes for {key!r}, and new ones each time it is asked")
+        restless.partial = True  # of all others it may have what is good
+        raise restless
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return await self._port.fill(key, token, self.closed(key, entry))

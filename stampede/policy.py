@@ -18,7 +18,7 @@ LONGEST = 100 * 365.25 * 24 * 3600
 """No duration is longer, unless it is for ever: what waits for it asks the system for a time-out, which has an end."""
 
 
-def seconds(name: str, value: object, *, least: float = 0.0) -> float:
+def seconds(name: str, value: object) -> float:
     """A number of seconds out of a number or a timedelta, of a hundred years at most; None is for ever."""
     if value is None:
         return inf
@@ -32,8 +32,8 @@ def seconds(name: str, value: object, *, least: float = 0.0) -> float:
         number = 2 * LONGEST
     if LONGEST < number < inf:
         raise OptionError(f"{name} is more than a hundred years: give {LONGEST:.0f} seconds at most")
-    if isnan(number) or number < least:
-        raise OptionError(f"{name} is {value!r}: it must be at least {least:g}")
+    if isnan(number) or number < 0:
+        raise OptionError(f"{name} is {value!r}: it must be at least 0")
     return number
 
 

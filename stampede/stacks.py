@@ -25,7 +25,9 @@ def stack_of(flight: object, functions: Iterable[str], loops: Iterable[Any]) -> 
 
 def _has(frame: FrameType, flight: object) -> bool:
     names = frame.f_locals
-    return names.get("flight") is flight or any(each.flight is flight for each in names.get("granted", ()))
+    granted = names.get("granted")  # perhaps a user's own function has such a name, and such a variable
+    together = granted if type(granted) is list else []
+    return names.get("flight") is flight or any(getattr(each, "flight", None) is flight for each in together)
 
 
 def _threads() -> Iterator[Stack]:

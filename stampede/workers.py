@@ -128,11 +128,11 @@ class Workers:
 
     def _work(self, *, once: bool = False) -> None:
         changed, lock = self._changed, self._lock
-        while not once or self._jobs:
+        while True:
             with lock:
                 self._idle += 1
                 while not self._jobs:
-                    if not changed.wait(30) and not self._jobs:
+                    if once or (not changed.wait(30) and not self._jobs):
                         self._idle -= 1
                         return
                 self._idle -= 1
@@ -178,6 +178,7 @@ async def _within_loop(task: asyncio.Task[T], seconds: float, late: Told) -> T |
     except BaseException:
         with suppress(RuntimeError):  # its loop was closed
             task.cancel()
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody is there to hear of it
         raise
     if task.done():
         return task.result()

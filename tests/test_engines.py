@@ -13,9 +13,10 @@ import pytest
 from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines import open_engine, safe_url, schemes
+from stampede.engines.disk import directory_of
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.null import NullEngine
-from stampede.engines.url import flag, number, options_of, path_of, scheme_of, text, whole
+from stampede.engines.url import flag, number, options_of, scheme_of, text, whole
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import MissingExtra, OptionError
 from stampede.ports import Ask, Engine, Granted
@@ -198,11 +199,11 @@ def test_options_of_a_url() -> None:
 
 def test_paths_and_schemes() -> None:
     """A directory with a blank in its name would be another directory."""
-    assert path_of("disk:///var/my%20cache") == "/var/my cache"
-    assert path_of("disk:///var/my cache?x=1") == "/var/my cache"
-    for url in ("disk://", "disk://host/dir"):
-        with pytest.raises(OptionError, match="three slashes"):
-            path_of(url)
+    assert directory_of("disk:///var/my%20cache") == Path("/var/my cache")
+    assert directory_of("disk:///var/my cache?x=1") == Path("/var/my cache")
+    for url in ("disk://", "disk:///"):
+        with pytest.raises(OptionError, match="names no directory"):
+            directory_of(url)
     assert scheme_of("Redis+Sentinel://h") == "redis+sentinel"
 
 

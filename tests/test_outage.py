@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from herd import Herd, Origin, had, until, until_async
 from stampede import Cache, EngineError, Lock, cached, events, try_lock
 from stampede.engines.disk import DiskEngine
 from stampede.engines.memory import MemoryEngine
-from stampede.ports import Engine
+from stampede.entry import Entry
+from stampede.ports import Engine, Found
 from stampede.testing import FakeClock, isolated
 
 
@@ -653,6 +655,23 @@ def test_what_a_full_engine_refuses_is_kept_for_a_moment_only(engine: Switched) 
     (resident,) = f.cache._core.outage.refuge.tier._residents.values()
     assert 0 < resident.keep - time.monotonic() <= 1
     assert "abandon" not in engine.plug.asked  # a lease that was refused needn't be given back
+
+
+def test_one_key_that_is_never_readable_is_no_outage(engine: Switched) -> None:
+    """Whoever can write there could have everybody do without the engine: one key would do."""
+
+    class Restless(Port):
+        async def claim(self, key: str, *args: Any) -> Any:
+            if key.endswith("foreign"):
+                return Found(Entry(os.urandom(40), os.urandom(8), fresh=10.0, keep=10.0))
+            return await self.__getattr__("claim")(key, *args)
+
+    engine.claims = Restless(engine.plug, engine.inner.claims)
+    cache = Cache(engine=engine)
+    assert cache.get_or_compute("foreign", lambda: 1) == 1
+    assert cache.get_or_compute("k", lambda: 2) == 2
+    assert cache.get("k") == 2
+    assert not cache._core.is_down()
 
 
 def test_an_answer_from_before_the_trouble_ends_no_outage(engine: Switched) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stampede.errors import OptionError
 from stampede.policy import nearest, seconds
@@ -17,7 +17,6 @@ __all__ = [
     "number",
     "options_of",
     "parts_of",
-    "path_of",
     "safe_url",
     "scheme_of",
     "text",
@@ -50,14 +49,6 @@ def parts_of(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as exc:
         raise OptionError(f"{safe_url(url)!r} is no URL: {exc}") from exc
-
-
-def path_of(url: str) -> str:
-    """The path of a URL, percent signs decoded; OptionError where there is a host before it, or nothing."""
-    parts = parts_of(url)
-    if parts.netloc or not parts.path:
-        raise OptionError(f"{safe_url(url)}: give an absolute path after three slashes, as in {parts.scheme}:///dir")
-    return unquote(parts.path)
 
 
 def options_of(url: str, given: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stampede.errors import EngineError
 
-__all__ = ["LOOK", "MONTH", "PEEK", "Reply", "add", "check", "claim", "delete", "look", "parse", "put"]
+__all__ = ["LOOK", "MONTH", "Reply", "add", "check", "claim", "delete", "look", "parse", "put"]
 
 MONTH = 30 * 86_400
 """The longest relative time: a larger number would be taken for a date."""
@@ -17,7 +17,6 @@ VIVID = 3
 
 CLAIM = b" t c f v N%d\r\n" % VIVID
 LOOK = b" t c f v\r\n"
-PEEK = b" t f\r\n"
 
 
 class Reply:
@@ -40,9 +39,9 @@ def claim(name: bytes) -> bytes:
     return b"mg " + name + CLAIM
 
 
-def look(name: bytes, what: bytes = LOOK) -> bytes:
+def look(name: bytes) -> bytes:
     """What is there, and nothing changes."""
-    return b"mg " + name + what
+    return b"mg " + name + LOOK
 
 
 def put(name: bytes, body: bytes, flags: bytes, ttl: int, cas: bytes | None = None) -> bytes:

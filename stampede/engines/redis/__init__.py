@@ -49,10 +49,6 @@ class RedisEngine(Engine):
     """
 
     scheme = "redis"
-
-    def stood(self, ticket: Ticket) -> bool:
-        return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
-
     shared = True
     fenced = True
     pushes = True
@@ -74,6 +70,9 @@ class RedisEngine(Engine):
         self.locks, self.alocks = servers.locks, servers.alocks
         self._closing = finalize(self, _close, os.getpid(), servers)
         forks.in_child(self._start_again)
+
+    def stood(self, ticket: Ticket) -> bool:
+        return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
 
     def follow(self) -> None:
         if self.coherent:
