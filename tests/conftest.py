@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from proxy import Proxy
+from servers import RedisServer, shared_redis
 
 # A shell that runs us in the background has Ctrl-C ignored, and so it would be in all processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,6 +34,21 @@ def pytest_collection_finish() -> None:
 def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STAMPEDE_SETTINGS", "STAMPEDE_DISABLED"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server() -> RedisServer:
+    """The session's server, emptied."""
+    shared = shared_redis()
+    shared.cli("FLUSHALL")
+    return shared
+
+
+@pytest.fixture
+def own() -> Iterator[RedisServer]:
+    """A server that the test may stop, freeze and configure."""
+    with closing(RedisServer()) as mine:
+        yield mine
 
 
 @pytest.fixture

@@ -70,13 +70,14 @@ def looked(look: Callable[[], Mapping[Line, None]]) -> dict[Line, bool]:
 def points_of(act: Callable[[], object], at: Callable[[Point], object]) -> None:
     """Do `act`, and tell of each moment in it, in our code, at which the interpreter serves signals.
 
-    Python 3.12 may tell of no instructions, only of lines: then it is the begin of each.
+    Where Python tells of no instructions, only of lines, it is the begin of each.
     """
+    instructions = _tells_instructions()
 
     def trace(frame: Any, event: str, _: object) -> Any:
         if not ours(frame):
             return None
-        if not _INSTRUCTIONS:
+        if not instructions:
             if event == "line":
                 at((frame.f_code, frame.f_lasti))
             return trace
@@ -108,7 +109,6 @@ def interrupted(act: Callable[[], object], number: int) -> BaseException | None:
 
 def _traced(act: Callable[[], object], trace: Any) -> None:
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # of instructions Python 3.12 tells only if this is set before it traces
     sys.settrace(trace)
     try:
         act()
@@ -116,7 +116,10 @@ def _traced(act: Callable[[], object], trace: Any) -> None:
         sys.settrace(before)
 
 
+@cache
 def _tells_instructions() -> bool:
+    # Python 3.12 tells of them only if this was set before it traces; then no two threads may be traced at once.
+    sys._getframe().f_trace_opcodes = True
     told: list[str] = []
 
     def trace(frame: Any, event: str, _: object) -> Any:
@@ -126,9 +129,6 @@ def _tells_instructions() -> bool:
 
     _traced(lambda: None, trace)
     return "opcode" in told
-
-
-_INSTRUCTIONS = _tells_instructions()
 
 
 @cache

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ pytest.importorskip("redis")
 import redis
 import redis.asyncio
 from redis.crc import key_slot
-from servers import PATIENCE, RedisServer, free_port, need, shared_redis
+from servers import PATIENCE, RedisServer, free_port, need
 
 from stampede import Cache, Lock
 from stampede.colour import run_blocking as run
@@ -34,22 +34,6 @@ from stampede.errors import EngineError, OptionError
 from stampede.ports import Ask, Asked, Busy, Found, Granted, Ticket
 
 LONG = 60.0
-
-
-@pytest.fixture
-def server() -> RedisServer:
-    """The session's server, emptied."""
-    shared = shared_redis()
-    shared.cli("FLUSHALL")
-    return shared
-
-
-@pytest.fixture
-def own() -> Iterator[RedisServer]:
-    """A server that the test may stop, freeze and configure."""
-    mine = RedisServer()
-    yield mine
-    mine.close()
 
 
 @pytest.fixture

@@ -12,21 +12,13 @@ pytest.importorskip("redis")
 
 from faces import Face, never
 from herd import Herd, Origin, until
-from servers import RedisServer, shared_cluster, shared_redis
+from servers import RedisServer, shared_cluster
 
 from stampede import Cache, Lock, cached, events
 from stampede.testing import isolated
 
 both = pytest.mark.parametrize("colour", ["sync", "async"])
 Faces = Callable[..., Face]
-
-
-@pytest.fixture
-def server() -> RedisServer:
-    """The session's server, emptied."""
-    shared = shared_redis()
-    shared.cli("FLUSHALL")
-    return shared
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import redis
 from faces import BRIEF, LONG, Number, never
 from herd import Herd, Origin, until, until_async
 from proxy import Proxy
-from servers import RedisServer, free_port, shared_redis
+from servers import RedisServer, free_port
 
 from stampede import Cache, EngineError, LockLost, WaitTimeout, events
 from stampede.engines.redis.scripts import Scripts
@@ -31,22 +31,6 @@ class Face(faces.Face):
 
     def __init__(self, url: str, colour: str = "sync", *, timeout: float = BRIEF, **options: Any) -> None:
         super().__init__(f"{url}?socket_timeout={timeout}&socket_connect_timeout={timeout}", colour, **options)
-
-
-@pytest.fixture
-def server() -> RedisServer:
-    """The session's server, emptied."""
-    shared = shared_redis()
-    shared.cli("FLUSHALL")
-    return shared
-
-
-@pytest.fixture
-def own() -> Iterator[RedisServer]:
-    """A server that the test may do anything to."""
-    mine = RedisServer()
-    yield mine
-    mine.close()
 
 
 Faces = Callable[..., Face]

@@ -15,7 +15,7 @@ pytest.importorskip("redis")
 
 from faces import Face
 from herd import until
-from servers import PATIENCE, RedisServer, shared_redis
+from servers import PATIENCE, RedisServer
 
 from stampede import Cache, WaitTimeout
 from stampede.colour import run_blocking as run
@@ -26,14 +26,6 @@ from stampede.ports import Busy, Granted
 LONG = 60.0
 
 both = pytest.mark.parametrize("colour", ["sync", "async"])
-
-
-@pytest.fixture
-def server() -> RedisServer:
-    """The session's server, emptied."""
-    shared = shared_redis()
-    shared.cli("FLUSHALL")
-    return shared
 
 
 @pytest.fixture

@@ -18,20 +18,12 @@ pytest.importorskip("redis")
 from disk_world import Connection, other, others
 from herd import Herd, until, until_async
 from interleaving import Plan, check, played
-from servers import RedisServer, shared_redis
+from servers import RedisServer
 
 from stampede import Cache
 
 LEASE = 60.0
 """So long that no test here ends by it."""
-
-
-@pytest.fixture
-def server() -> RedisServer:
-    """The session's server, emptied."""
-    shared = shared_redis()
-    shared.cli("FLUSHALL")
-    return shared
 
 
 @pytest.fixture

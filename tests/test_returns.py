@@ -14,19 +14,11 @@ pytest.importorskip("redis")
 
 from herd import until
 from proxy import Proxy
-from servers import RedisServer, shared_redis
+from servers import RedisServer
 from test_redis_faults import Face
 
 Before = Callable[[RedisServer], Proxy]
 Faces = Callable[..., Face]
-
-
-@pytest.fixture
-def server() -> RedisServer:
-    """The session's server, emptied."""
-    shared = shared_redis()
-    shared.cli("FLUSHALL")
-    return shared
 
 
 @pytest.fixture(autouse=True)

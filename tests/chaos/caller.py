@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -57,25 +59,27 @@ class Origin:
 
     def __call__(self, keys: list[str] | None = None) -> Any:
         """The one value, or those by key."""
-        me, born = self._begin(keys or self._keys)
-        error: BaseException | None = None
-        try:
+        with self._computed(keys) as values:
             time.sleep(self._nap())
-            values = self._values(me, born, keys or self._keys)
-            return values if keys is not None else values[self._keys[0]]
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            self._end(me, error)
+            return values()
 
     async def suspending(self, keys: list[str] | None = None) -> Any:
+        with self._computed(keys) as values:
+            await asyncio.sleep(self._nap())
+            return values()
+
+    @contextmanager
+    def _computed(self, keys: list[str] | None) -> Iterator[Callable[[], Any]]:
+        """It is written down when it begins and how it ends."""
         me, born = self._begin(keys or self._keys)
         error: BaseException | None = None
+
+        def values() -> Any:
+            made = self._values(me, born, keys or self._keys)
+            return made if keys is not None else made[self._keys[0]]
+
         try:
-            await asyncio.sleep(self._nap())
-            values = self._values(me, born, keys or self._keys)
-            return values if keys is not None else values[self._keys[0]]
+            yield values
         except BaseException as failure:
             error = failure
             raise

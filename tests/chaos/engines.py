@@ -242,18 +242,23 @@ class SteppedRedis(Redis):
         return self._for_a_while(fault, links, what)
 
 
+def _of_many(failover: tuple[float, float]) -> dict[str, Effect]:
+    """What befalls servers of which others take the place, after so many seconds."""
+    return {
+        "kill-connections": Effect(4, (0, 0), 2.5),
+        "blink": Effect(3, (0.1, 0.6), 3, silent=True),
+        "failover": Effect(2, failover, 8, keeps=False, forgets=True),
+        "thaw-late": Effect(2, failover, 8, keeps=False, forgets=True),
+        "flush": Effect(2, (0, 0), 2.5, keeps=False),
+    }
+
+
 class Cluster(World):
     """Three masters, and a replica of each."""
 
     name = "cluster"
     parted = True
-    effects: ClassVar = {
-        "kill-connections": Effect(4, (0, 0), 2.5),
-        "blink": Effect(3, (0.1, 0.6), 3, silent=True),
-        "failover": Effect(2, (3, 4), 8, keeps=False, forgets=True),
-        "thaw-late": Effect(2, (3, 4), 8, keeps=False, forgets=True),
-        "flush": Effect(2, (0, 0), 2.5, keeps=False),
-    }
+    effects: ClassVar = _of_many((3, 4))
     lag: ClassVar = {False: 0.0, True: 0.5}
     fences_last = True
 
@@ -318,13 +323,7 @@ class Sentinel(World):
     """A master, two replicas, three sentinels."""
 
     name = "sentinel"
-    effects: ClassVar = {
-        "kill-connections": Effect(4, (0, 0), 2.5),
-        "blink": Effect(3, (0.1, 0.6), 3, silent=True),
-        "failover": Effect(2, (4, 5), 8, keeps=False, forgets=True),
-        "thaw-late": Effect(2, (4, 5), 8, keeps=False, forgets=True),
-        "flush": Effect(2, (0, 0), 2.5, keeps=False),
-    }
+    effects: ClassVar = _of_many((4, 5))
     lag: ClassVar = {False: 0.0, True: 0.5}
     fences_last = True
 
