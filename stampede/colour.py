@@ -123,7 +123,10 @@ class Bell:
             except IndexError:
                 return  # another thread rings, too
             listener()
-            self.forget(listener)
+            try:
+                listeners.remove(listener)
+            except ValueError:
+                pass  # another thread has, or its own
 
     def listen(self, listener: Callable[[], object]) -> bool:
         """Have `listener` called at the ring. False: it has rung already, and `listener` needn't wait."""
@@ -140,7 +143,7 @@ class Bell:
 
     def forget(self, listener: Callable[[], object]) -> None:
         try:
-            if self._listeners is not None:
+            if self._listeners:  # or all have been called
                 self._listeners.remove(listener)
         except ValueError:
             pass  # it has been called

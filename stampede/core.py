@@ -325,14 +325,15 @@ class Scope:
         resident = front.place(physical, self.name, landing, sample)
         if resident is None:
             return landing
-        today = self._recall() or (await self.learn(colour, policy.wait) if landing.ticket is not None else prefix)
-        # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer generation
-        # has killed the resident by then, or we see that generation here. Neither the resident's home nor a ticket
-        # that was taken after the change knows of generations.
-        if epoch != core.epoch or today != prefix:
-            front.tier.drop(physical)
-            return landing
-        front.open(resident, landing, policy)
+        if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
+            today = self._recall() or (await self.learn(colour, policy.wait) if landing.ticket is not None else prefix)
+            # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
+            # generation has killed the resident by then, or we see that generation here. Neither the resident's home
+            # nor a ticket that was taken after the change knows of generations.
+            if epoch != core.epoch or today != prefix:
+                front.tier.drop(physical)
+                return landing
+            front.open(resident, landing, policy)
         if home is not None:
             home.take_home(resident)
         if seen is None and not force and not landing.stored and front.is_due(physical):
