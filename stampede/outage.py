@@ -246,6 +246,9 @@ class GuardedClaims:
                     keeps = BRIEFLY
                 else:
                     outage.unknown.add(key, token)
+            except BaseException:  # interrupted: what may have been granted is given back, and no more patiently
+                outage.granted[token] = key, ask.patience
+                raise
             else:
                 if not isinstance(reply, Late):
                     if probing:  # or it was asked before the trouble, and its answer says nothing of that

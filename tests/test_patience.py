@@ -111,6 +111,23 @@ def test_nor_for_a_lease_to_be_given_back_by_who_is_interrupted_twice(
     assert time.monotonic() - began[0] < WAIT / 2 + SOON
 
 
+@engines
+def test_nor_by_who_is_interrupted_while_it_asks(
+    before: Before, face: Faces, engine: str, request: pytest.FixtureRequest
+) -> None:
+    """The lease that it may have been granted would be given back as if it had all the time."""
+    proxy, url = hanging(engine, before)
+    asked = face(url)
+    asked("warm", lambda: 1)
+    request.addfinalizer(partial(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt)))
+    proxy.hold()
+    began = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, WAIT / 2)
+    with pytest.raises(KeyboardInterrupt):
+        asked("k", lambda: 1, wait=WAIT)
+    assert time.monotonic() - began < WAIT / 2 + SOON
+
+
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 

@@ -325,6 +325,8 @@ class _Judge:
             if call.wait is not None and len(call.keys) == 1:
                 # Also for an engine that hangs: that would be a second more, which is to be told from noise.
                 longest, trouble = call.wait + call.nap - NOISE / 2, 0.0
+                if call.outcome == "Interrupted":  # perhaps between two bytecodes of which one knows the `wait`
+                    trouble = 1.5
             yield _of(call), call.began, call.ended, longest + trouble
         else:
             yield _of(call), call.began, call.ended, trouble * len(call.keys)
