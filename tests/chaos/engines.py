@@ -438,7 +438,7 @@ class Disk(World):
     effects: ClassVar = {
         "damage": Effect(3, (0, 0), 2.5, keeps=False, lurks=True),
         "zeroed": Effect(1, (0, 0), 2.5, keeps=False, lurks=True),
-        "remove": Effect(2, (0, 0), 2.5, keeps=False),
+        "remove": Effect(2, (0, 0), 2.5, keeps=False, unseen=0.1),
         "no-room": Effect(2, (0.3, 2), 2.5),
     }
     lag_of_all: ClassVar = {False: 0.0, True: 0.0}

@@ -30,6 +30,7 @@ class Effect(NamedTuple):
     forgets: bool = False  # the engine may even forget changes that it has acknowledged, and have old values again
     hides: bool = True  # engine or link can't be used, or have lost leases: no promise about other processes holds
     silent: bool = False  # and a connection stands that says nothing: who waits for news hears of that late
+    unseen: float = 0.0  # seconds for which readers may go on with what there was
     lurks: bool = False  # it is met by who reads there, perhaps much later
     step: bool = False  # a clock was set: what is old can't be told
 

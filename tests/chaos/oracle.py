@@ -178,6 +178,8 @@ class _Judge:
             return True  # the change itself may be forgotten
         if has_tier and any(fault.effect.silent for fault in felt):
             return True  # the news come late, or not at all, and that is noticed within seconds
+        if any(call.began <= fault.ended + fault.effect.unseen + NOISE / 2 for fault in felt if fault.effect.unseen):
+            return True
         # Who asks the engine each time knows what it says, unless it goes on without it, with what it has computed
         # itself: believing it to be down (of a part that is down that is told but once a minute), or without a word
         # where it was the `wait` that ran out.
