@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -28,6 +30,11 @@ def pytest_collection_finish() -> None:
     """What all tests are made of stays: they collect hundreds of times, and would look at each piece of it again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """What hangs at the interpreter's exit, a thread that is joined there, is named and ended: no timeout sees it."""
+    faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
 
 
 @pytest.fixture(autouse=True)
