@@ -161,14 +161,14 @@ class Guarded:
         self._outage = outage
 
     async def ask(self, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T | Late:
-        """What it answers. LATE if it doesn't in time, or if another question is without an answer for so long."""
+        """What it answers. LATE if it doesn't in time, UNASKED if another question is without an answer for so long."""
         outage = self._outage
         if patience + GRACE >= outage.silence:
             return await work()
         if outage.hangs_for(patience + GRACE):
             await self._colour.park(Bell(), stalls.NEXT)  # its reply may be there, and we have not run since it came
             if outage.hangs_for(patience + GRACE):
-                return Late.LATE
+                return Late.UNASKED
         question = outage.begin()
 
         def ended(result: Any, error: BaseException | None) -> None:
@@ -256,7 +256,8 @@ class GuardedClaims:
                     if isinstance(reply, Granted):
                         outage.granted[token] = key, ask.patience
                     return reply
-                outage.unknown.add(key, token)  # now, too: its loop may rest by the time the answer comes
+                if reply is Late.LATE:
+                    outage.unknown.add(key, token)  # now, too: its loop may rest by the time the answer comes
                 keeps = BRIEFLY  # it may be well
         if outage.strict:
             raise outage.trouble() from outage.last
@@ -295,6 +296,8 @@ class GuardedClaims:
             if not isinstance(stored, Late):
                 outage.granted.pop(token, None)
                 return stored
+            if stored is Late.UNASKED:
+                outage.unknown.add(key, token)  # or it would stand to its end, and nobody has it
             if outage.strict:
                 outage.granted.pop(token, None)
                 raise outage.trouble() from outage.last
@@ -331,7 +334,7 @@ class GuardedClaims:
         except EngineError as error:
             outage.failed(error)
             return False
-        return done is not Late.LATE
+        return not isinstance(done, Late)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         outage = self._outage

@@ -147,7 +147,8 @@ class Workers:
 class Late(Enum):
     """What there is instead of a result that takes too long."""
 
-    LATE = 0
+    LATE = 0  # it goes on beside the caller
+    UNASKED = 1  # it has not been begun, as others take too long
 
 
 Told: TypeAlias = Callable[[Any, BaseException | None], object]

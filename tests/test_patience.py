@@ -171,6 +171,24 @@ def test_nor_for_one_that_hangs_while_somebody_computes(before: Before, face: Fa
 
 
 @both
+def test_a_value_that_is_not_sent_leaves_no_lease(before: Before, face: Faces, colour: str) -> None:
+    """As another question hangs, it is kept here only: all other processes would wait for a lease that nobody holds."""
+    proxy, url = hanging("redis", before)
+    asked = face(url, colour, lease=30)
+    asked("warm", lambda: 1)
+
+    def origin() -> int:
+        proxy.hold()
+        hangs = Herd(lambda: asked.cache.get_or_compute("hangs", lambda: 1, wait=0.01))
+        time.sleep(WAIT + 0.1)
+        return hangs.join()[0]
+
+    assert asked("k", origin, wait=WAIT) == 1
+    proxy.let_go()
+    until(lambda: not shared_redis().cli("KEYS", "*}l"), bound=5)
+
+
+@both
 def test_a_lease_that_comes_too_late_is_given_back(before: Before, face: Faces, colour: str) -> None:
     """The others would wait for one that nobody holds."""
     proxy, url = hanging("redis", before)
