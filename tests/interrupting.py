@@ -78,7 +78,7 @@ def points_of(act: Callable[[], object], at: Callable[[Point], object]) -> None:
         if not ours(frame):
             return None
         if not instructions:
-            if event == "line":
+            if event == "line" and frame.f_lasti not in _left(frame.f_code):
                 at((frame.f_code, frame.f_lasti))
             return trace
         frame.f_trace_opcodes = True
@@ -143,6 +143,14 @@ def _behind(code: CodeType) -> Iterator[int]:
         if serves is not None and _guarded(bytecode, serves) == _guarded(bytecode, instruction.offset):
             yield instruction.offset
         serves = instruction.offset if instruction.opname.startswith(_SERVE) else None
+
+
+@cache
+def _left(code: CodeType) -> frozenset[int]:
+    """The instructions with which a block is left: what is served before them is served inside of it."""
+    bytecode = dis.Bytecode(code)
+    ends = {entry.end for entry in bytecode.exception_entries}
+    return frozenset(end for end in ends if _guarded(bytecode, end) is None)
 
 
 _SERVE = ("CALL", "RESUME", "JUMP_BACKWARD")
