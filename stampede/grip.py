@@ -20,6 +20,7 @@ from stampede.colour import run_blocking
 from stampede.entry import new_id
 from stampede.fill import quietly
 from stampede.keeper import Hold, keeper
+from stampede.loops import Loop, heed, on_close
 from stampede.ports import Engine, Locks
 
 __all__ = ["BlockEnd", "Blocks", "Grip"]
@@ -38,6 +39,7 @@ class Grip:
         self.leaving = False  # it is being given back
         self.over = False  # it has been, or the keeper has been told to
         self._owner: ReferenceType[Any] | None = None  # None: the lock's object, which somebody keeps
+        self._loop: ReferenceType[Loop] | None = None  # of the task whose block it is
         self._lock = ref(lock)
         self._engine = engine  # which closes itself when nobody has it any more
         self._port = port
@@ -48,6 +50,16 @@ class Grip:
         """It ends with this, which is returned, so that nobody needs a variable: a traceback would keep that."""
         self._owner = ref(owner, self._left)
         return owner
+
+    def ends_with(self, loop: Loop) -> None:
+        """Its block is in a task of this loop, and never left if that is closed."""
+        self._loop = ref(loop)
+        heed(loop)
+        on_close(self)
+
+    def end_orphans(self) -> None:
+        if self.forsaken:
+            self.let_go()
 
     def belongs_to_its_lock(self) -> None:
         self._owner = None
@@ -65,6 +77,9 @@ class Grip:
         refer = self._owner
         if refer is None:
             return False
+        loop = self._loop() if self._loop is not None else None
+        if loop is not None and loop.is_closed():
+            return True
         return refer() is None or getattr(refer(), "cr_frame", refer) is None  # in no variable, again
 
     @property

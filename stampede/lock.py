@@ -185,6 +185,9 @@ class Lock:
         self._bind()
         grip = Grip(self, self._engine, self._locks, self.name)
         block = self._blocks.take(frame)
+        loop = running_loop()
+        if block is not None and loop is not None:
+            grip.ends_with(loop)
         work = self._acquire(grip, colour, wait, block is not None)
         grip.belongs_to(work if block is None else block())
         self._asking.add(grip)

@@ -57,8 +57,10 @@ class _Closing:
         """Its time has come, after ten years."""
 
     def __del__(self) -> None:
-        for each in list(_told):
-            each.end_orphans()
+        for refer in list(_told.values()):
+            told = refer()
+            if told is not None:
+                told.end_orphans()
 
 
 class _Told(Protocol):
@@ -70,12 +72,13 @@ _TEN_YEARS = 10 * 365 * 86400.0
 HEEDED = "_stampede_closing"
 """What a loop has that is heeded, or need not be."""
 
-_told: weakref.WeakSet[_Told] = weakref.WeakSet()
+_told: dict[int, weakref.ref[_Told]] = {}  # no WeakSet: others may add to it while a finalizer goes through it
 
 
 def on_close(told: _Told) -> None:
     """Have it told when a loop is closed."""
-    _told.add(told)
+    number, those = next(_numbers), _told
+    those[number] = weakref.ref(told, lambda _: those.pop(number, None))
 
 
 def heed(loop: Loop) -> None:

@@ -89,3 +89,33 @@ def test_a_loop_that_is_closed_on_the_way_to_a_computation(caches: tuple[Cache, 
         began = monotonic()
         assert two.get_or_compute(f"k{turns}", lambda: 2) == 2
         assert monotonic() - began < SOON
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_loop_that_is_closed_in_a_lock_s_block(caches: tuple[Cache, Cache], colour: str) -> None:
+    """The lock would be renewed until somebody collects the task, which may be never."""
+    one, two = caches
+    lock = one.lock(f"l {colour}", lease=LEASE)
+
+    async def block() -> None:
+        if colour == "sync":
+            with lock:
+                await asyncio.sleep(LEASE)
+        else:
+            async with lock:
+                await asyncio.sleep(LEASE)
+
+    async def main() -> asyncio.Task[None]:
+        task = asyncio.ensure_future(block())
+        while lock.token is None:
+            await asyncio.sleep(0.001)
+        return task
+
+    with closing(asyncio.new_event_loop()) as loop:
+        task = loop.run_until_complete(main())
+    other = two.lock(f"l {colour}", wait=SOON)
+    assert other.acquire()
+    other.release()
+    assert not lock.held
+    del task
