@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 from weakref import ref
@@ -142,7 +143,10 @@ class Connection:
         self._client.close()
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(
+            AttributeError, RecursionError
+        ):  # never begun; or no stack is left: then the socket closes itself
+            self.close()
 
 
 @cache

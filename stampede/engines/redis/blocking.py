@@ -177,6 +177,8 @@ class Blocking:
         except _ODD as odd:  # what the library, or its parser, stumbles over
             self._disconnect(connection)
             raise OutOfStep(f"{type(odd).__name__}: {odd}") from odd
+        except RecursionError:
+            raise  # hanging up would get stuck half way, too: it is done before the next question
         except BaseException:
             self._disconnect(connection)  # replies that nobody reads would be taken for those of the next question
             raise
