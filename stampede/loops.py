@@ -33,8 +33,8 @@ class PerLoop(Generic[T]):
 
     def put(self, loop: Loop, thing: T) -> T:
         number, loops = next(_numbers), self._loops
-        loop.__dict__[self._name] = thing
         loops[number] = weakref.ref(loop, lambda _: loops.pop(number, None))
+        loop.__dict__[self._name] = thing  # last: nobody would close what is known by its loop alone
         return thing
 
     def take_all(self, *, closed: bool = False) -> list[tuple[Loop, T]]:

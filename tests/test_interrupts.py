@@ -232,7 +232,6 @@ def test_a_call_at_the_end_of_the_stack(cache: Cache, other: ThreadPoolExecutor,
     nothing_is_left(cache)
 
 
-@pytest.mark.parametrize("cache", ENGINES[:3], indirect=True)
 @thrown_in
 def test_a_task_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor) -> None:
     """The same for a caller that suspends, and its computation, which is a task of its own."""

@@ -8,15 +8,16 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from math import inf
 from typing import Any
 
 from stampede import forks
+from stampede.engines.attendant import attended
 from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
-from stampede.engines.progress import LOOKS, Pace, unsent
+from stampede.engines.progress import Pace, unsent
 from stampede.engines.transport import disown, shut
 from stampede.errors import EngineError
 from stampede.loops import Loop, PerLoop
@@ -38,7 +39,11 @@ class _Question:
 
 
 class Stream(asyncio.Protocol):
-    """One connection, for all tasks of one loop. Replies come in the order of the questions."""
+    """One connection, for all tasks of one loop. Replies come in the order of the questions.
+
+    What a signal's handler raises may come between any two steps of this. What it leaves undone is done by a task that
+    looks, as long as there are questions; where it leaves in doubt what has been said, the connection is lost.
+    """
 
     def __init__(self, server: Server, loop: Loop, again: Callable[[Server], Coroutine[Any, Any, Stream]]) -> None:
         self._server = server
@@ -47,10 +52,10 @@ class Stream(asyncio.Protocol):
         self._next: Stream | None = None  # that has come in its place
         self._transport: Any = None
         self._watched: select.poll | None = None
-        self._out: list[bytes] = []
-        self._questions: deque[_Question] = deque()
+        self._waiting: deque[_Question] = deque()
+        self._flying: deque[_Question] = deque()
         self._buffer = bytearray()
-        self._watch: asyncio.TimerHandle | None = None
+        self._attending: asyncio.Task[None] | None = None
         self._pace = Pace()
         self.broken = False
         self.born = 0.0
@@ -67,57 +72,73 @@ class Stream(asyncio.Protocol):
                 await self._loop.create_connection(lambda: self, host, port, ssl=tls)
             else:
                 await self._loop.create_unix_connection(lambda: self, address, ssl=tls)
-            checked(self._server, (await self._ask(b"version\r\n", 1))[0].text)
+            checked(self._server, (await self._asked(b"version\r\n"))[0].text)
             if not self._server.longest:
-                told = (await self._ask(b"stats settings\r\n", 1))[0].text
+                told = (await self._asked(b"stats settings\r\n"))[0].text
                 self._server.longest = _longest(told)
         self.longest = self._server.longest
         self.born = time.monotonic()
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
-        answer: asyncio.Future[list[Reply]] | None = None
+        answer: asyncio.Future[list[Reply]] = self._loop.create_future()
         try:
-            answer = self._ask(commands, count)
+            self._ask(commands, count, answer)
             replies = await answer
-        except (asyncio.CancelledError, GeneratorExit):
-            if answer and not answer.cancel() and not answer.cancelled() and answer.exception() is None:
-                self._unheard(commands, answer.result())  # they came in this very turn
-            raise
         except EngineError as error:
             if not twice or not isinstance(error.__cause__, ConnectionError):
                 raise
             self._next = await self._again(self._server)
             self.born = self._next.born
-            replies = await self._ask(commands, count)
+            replies = await self._asked(commands, count)
+        except BaseException:
+            if not answer.cancel() and not answer.cancelled() and answer.exception() is None:
+                self._unheard(commands, answer.result())  # they came in this very turn
+            raise
         for reply in replies:
             if reply.text:
                 raise refusal(self._server, reply)
         return replies
 
-    def _ask(self, commands: bytes, count: int) -> asyncio.Future[list[Reply]]:
+    def _asked(self, commands: bytes, count: int = 1) -> asyncio.Future[list[Reply]]:
+        answer: asyncio.Future[list[Reply]] = self._loop.create_future()
+        self._ask(commands, count, answer)
+        return answer
+
+    def _ask(self, commands: bytes, count: int, answer: asyncio.Future[list[Reply]]) -> None:
         if self._next is not None:
-            return self._next._ask(commands, count)
-        if self._watched is not None and not self._questions and self._watched.poll(0):
+            self._next._ask(commands, count, answer)
+            return
+        if self._watched is not None and not self._flying and not self._waiting and self._watched.poll(0):
             self.lose(ConnectionResetError("it has said what nobody had asked for, or goodbye"))
         if self.broken:
             broken = ConnectionResetError("the connection is broken")
             raise trouble(self._server, broken) from broken
-        answer: asyncio.Future[list[Reply]] = self._loop.create_future()
-        if not self._out:
+        if self._attending is None or self._attending.done():
+            self._attending = attended(self._loop, self._look)
+        self._waiting.append(_Question(commands, count, answer))
+        if len(self._waiting) == 1:  # for all that this turn asks; if it is lost, the attending task flushes
             self._loop.call_soon(self._flush)
-        self._out.append(commands)
-        if not self._questions:
-            self._pace.begin(time.monotonic())
-        self._pace.sends(len(commands))
-        self._questions.append(_Question(commands, count, answer))
-        if self._watch is None:
-            self._arm()
-        return answer
 
     def _flush(self) -> None:
-        if not self.broken:
-            self._transport.write(b"".join(self._out))
-        self._out.clear()
+        if not self._waiting or self.broken:
+            return
+        try:
+            asked = [question for question in self._waiting if not question.answer.done()]
+            commands = b"".join([question.commands for question in asked])
+            if not self._flying:
+                self._pace.begin(time.monotonic())
+            self._pace.sends(len(commands))
+            self._flying.extend(asked)
+            self._waiting.clear()
+            if asked:
+                self._transport.write(commands)
+        except BaseException as error:
+            self._interrupted(error)
+
+    def _interrupted(self, error: BaseException) -> None:
+        self.lose(ConnectionResetError(f"interrupted: {type(error).__name__}"))
+        if not isinstance(error, Exception):
+            raise error
 
     # -- of the transport ---------------------------------------------------------------------------------------
 
@@ -128,81 +149,79 @@ class Stream(asyncio.Protocol):
             self._watched.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        self._pace.heard(time.monotonic())
-        self._buffer += data
         try:
+            self._pace.heard(time.monotonic())
+            self._buffer += data
             self._parse()
         except (EngineError, ValueError, IndexError) as error:
             self.lose(error)
+        except BaseException as error:
+            self._interrupted(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lose(exc or ConnectionResetError("the server has closed the connection"))
+        closed = ConnectionResetError("the server has closed the connection")
+        self.lose(exc if isinstance(exc, OSError) else closed)
 
     def _parse(self) -> None:
         at = 0
-        while self._questions and (found := _reply(self._buffer, at)) is not None:
+        while self._flying and (found := _reply(self._buffer, at)) is not None:
             reply, at = found
-            question = self._questions[0]
+            question = self._flying[0]
             if not question.replies:
                 check(question.commands, reply)
             question.replies.append(reply)
             if len(question.replies) == question.count:
-                self._questions.popleft()
                 if not question.answer.done():
                     question.answer.set_result(question.replies)
                 else:
                     self._unheard(question.commands, question.replies)
+                self._flying.popleft()  # not before: who isn't answered is told when the connection is lost
         del self._buffer[:at]
-        if self._buffer and not self._questions and self.born:
+        if self._buffer and not self._flying and self.born:
             raise EngineError("memcached's reply is out of step: it is more than was asked for")
 
     def _unheard(self, commands: bytes, replies: Sequence[Reply]) -> None:
         """Who asked was cancelled meanwhile. A stub that was won goes: nobody else knows by its number whose it is."""
         if replies[0].won and not self.broken:
             with suppress(EngineError):
-                self._ask(meta.delete(commands.split(b" ", 2)[1], replies[0].cas), 1)
+                self._asked(meta.delete(commands.split(b" ", 2)[1], replies[0].cas))
 
-    # -- a server that hangs --------------------------------------------------------------------------------------
+    # -- what is left undone, and a server that hangs ---------------------------------------------------------------
 
-    def _arm(self) -> None:
+    def _look(self, sure: bool) -> float | None:
+        """Seconds until it is to be called hung; None: there are no questions."""
+        if self.broken or (self._transport is not None and self._transport.is_closing()):
+            self.lose(ConnectionResetError("the server has closed the connection"))
+        self._flush()
+        if not self._flying:
+            return inf if self._waiting else None
         patience = self._server.options["timeout"]
-        if patience is not None:
-            self._look(patience)
-
-    def _look(self, patience: float, *, sure: bool = False) -> None:
-        self._watch = None
-        if not self._questions:
-            return
-        pending = 0 if self._transport is None else unsent(self._transport)
-        left = self._pace.left(patience, pending, time.monotonic())
-        if left > 0:
-            pause = min(left, patience / LOOKS) if pending else left
-            self._watch = self._loop.call_later(pause, self._look, patience)
-        elif sure:
+        if patience is None:
+            return inf
+        left = self._pace.left(patience, unsent(self._transport), time.monotonic())
+        if left <= 0 and sure:
             self.lose(TimeoutError(f"no answer in {patience:g} s"))
-        else:  # it may be our own loop that was blocked, and the answer be there to be read
-            pause = given_back(-left, patience)
-            self._watch = self._loop.call_later(pause, partial(self._look, patience, sure=True))
+        # Overdue, it may be our own loop that was blocked, and the answer be there to be read.
+        return left if left > 0 else -given_back(-left, patience)
 
     def lose(self, error: BaseException) -> None:
         """The connection is of no use any more: whoever waits for a reply won't get it."""
-        if self.broken:
+        if self.broken and not self._flying and not self._waiting:
             return
         self.broken = True
-        if self._watch is not None:
-            self._watch.cancel()
         self._watched = None
         if self._transport is not None:
             shut(self._transport, at_once=True)
         failure = trouble(self._server, error)
         if failure is not error:
             failure.__cause__ = error
-        while self._questions:
-            answer = self._questions.popleft().answer
-            if not answer.done():
+        for question in (*self._flying, *self._waiting):
+            if not question.answer.done():
                 with suppress(RuntimeError):  # its loop was closed: nobody waits there any more
-                    answer.set_exception(failure)
-                answer.exception()  # seen, also if its caller was cancelled
+                    question.answer.set_exception(failure)
+                question.answer.exception()  # seen, also if its caller was cancelled
+        self._flying.clear()
+        self._waiting.clear()
 
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""
@@ -228,7 +247,7 @@ class SuspendingLine:
     async def take(self, name: bytes) -> Link:
         return await self.reach(self.servers.of(name))
 
-    async def reach(self, server: Server) -> Stream:
+    async def reach(self, server: Server, *, again: bool = False) -> Stream:
         self.servers.check()
         loop = asyncio.get_running_loop()
         streams = self._streams.get(loop)
@@ -251,6 +270,14 @@ class SuspendingLine:
             if coming.cancelled():  # by us, and not its caller
                 self.servers.check()
             raise
+        except EngineError:
+            raise
+        except Exception as error:
+            if again or not coming.done() or coming.exception() is not error:
+                raise
+        return await self.reach(
+            server, again=True
+        )  # interrupted while it was connecting, it says nothing of the server
 
     def give(self, link: Link) -> None:
         pass  # it is everybody's
@@ -274,6 +301,9 @@ async def _connected(server: Server, loop: Loop, again: Callable[[Server], Corou
             await stream.connect()
         except (OSError, EngineError) as error:
             stream.lose(error)
+            raise
+        except BaseException:
+            stream.lose(ConnectionResetError("interrupted"))
             raise
         return stream
 

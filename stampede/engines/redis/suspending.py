@@ -12,24 +12,24 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import accumulate
+from math import inf
 from typing import Any
 
 from stampede import forks
-from stampede.engines.progress import LARGE, LOOKS, Pace, unsent
+from stampede.engines.attendant import GUARD, attended
+from stampede.engines.progress import LARGE, Pace, unsent
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, Parser, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.engines.redis.shapes import OutOfStep
 from stampede.engines.transport import disown, shut
+from stampede.errors import EngineError
 from stampede.loops import PerLoop
 from stampede.stalls import given_back, unhurried
 
 __all__ = ["Suspending"]
-
-_GUARD = "stampede-redis-guard"
 
 _LAST_WORDS = 1.0
 """Seconds for which the connection of a loop that ends stays for tasks that are ending."""
@@ -61,7 +61,9 @@ class Suspending:
         """The reply, and which connection will be told when what was read changes (0: none)."""
         try:
             question = await self._asked([command], self._pipes if undo is None else self._wide)
-        except (asyncio.CancelledError, GeneratorExit):
+        except EngineError:
+            raise
+        except BaseException:
             if undo is not None:
                 with suppress(RuntimeError, *self._any):  # its loop was closed
                     self._pipe(self._wide).ask([undo]).forget()
@@ -82,7 +84,7 @@ class Suspending:
             question = pipe.ask(commands)
             try:
                 await question.future
-            except GeneratorExit:
+            except BaseException:
                 question.drop()
                 raise
             if any(isinstance(reply, Exception) for reply in question.replies):
@@ -149,7 +151,7 @@ class _Question:
         self.future = future
         self.replies: list[Any] = []
         self.told = 0  # which connection will be told when what was read changes
-        self.again = False  # it has been sent once before
+        self.again: object = None  # the connection on which it has been sent once before
         self.heard: Callable[[], object] | None = None  # to be called at once when it has its replies
 
     def forget(self) -> None:
@@ -161,9 +163,19 @@ class _Question:
         with suppress(RuntimeError):  # its loop was closed
             self.future.cancel()
 
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            with suppress(RuntimeError):  # its loop was closed: nobody waits there any more
+                self.future.set_exception(error)
+
 
 class _Pipe:
-    """One event loop's connection, and the questions before and in it."""
+    """One event loop's connection, and the questions before and in it.
+
+    What a signal's handler raises may come between any two steps of this. So a question waits, or is on its way,
+    until it has been answered; it may be in both places, and each step can be done again. As long as there are
+    questions, a task looks at what there is, and does what was left undone.
+    """
 
     def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
         from redis.exceptions import ReadOnlyError, RedisError
@@ -175,56 +187,56 @@ class _Pipe:
         self._hung = Hung
         self._known = (RedisError, OSError, asyncio.TimeoutError)
         self._readonly = ReadOnlyError
-        self._waiting: list[_Question] = []
-        self._flying: deque[_Question] = deque()
-        self._flushing = False
+        self._waiting: deque[_Question] = deque()
         self._wire: _Wire | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._odd = False  # the last connection failed in a way that no server makes it fail
+        self._attending: asyncio.Task[None] | None = None
 
     def ask(self, commands: Sequence[Command]) -> _Question:
         """A question whose future ends with its replies. Who stops waiting for them bothers nobody else."""
         loop = asyncio.get_running_loop()
         question = _Question(commands, loop.create_future())
+        if self._attending is None or self._attending.done():
+            self._attending = attended(loop, self._look)
         self._waiting.append(question)
-        if not self._flushing:
-            self._flushing = True
+        if len(self._waiting) == 1:  # for all that this turn asks; if it is lost, the attending task flushes
             loop.call_soon(self._flush)
         return question
 
     def _flush(self) -> None:
-        self._flushing = False
         if not self._waiting:
             return
-        if self._wire is None:
-            if self._connecting is None:
+        wire = self._wire
+        if wire is None:
+            if self._connecting is None or self._connecting.done():
                 self._connecting = asyncio.ensure_future(self._connect())
             return
-        if not self._server.current(self._wire.connection):
-            self._wire.drop(ConnectionError("this is not the master any more"))
+        if not self._server.current(wire.connection):
+            wire.drop(ConnectionError("this is not the master any more"))
             return
-        if not self._flying and self._wire.speaks():
-            self._wire.drop(OutOfStep("it has said what nobody had asked for, or goodbye"))
+        if not wire.flying and wire.speaks():
+            wire.drop(OutOfStep("it has said what nobody had asked for, or goodbye"))
             return
-        questions, self._waiting = self._waiting, []
-        asked = [question for question in questions if not question.future.done()]
-        if self._news.told not in (0, self._wire.following):
-            asked.insert(0, self._follow(self._wire, self._news.told))
-        idle = not self._flying
-        self._flying.extend(asked)
         try:
-            self._wire.send([command for question in asked for command in question.commands], idle=idle)
+            asked = [question for question in self._waiting if not question.future.done()]
+            if self._news.told not in (0, wire.following):
+                asked.insert(0, self._follow(wire, self._news.told))
+            idle = not wire.flying
+            wire.flying.extend(asked)
+            self._waiting.clear()
+            wire.send([command for question in asked for command in question.commands], idle=idle)
         except Exception as error:  # nobody else would tell those who wait
-            self._wire.drop(error)
-            return
-        if self._watch is None:
-            self._look_out()
+            wire.drop(error)
+        except BaseException:
+            wire.drop(ConnectionError("interrupted"))
+            raise
 
     def _follow(self, wire: _Wire, told: int) -> _Question:
         """Have the server tell that connection of changes in what is read by this one from here on."""
         wire.following = told
         question = _Question([follow(told)], asyncio.get_running_loop().create_future())
-        question.again = True  # on another connection it would be wrong
+        question.again = self  # on another connection it would be wrong
 
         def followed() -> None:
             agreed = question.replies[0] == b"OK"
@@ -239,6 +251,7 @@ class _Pipe:
 
     async def _connect(self) -> None:
         connection: Any = None
+        made = False
 
         async def connect() -> None:
             nonlocal connection
@@ -247,85 +260,92 @@ class _Pipe:
 
         try:
             await unhurried(connect, (self._hung, TimeoutError))
-            self._wire = _Wire(connection, self)
-            await anext(self._wire.ended)
-        except (Exception, asyncio.CancelledError) as error:
-            ended = isinstance(error, asyncio.CancelledError)  # the loop, or the engine
-            if not isinstance(error, (*self._known, asyncio.CancelledError)):
-                error = OutOfStep(f"{type(error).__name__}: {error}")
-            self._fail(self._take_waiting(), ConnectionError("the connection was closed") if ended else error)
-            if connection is not None:
-                await connection.disconnect(nowait=True)
-            if ended:
-                raise
+            wire = _Wire(connection, self)
+            await anext(wire.ended)
+            self._wire = wire
+            made, self._odd = True, False
+        except asyncio.CancelledError:  # the loop ends, or the engine is closed
+            self._fail_waiting(ConnectionError("the connection was closed"))
+            raise
+        except self._known as error:
+            self._fail_waiting(error)
+        except Exception as error:  # what it stumbles over, or thrown in by a signal's handler: once more tells which
+            if self._odd:
+                self._fail_waiting(OutOfStep(f"{type(error).__name__}: {error}"))
+            self._odd = not self._odd
         finally:
             self._connecting = None
+            if connection is not None and not made:
+                await connection.disconnect(nowait=True)
         self._flush()
 
-    def heard(self, reply: Any, told: int) -> None:
+    def heard(self, wire: _Wire, reply: Any) -> None:
         if isinstance(reply, self._readonly):  # another server is the master now: a new connection may find it
             raise ConnectionError(str(reply)) from reply
         if isinstance(reply, Exception) and str(reply).startswith("Protocol error"):  # it says no more than that
             raise ConnectionError(str(reply)) from reply
-        if not self._flying:
+        if not wire.flying:
             raise OutOfStep("it has said more than it was asked for")
-        question = self._flying[0]
+        question = wire.flying[0]
         self._scripts.check(question.commands[len(question.replies)], reply)
         question.replies.append(reply)
         if len(question.replies) == len(question.commands):
-            self._flying.popleft()
-            question.told = told
+            question.told = wire.told
             if question.heard is not None:
                 question.heard()
             if not question.future.done():
                 question.future.set_result(None)
+            wire.flying.popleft()  # not before: until it is answered, it is asked again on another connection
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, wire: _Wire, error: Exception) -> None:
         """What was under way is asked once more on a new connection: every verb may be sent twice."""
+        if self._wire is not wire:
+            return
         if not isinstance(error, self._known):  # what a parser has stumbled over
             error = OutOfStep(f"{type(error).__name__}: {error}")
-        self._wire = None
-        flying, self._flying = list(self._flying), deque()
-        again = [question for question in flying if not question.again and not isinstance(error, self._hung)]
-        self._fail([question for question in flying if question not in again], error)
-        for question in again:
-            question.again = True
-            question.replies = []
-        self._waiting[:0] = again
+        again = []
+        for question in wire.flying:
+            if isinstance(error, self._hung) or question.again not in (None, wire):
+                question.fail(error)
+            elif not question.future.done():
+                question.again, question.replies = wire, []
+                again.append(question)
+        self._waiting = deque(dict.fromkeys((*again, *self._waiting)))
+        self._wire = None  # not before: until here, all of this is done again if it is interrupted
         self._flush()
 
-    def _look_out(self, *, sure: bool = False) -> None:
-        """Break a connection that owes a reply, and on which nothing has moved for as long as a reply may take."""
-        self._watch, wire, patience = None, self._wire, self._server.patience
-        if patience is None or wire is None or not self._flying:
-            return
-        left, pending = wire.left(patience)
+    def _look(self, sure: bool) -> float | None:
+        """Do what was left undone; break a connection that owes a reply, and on which nothing has moved for as long as
+        a reply may take. Seconds until it is to be called hung; None: there are no questions."""
+        if self._wire is not None and self._wire.lost:
+            self._wire.drop(ConnectionError("the server closed the connection"))
+        self._flush()
+        wire, patience = self._wire, self._server.patience
+        if wire is None or not wire.flying:
+            return inf if self._waiting else None
+        if patience is None:
+            return inf
+        left = wire.left(patience)
         if left <= 0 and sure:
             wire.drop(self._hung(f"no reply within {patience:g} s"))
-            return
-        pause = min(left, patience / LOOKS) if pending else left
-        if left <= 0:  # it may be our own loop that was blocked, and the reply be there to be read
-            pause = given_back(-left, patience)
-        look = partial(self._look_out, sure=left <= 0)
-        self._watch = asyncio.get_running_loop().call_later(pause, look)
+        # Overdue, it may be our own loop that was blocked, and the reply be there to be read.
+        return left if left > 0 else -given_back(-left, patience)
 
-    def _take_waiting(self) -> list[_Question]:
-        waiting, self._waiting = self._waiting, []
-        return waiting
-
-    def _fail(self, questions: Sequence[_Question], error: BaseException) -> None:
-        for question in questions:
-            if not question.future.done():
-                with suppress(RuntimeError):  # its loop was closed: nobody waits there any more
-                    question.future.set_exception(error)
+    def _fail_waiting(self, error: BaseException) -> None:
+        for question in self._waiting:
+            question.fail(error)
+        self._waiting.clear()
 
     def gone(self) -> None:
         """The loop ends, or the engine is closed. (A loop that we refer to would never be collected.)"""
-        if self._watch is not None:
-            self._watch.cancel()
-        self._wire = self._watch = None
-        flying, self._flying = list(self._flying), deque()
-        self._fail([*flying, *self._take_waiting()], ConnectionError("the connection was closed"))
+        error = ConnectionError("the connection was closed")
+        for question in self._wire.flying if self._wire is not None else ():
+            question.fail(error)
+        self._wire = None
+        self._fail_waiting(error)
+        if self._attending is not None:
+            with suppress(RuntimeError):  # its loop was closed
+                self._attending.cancel()
 
     def close(self) -> None:
         if self._connecting is not None and not self._connecting.get_loop().is_closed():
@@ -340,7 +360,7 @@ class _Pipe:
 
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""
-        wire, self._wire, self._watch = self._wire, None, None
+        wire, self._wire, self._attending = self._wire, None, None
         if wire is not None:
             wire.disown()
 
@@ -348,28 +368,36 @@ class _Pipe:
 class _Wire(asyncio.Protocol):
     """A connection that the client library has made, with its bytes read and written by us."""
 
+    dead = False
+    told = 0  # which connection the server has agreed to tell of changes in what is read here
+    following = 0  # and which we have asked it to
+
     def __init__(self, connection: Any, pipe: _Pipe) -> None:
         self.connection = connection
-        self._pipe: _Pipe | None = pipe
+        self._pipe = pipe
         self._news = pipe._news
+        self.flying: deque[_Question] = deque()  # questions that were sent, in the order of their replies
         self._parser: Parser = parser(connection._parser.parse_error)
         self._transport: asyncio.Transport = connection._writer.transport
-        self._transport.set_protocol(self)
         self.socket = self._transport.get_extra_info("socket")
         self._watched: select.poll | None = None
         if self._transport.get_extra_info("sslcontext") is None:  # TLS sends what is no reply, too
             self._watched = select.poll()
             self._watched.register(self.socket.fileno(), select.POLLIN)
-        self.following = 0  # which connection is to be told, as far as we have asked
-        self.told = 0  # and as far as the server has said yes
         self._pace = Pace()
-        self._guard = asyncio.create_task(self._stand(), name=_GUARD)
+        self._guard = asyncio.create_task(self._stand(), name=GUARD)
         # A loop that is closed without cancelling its tasks has nothing to complain of.
         self._guard._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._guard.add_done_callback(self._loop_ends)
+        self._guard.add_done_callback(self._guard_ends)
         self.ended = _until_the_end(self)
+        self._transport.set_protocol(self)
         if self._transport.is_closing():
             raise ConnectionError("the server closed the connection")
+
+    @property
+    def lost(self) -> bool:
+        """It is of no use any more, and perhaps nobody was told."""
+        return self.dead or self._transport.is_closing()
 
     def speaks(self) -> bool:
         """Whether there is something to read, which is no reply if nothing has been asked."""
@@ -382,34 +410,35 @@ class _Wire(asyncio.Protocol):
         self._pace.sends(len(data))
         self._transport.write(data)
 
-    def left(self, patience: float) -> tuple[float, bool]:
-        """Seconds until it is to be called hung; and whether there is something left to send."""
-        pending = unsent(self._transport)
-        return self._pace.left(patience, pending, time.monotonic()), pending > 0
+    def left(self, patience: float) -> float:
+        """Seconds until it is to be called hung."""
+        return self._pace.left(patience, unsent(self._transport), time.monotonic())
 
     def data_received(self, data: bytes) -> None:
-        pipe, gets = self._pipe, self._parser.gets
-        if pipe is None:
+        if self.dead:
             return
-        self._pace.heard(time.monotonic())
+        pipe, gets = self._pipe, self._parser.gets
         try:
+            self._pace.heard(time.monotonic())
             self._parser.feed(data)
             while (reply := gets()) is not MORE:
-                pipe.heard(reply, self.told)
+                pipe.heard(self, reply)
         except Exception as error:  # these are no replies, or not to our questions
             self.drop(error)
+        except BaseException:
+            self.drop(ConnectionError("interrupted"))
+            raise
 
     def connection_lost(self, error: Exception | None) -> None:
         self.drop(error if isinstance(error, OSError) else ConnectionError("the server closed the connection"))
 
     def drop(self, error: Exception) -> None:
         """It is of no use any more: what is under way on it needs another."""
-        pipe = self._leave()
+        self._leave()
         self._guard.cancel()
         self._transport.abort()
         self.connection._reader = self.connection._writer = None
-        if pipe is not None:
-            pipe.broken(error)
+        self._pipe.broken(self, error)
 
     def close(self) -> None:
         """Close it, also when its loop runs no more."""
@@ -419,16 +448,15 @@ class _Wire(asyncio.Protocol):
             self._guard.cancel()
         self.connection._reader = self.connection._writer = None  # or it would warn that it was not closed
 
-    def _leave(self) -> _Pipe | None:
-        pipe, self._pipe = self._pipe, None
+    def _leave(self) -> None:
+        self.dead = True
         if self.told:
-            self.told = 0
             self._news.reader_lost()
-        return pipe
+            self.told = 0
 
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""
-        self._pipe = None
+        self.dead = True
         disown(self._transport)
 
     async def _stand(self) -> None:
@@ -439,18 +467,24 @@ class _Wire(asyncio.Protocol):
         except asyncio.CancelledError:
             end = loop.time() + _LAST_WORDS
             # Those that were cancelled with it may have leases to give back, over this very connection.
-            while self._pipe is not None and (left := end - loop.time()) > 0:
-                ending = [task for task in asyncio.all_tasks() if task.cancelling() and task.get_name() != _GUARD]
+            while not self.dead and (left := end - loop.time()) > 0:
+                ending = [task for task in asyncio.all_tasks() if task.cancelling() and task.get_name() != GUARD]
                 if not ending:
                     break
                 await asyncio.wait(ending, timeout=left)
             raise
 
-    def _loop_ends(self, _: object = None) -> None:
-        pipe = self._pipe
+    def _guard_ends(self, guard: asyncio.Task[None]) -> None:
+        if guard.cancelled():
+            self._loop_ends()
+        else:  # interrupted
+            self.drop(ConnectionError("interrupted"))
+
+    def _loop_ends(self) -> None:
+        ends = not self.dead
         self.close()
-        if pipe is not None:
-            pipe.gone()
+        if ends:
+            self._pipe.gone()
 
 
 async def _until_the_end(wire: _Wire) -> AsyncGenerator[None, None]:
