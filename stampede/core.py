@@ -469,6 +469,8 @@ class Scope:
                 raise
             except EngineError as error:
                 outage.failed(error)
+                if probing and error.partial:
+                    outage.answered()  # the rest is up
             else:
                 if probing:
                     outage.answered()

@@ -106,10 +106,11 @@ class Lock:
 
     def __del__(self) -> None:
         for grip in [*getattr(self, "_grips", {}).values(), *getattr(self, "_asking", ())]:
-            if grip.stands and grip.hold is not None and not grip.hold.ended:
+            held = grip.stands and grip.hold is not None and not grip.hold.ended
+            grip.let_go()  # before the warning, which may be an error
+            if held:
                 message = f"the lock {self.name!r} was held, and never released"
                 warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
-            grip.let_go()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: {'lost' if self.lost else 'held' if self.held else 'free'}>"

@@ -26,6 +26,9 @@ _log = logging.getLogger("stampede")
 PAUSE = 1.0
 """Seconds between two tries."""
 
+MOST = 10_000
+"""Leases to be given back: in an outage of hours the oldest have ended by themselves."""
+
 
 class Health(Protocol):
     """What is known of the engine, and is told of it."""
@@ -72,6 +75,8 @@ class Returns:
 
     def try_all(self, *, last: bool = False) -> None:
         """Give back what can be given back now, unless the engine has just been found down; the last time even then."""
+        for token in [*self._due][:-MOST]:
+            self._due.pop(token, None)
         health = self._health()
         if health is None or not self._due or (health.down and not health.may_ask() and not last):
             return
@@ -129,7 +134,7 @@ def _tend(refer: Callable[[], Returns | None], hurry: threading.Event) -> None:
 def _quietly(returns: Returns, *, last: bool = False) -> None:
     try:
         returns.try_all(last=last)
-    except Exception:  # an engine's own bug: the next try may do
+    except BaseException:  # an engine's own bug, or one that was thrown in: the next try may do
         _log.exception("leases could not be given back")
 
 

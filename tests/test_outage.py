@@ -608,7 +608,8 @@ def test_a_part_that_is_down_is_no_matter_of_the_other_parts(colour: str, clock:
     assert other.stats().computations == 0
 
 
-def test_a_part_that_is_still_down_ends_the_outage_of_the_rest(clock: FakeClock) -> None:
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_part_that_is_still_down_ends_the_outage_of_the_rest(clock: FakeClock, reads: bool) -> None:
     """Where everybody asks for a key of that part, the others' keys would stay in the refuge."""
     engine = Switched()
 
@@ -619,7 +620,13 @@ def test_a_part_that_is_still_down_ends_the_outage_of_the_rest(clock: FakeClock)
                 raise Part(f"the server of {key} is down")
             return await self._port.claim(key, *args)
 
-    engine.claims = Ring(engine.plug, engine.inner.claims)
+        async def get(self, keys: list[str]) -> Any:
+            self._plug.pass_on("get")
+            if "dead" in keys[0]:
+                raise Part(f"the server of {keys[0]} is down")
+            return await self._port.get(keys)
+
+    engine.claims, engine.store = Ring(engine.plug, engine.inner.claims), Ring(engine.plug, engine.inner.store)
     cache = Cache(engine=engine)
     engine.plug.pull()
     assert cache.get_or_compute("k", lambda: 1) == 1
@@ -627,9 +634,9 @@ def test_a_part_that_is_still_down_ends_the_outage_of_the_rest(clock: FakeClock)
     assert cache._core.outage.down
     engine.plug.put_back()
     clock.advance(1.01)
-    assert cache.get_or_compute("dead", lambda: 2) == 2
+    assert cache.get("dead") is None if reads else cache.get_or_compute("dead", lambda: 2) == 2
     assert not cache._core.outage.down
-    assert cache.get_or_compute("dead", lambda: 3) == 2
+    assert reads or cache.get_or_compute("dead", lambda: 3) == 2
 
 
 class Full(EngineError):

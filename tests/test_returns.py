@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,9 @@ from herd import until
 from proxy import Proxy
 from servers import RedisServer
 from test_redis_faults import Face
+
+from stampede import EngineError
+from stampede.returns import Returns
 
 Before = Callable[[RedisServer], Proxy]
 Faces = Callable[..., Face]
@@ -67,6 +71,52 @@ def test_also_when_nobody_calls_any_more(server: RedisServer, before: Before, fa
     assert leases(server)
     until(lambda: not leases(server))
     until(lambda: not asked.down)  # and that is noticed, too
+
+
+class Shaken:
+    """An engine of which nothing is known, and whose first answer an interruption takes the place of."""
+
+    many = None
+    down = False
+
+    def __init__(self) -> None:
+        self.given_back: list[str] = []
+        self.claims = self
+
+    def may_ask(self) -> bool:
+        return not self.down
+
+    def failed(self, error: EngineError) -> None: ...
+    def answered(self) -> None: ...
+
+    async def abandon(self, key: str, token: bytes) -> None:
+        self.given_back.append(key)
+        if len(self.given_back) == 1:
+            raise asyncio.CancelledError
+
+
+def test_an_interruption_ends_no_giving_back() -> None:
+    """Nothing would be given back any more by this process."""
+    engine: Any = Shaken()
+    unknown = Returns(engine, engine)
+    unknown.add("k", b"token")
+    until(lambda: not unknown)
+    assert engine.given_back == ["k", "k"]
+
+
+def test_an_outage_of_days_is_no_mountain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease for each second of it, which has long ended, would be the first thing that the server hears of us."""
+    monkeypatch.setattr("stampede.returns.MOST", 10)
+    engine: Any = Shaken()
+    engine.down = True
+    unknown = Returns(engine, engine)
+    for number in range(25):
+        unknown.add(f"k{number}", b"token %d" % number)
+    until(lambda: len(unknown) == 10)
+    engine.given_back.append("")
+    engine.down = False
+    until(lambda: not unknown)
+    assert engine.given_back[1:] == [f"k{number}" for number in range(15, 25)]
 
 
 def test_also_at_exit(server: RedisServer, before: Before) -> None:
