@@ -10,7 +10,6 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any
 from weakref import ref
@@ -143,10 +142,10 @@ class Connection:
         self._client.close()
 
     def __del__(self) -> None:
-        with suppress(
-            AttributeError, RecursionError
-        ):  # never begun; or no stack is left: then the socket closes itself
-            self.close()
+        try:
+            self._client.close()
+        except (AttributeError, RecursionError):
+            pass  # it was never begun; or no stack is left, not even for `suppress`: the socket closes itself
 
 
 @cache
