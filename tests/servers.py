@@ -313,7 +313,7 @@ class RedisCluster:
     def owner(self, slot: int) -> RedisServer:
         """Who has it, as soon as all are of one mind."""
         wait_until(lambda: len({_owner_by(node, slot) for node in self.nodes}) == 1)
-        name = _owner_by(self.nodes[0], slot)
+        name, _ = _owner_by(self.nodes[0], slot)
         return next(node for node in self.nodes if node.cli("CLUSTER", "MYID") == name)
 
     def node_of(self, slot: int) -> RedisServer:
@@ -332,10 +332,11 @@ class RedisCluster:
         name = target.cli("CLUSTER", "MYID")
 
         def known() -> bool:
-            """Not for good at once: news that are under way may be older, and believed."""
+            """By all, and with its new epoch: two that move slots under one epoch would take them from each other."""
             for node in (target, source, *self.nodes):
                 node.cli("CLUSTER", "SETSLOT", str(slot), "NODE", name)
-            return all(_owner_by(node, slot) == name for node in self.nodes)
+            views = {_owner_by(node, slot) for node in self.nodes}
+            return len(views) == 1 and {owner for owner, _ in views} == {name}
 
         wait_until(known)
 
@@ -344,14 +345,14 @@ class RedisCluster:
             node.close()
 
 
-def _owner_by(node: RedisServer, slot: int) -> str:
-    """The id of the server that has it, as this one knows."""
+def _owner_by(node: RedisServer, slot: int) -> tuple[str, str]:
+    """The id of the server that has it, and its epoch, as this one knows."""
     for line in node.cli("CLUSTER", "NODES").splitlines():
         name, *words = line.split()
         spans = [span.split("-") for span in words[7:] if not span.startswith("[")]
         if any(int(span[0]) <= slot <= int(span[-1]) for span in spans):
-            return name
-    return ""
+            return name, words[5]
+    return "", ""
 
 
 def _replicas_known(node: RedisServer) -> int:
