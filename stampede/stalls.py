@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -46,9 +47,9 @@ class Patience:
 
 
 class Stalls:
-    """Whether the running loop has failed to run in the block."""
+    """Seconds in which the running loop has failed to run in the block."""
 
-    seen = False
+    lost = 0.0
 
     def __enter__(self) -> Stalls:
         self._loop = asyncio.get_running_loop()
@@ -61,22 +62,30 @@ class Stalls:
 
     def _look(self) -> None:
         now = time.monotonic()
-        self.seen |= now - self._due > LATE
+        self._count(now)
         self._wind(now)
+
+    def _count(self, now: float) -> None:
+        late = now - self._due
+        if late > LATE:
+            self.lost += late
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._timer.cancel()
-        self.seen |= time.monotonic() - self._due > LATE
+        self._count(time.monotonic())
 
 
 async def unhurried(connect: Callable[[], Awaitable[T]], hung: type[Exception] | tuple[type[Exception], ...]) -> T:
-    """What is connected to. If the time for it ran out while this loop did not run, it is tried anew, twice."""
-    tries = 3
-    while True:
-        stalls, tries = Stalls(), tries - 1
-        try:
-            with stalls:
+    """What is connected to. If the time for it ran out while this loop did not run, it is tried once more, for as long
+    as was lost: who is often blocked for a moment doesn't wait much longer for a server that hangs."""
+    stalls = Stalls()
+    try:
+        with stalls:
+            return await connect()
+    except hung:
+        if not stalls.lost:
+            raise
+        with suppress(*(hung if isinstance(hung, tuple) else (hung,)), TimeoutError):
+            async with asyncio.timeout(stalls.lost):
                 return await connect()
-        except hung:
-            if not tries or not stalls.seen:
-                raise
+        raise

@@ -205,3 +205,76 @@ def test_a_question_that_was_answered_meanwhile_does_not_hang(link: Link) -> Non
 
     with Cache(link.far) as cache:
         asyncio.run(scenario(cache))
+
+
+def test_a_hiccup_gives_back_no_more_than_it_took(link: Link) -> None:
+    """A loop that is blocked for a moment now and then would wait for a server that hangs, time-out after time-out."""
+    patience, hiccup = 0.5, 0.12
+
+    async def scenario(cache: Cache) -> float:
+        asyncio.get_running_loop().call_later(0.1, time.sleep, hiccup)
+        began = time.monotonic()
+        assert await cache.aget_or_compute("k", lambda: "computed") == "computed"
+        return time.monotonic() - began
+
+    with Cache(link.far.replace(f"={PATIENCE}", f"={patience}")) as cache:
+        link.proxy.hold()
+        assert patience <= asyncio.run(scenario(cache)) < 2 * patience - hiccup
+        assert cache.stats().engine_downs == 1
+
+
+def test_who_asks_when_all_tasks_are_told_to_end_is_not_left_waiting(link: Link, runner: asyncio.Runner) -> None:
+    """Code that shuts a program down cancels all tasks and then uses the cache: it would wait for a hung server for
+    ever, as who looks after its question was told to end and has not ended yet."""
+
+    async def scenario(cache: Cache) -> None:
+        assert await cache.aget("k") == "kept"
+        link.proxy.hold()
+        for other in asyncio.all_tasks() - {asyncio.current_task()}:
+            other.cancel()
+        async with asyncio.timeout(5):
+            assert await cache.aget("k") is None
+
+    with Cache(link.far) as cache:
+        runner.run(scenario(cache))
+
+
+def test_a_question_outlives_the_task_that_attends_to_it(link: Link, runner: asyncio.Runner) -> None:
+    """Who cancels all tasks but some would have these wait for a hung server for ever."""
+
+    async def scenario(cache: Cache) -> None:
+        assert await cache.aget("k") == "kept"
+        loop, spared = asyncio.get_running_loop(), asyncio.current_task()
+
+        def cancel() -> None:
+            for other in asyncio.all_tasks(loop) - {spared}:
+                other.cancel()
+
+        link.proxy.at(b"", answered=0, silent=True, before=lambda: loop.call_soon_threadsafe(cancel))
+        async with asyncio.timeout(5):
+            assert await cache.aget("k") in (None, "kept")  # or it was asked once more, on another connection
+        assert link.proxy.met == 1
+
+    with Cache(link.far) as cache:
+        runner.run(scenario(cache))
+
+
+def test_all_tasks_of_a_loop_can_be_ended(link: Link, runner: asyncio.Runner) -> None:
+    """Code that cancels tasks until there are none would go on for ever, if one that is cancelled had a successor."""
+
+    async def scenario(cache: Cache) -> None:
+        assert await cache.aget("k") == "kept"
+        loop, sent, rounds = asyncio.get_running_loop(), asyncio.Event(), 0
+        link.proxy.at(b"", answered=0, silent=True, before=lambda: loop.call_soon_threadsafe(sent.set))
+        asked = asyncio.create_task(cache.aget("k"))
+        await sent.wait()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            rounds += 1
+            assert rounds <= 3
+            for other in others:
+                other.cancel()
+            await asyncio.wait(others)
+        assert asked.cancelled()
+
+    with Cache(link.far.replace(f"={PATIENCE}", "=30")) as cache:
+        runner.run(scenario(cache))

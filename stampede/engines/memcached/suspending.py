@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from stampede import forks
-from stampede.engines.attendant import attended
+from stampede.engines.attendant import Attendant
 from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
@@ -55,7 +55,7 @@ class Stream(asyncio.Protocol):
         self._waiting: deque[_Question] = deque()
         self._flying: deque[_Question] = deque()
         self._buffer = bytearray()
-        self._attending: asyncio.Task[None] | None = None
+        self._attendant = Attendant()
         self._pace = Pace()
         self.broken = False
         self.born = 0.0
@@ -113,8 +113,7 @@ class Stream(asyncio.Protocol):
         if self.broken:
             broken = ConnectionResetError("the connection is broken")
             raise trouble(self._server, broken) from broken
-        if self._attending is None or self._attending.done():
-            self._attending = attended(self._loop, self._look)
+        self._attendant.attend(self._loop, self._look)
         self._waiting.append(_Question(commands, count, answer))
         if len(self._waiting) == 1:  # for all that this turn asks; if it is lost, the attending task flushes
             self._loop.call_soon(self._flush)

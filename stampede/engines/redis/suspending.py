@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 
 from stampede import forks
-from stampede.engines.attendant import GUARD, attended
+from stampede.engines.attendant import GUARD, Attendant
 from stampede.engines.progress import LARGE, Pace, unsent
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
@@ -191,14 +191,13 @@ class _Pipe:
         self._wire: _Wire | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._odd = False  # the last connection failed in a way that no server makes it fail
-        self._attending: asyncio.Task[None] | None = None
+        self._attendant = Attendant()
 
     def ask(self, commands: Sequence[Command]) -> _Question:
         """A question whose future ends with its replies. Who stops waiting for them bothers nobody else."""
         loop = asyncio.get_running_loop()
         question = _Question(commands, loop.create_future())
-        if self._attending is None or self._attending.done():
-            self._attending = attended(loop, self._look)
+        self._attendant.attend(loop, self._look)
         self._waiting.append(question)
         if len(self._waiting) == 1:  # for all that this turn asks; if it is lost, the attending task flushes
             loop.call_soon(self._flush)
@@ -343,9 +342,8 @@ class _Pipe:
             question.fail(error)
         self._wire = None
         self._fail_waiting(error)
-        if self._attending is not None:
-            with suppress(RuntimeError):  # its loop was closed
-                self._attending.cancel()
+        with suppress(RuntimeError):  # its loop was closed
+            self._attendant.leave()
 
     def close(self) -> None:
         if self._connecting is not None and not self._connecting.get_loop().is_closed():
