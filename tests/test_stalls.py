@@ -239,6 +239,21 @@ def test_who_asks_when_all_tasks_are_told_to_end_is_not_left_waiting(link: Link,
         runner.run(scenario(cache))
 
 
+def test_who_is_spared_when_all_tasks_are_told_to_end_is_not_cancelled(link: Link, runner: asyncio.Runner) -> None:
+    """The same code, while the connection is being made: it would get a CancelledError that was not meant for it."""
+
+    async def scenario(cache: Cache) -> None:
+        asked = asyncio.create_task(cache.aget("k"))
+        await asyncio.sleep(0)  # it connects
+        for other in asyncio.all_tasks() - {asyncio.current_task()}:
+            other.cancel()
+        assert await cache.aget("k") in (None, "kept")
+        assert asked.cancelled()
+
+    with Cache(link.far) as cache:
+        runner.run(scenario(cache))
+
+
 def test_a_question_outlives_the_task_that_attends_to_it(link: Link, runner: asyncio.Runner) -> None:
     """Who cancels all tasks but some would have these wait for a hung server for ever."""
 

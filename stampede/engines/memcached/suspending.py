@@ -268,15 +268,16 @@ class SuspendingLine:
         except asyncio.CancelledError:
             if coming.cancelled():  # by us, and not its caller
                 self.servers.check()
-            raise
+            asking = asyncio.current_task()
+            if again or not coming.cancelled() or asking is None or asking.cancelling():
+                raise
         except EngineError:
             raise
         except Exception as error:
             if again or not coming.done() or coming.exception() is not error:
                 raise
-        return await self.reach(
-            server, again=True
-        )  # interrupted while it was connecting, it says nothing of the server
+        # Interrupted while it was connecting, or cancelled with all tasks but ours, it says nothing of the server.
+        return await self.reach(server, again=True)
 
     def give(self, link: Link) -> None:
         pass  # it is everybody's
