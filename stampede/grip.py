@@ -9,10 +9,13 @@ or gives it back. A weak reference hears of it.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import count
+from types import FrameType
 from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
@@ -23,9 +26,13 @@ from stampede.keeper import Hold, keeper
 from stampede.loops import Loop, heed, on_close
 from stampede.ports import Engine, Locks
 
-__all__ = ["BlockEnd", "Blocks", "Grip"]
+__all__ = ["Block", "BlockEnd", "Blocks", "Grip"]
 
 OWNER = TypeVar("OWNER")
+SUSPENDS = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Of the code of what goes on only while its loop runs."""
+
+_numbers = count()
 
 
 class Grip:
@@ -33,6 +40,7 @@ class Grip:
 
     def __init__(self, lock: object, engine: Engine, port: Locks, name: str) -> None:
         self.token = new_id()
+        self.number = next(_numbers)  # grows, in this process
         self.fence = 0
         self.hold: Hold | None = None  # kept standing by the keeper; None: it isn't granted yet
         self.asked = False
@@ -92,6 +100,17 @@ class Grip:
         return self.hold is not None and self.stands and not self.hold.lost
 
     @property
+    def lapsed(self) -> bool:
+        """It was given back, and nobody who has it said so: as its block's loop was closed."""
+        return self.hold is not None and not self.leaving and (self.over or (self._loop is not None and self.forsaken))
+
+    @property
+    def lapsed_inside(self) -> bool:
+        """The same, and its block goes on."""
+        refer = self._owner
+        return self._loop is not None and refer is not None and refer() is not None and self.lapsed
+
+    @property
     def foreign(self) -> bool:
         """We are a forked child, and it is its parent's; or the interpreter ends."""
         return self._pid != os.getpid() or (self.hold is not None and self.hold.foreign)
@@ -130,21 +149,35 @@ class Grip:
         self._owner = None
 
 
+class Block:
+    """One `with` block: whatever thread or task it ends in, it gives back what it took itself, and nothing else."""
+
+    end: ReferenceType[Any]  # what its frame's stack has of it
+    grip: Grip | None = None  # None: it isn't entered yet; without a hold: refused
+    caller: ReferenceType[Any] | None = None  # who entered it
+    suspends = False  # it goes on only while its loop runs
+
+
 class Blocks:
     """The `with` blocks of one lock that are about to be entered, by the frames they are in."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, ReferenceType[Any]] = {}
+        self._blocks: dict[int, Block] = {}
 
-    def add(self, frame: object, block: object) -> None:
-        for number, refer in list(self._blocks.items()):
-            if refer() is None:
-                self._blocks.pop(number, None)
-        self._blocks[id(frame)] = ref(block)
+    def add(self, frame: FrameType, block: Block) -> None:
+        if self._blocks:
+            for number, other in list(self._blocks.items()):
+                if other.end() is None:
+                    self._blocks.pop(number, None)
+        self._blocks[id(frame)] = block
 
-    def take(self, frame: object) -> ReferenceType[Any] | None:
-        refer = self._blocks.pop(id(frame), None)
-        return None if refer is None or refer() is None else refer
+    def take(self, frame: FrameType) -> Block | None:
+        block = self._blocks.pop(id(frame), None)
+        if block is None or block.end() is None:
+            return None
+        if frame.f_code.co_flags & SUSPENDS:
+            block.suspends = True
+        return block
 
 
 class BlockEnd:
@@ -160,6 +193,8 @@ class BlockEnd:
     def __get__(self, lock: Any, owner: type | None = None) -> Callable[..., Any]:
         if lock is None:
             return self._leave
-        block = partial(self._leave, lock)
+        block = Block()
+        end = partial(self._leave, lock, block=block)
+        block.end = ref(end)
         lock._blocks.add(sys._getframe(1), block)
-        return block
+        return end

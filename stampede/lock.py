@@ -9,13 +9,15 @@ import warnings
 from collections.abc import Callable, Coroutine
 from math import inf
 from time import monotonic
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary, ref
 
+from stampede import greenlets
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, running_loop
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.fill import quietly
-from stampede.grip import BlockEnd, Blocks, Grip
+from stampede.grip import Block, BlockEnd, Blocks, Grip
 from stampede.pace import Pace
 from stampede.policy import seconds
 from stampede.ports import Engine, Granted, Locks
@@ -59,8 +61,9 @@ class Lock:
         self._use(engine)
         self._asking: set[Grip] = set()  # not granted yet
         self._grips: dict[object, Grip] = {}  # by their callers
-        self._refused: set[object] = set()  # callers inside a block of a TryLock that they didn't get
+        self._refused: set[object] = set()  # callers that entered a TryLock by no `with`, and didn't get it
         self._blocks = Blocks()
+        self._vain: dict[int, Block] = {}  # those of a TryLock that didn't get it
 
     def _use(self, engine: Engine) -> None:
         if engine.locks is None or engine.alocks is None:
@@ -76,8 +79,9 @@ class Lock:
     @property
     def held(self) -> bool:
         """Does this caller, and not just somebody through the same object, hold it, as far as is known?"""
-        grip = self._grips.get(_caller())
-        return grip is not None and grip.held
+        me = _caller()
+        grip = self._grips.get(me)
+        return grip is not None and grip.held and not self._has_refused(me, grip)
 
     @property
     def lost(self) -> bool:
@@ -87,7 +91,9 @@ class Lock:
         or while its engine can't be reached, that is before anybody else can have it.
         """
         grip = self._mine()
-        return grip is not None and grip.hold is not None and grip.hold.lost
+        if grip is None:
+            return any(each.lapsed_inside for each in list(self._grips.values()))
+        return grip.hold is not None and grip.hold.lost
 
     @property
     def token(self) -> bytes | None:
@@ -112,6 +118,9 @@ class Lock:
                 message = f"the lock {self.name!r} was held, and never released"
                 warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a lock can't be copied or pickled: two would release what one took; make another by its name")
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: {'lost' if self.lost else 'held' if self.held else 'free'}>"
 
@@ -126,8 +135,9 @@ class Lock:
         run_blocking(self._releasing(BLOCKING))
 
     def __enter__(self: SELF) -> SELF:
-        if not run_blocking(self._taking(BLOCKING, self._patience, sys._getframe(1))):
-            self._not_had()
+        block = self._blocks.take(sys._getframe(1))
+        if not run_blocking(self._taking(BLOCKING, self._patience, block)):
+            self._not_had(block)
         return self
 
     # -- and their twins ------------------------------------------------------------------------------------------
@@ -139,11 +149,12 @@ class Lock:
         await self._releasing(SUSPENDING)
 
     def __aenter__(self: SELF) -> Coroutine[Any, Any, SELF]:
-        return self._entered(self._taking(SUSPENDING, self._patience, sys._getframe(1)))
+        block = self._blocks.take(sys._getframe(1))
+        return self._entered(self._taking(SUSPENDING, self._patience, block), block)
 
-    async def _entered(self: SELF, taking: Coroutine[Any, Any, bool]) -> SELF:
+    async def _entered(self: SELF, taking: Coroutine[Any, Any, bool], block: Block | None) -> SELF:
         if not await taking:
-            self._not_had()
+            self._not_had(block)
         return self
 
     # -- the ends of blocks ---------------------------------------------------------------------------------------
@@ -161,45 +172,49 @@ class Lock:
     else:
 
         @BlockEnd
-        def __exit__(self, kind, error, trace) -> None:
+        def __exit__(self, kind, error, trace, *, block=None) -> None:
             """Give it back. LockLost if it had ended before; EngineError if nobody can say."""
-            run_blocking(self._leaving(BLOCKING, error))
+            run_blocking(self._leaving(BLOCKING, error, block))
 
         @BlockEnd
-        def __aexit__(self, kind, error, trace) -> Coroutine[Any, Any, None]:
+        def __aexit__(self, kind, error, trace, *, block=None) -> Coroutine[Any, Any, None]:
             """The same."""
-            return self._leaving(SUSPENDING, error)
+            return self._leaving(SUSPENDING, error, block)
 
     # -- how ------------------------------------------------------------------------------------------------------
 
     _patience: float | None = None  # of its blocks; None: the object's
 
-    def _not_had(self) -> None:
-        """Somebody else has it, and a block is to be entered."""
+    def _not_had(self, block: Block | None) -> None:
+        """Somebody else has it, and a block is to be entered. None: by no `with`."""
+        if self._own(_caller()) is not None:
+            raise LockTimeout(f"this very thread or task has the lock {self.name!r}, and would wait for itself")
         raise LockTimeout(f"somebody else has held the lock {self.name!r} for {self._wait:g} s")
 
     def _port(self, colour: Colour) -> Locks:
         return self._alocks if colour.suspending else self._locks
 
-    def _taking(self, colour: Colour, wait: float | None, frame: FrameType | None = None) -> Coroutine[Any, Any, bool]:
-        """To be run, or else dropped. `frame`: of the `with` statement it is for."""
+    def _taking(self, colour: Colour, wait: float | None, block: Block | None = None) -> Coroutine[Any, Any, bool]:
+        """To be run, or else dropped. `block`: the one it is for."""
         self._bind()
         grip = Grip(self, self._engine, self._locks, self.name)
-        block = self._blocks.take(frame)
-        loop = running_loop()
-        if block is not None and loop is not None:
-            grip.ends_with(loop)
-        work = self._acquire(grip, colour, wait, block is not None)
-        grip.belongs_to(work if block is None else block())
+        work = self._acquire(grip, colour, wait, block)
+        if block is not None:
+            block.grip = grip
+            loop = running_loop() if colour.suspending or block.suspends else None
+            if loop is not None:
+                grip.ends_with(loop)
+        grip.belongs_to(work if block is None else block.end())
         self._asking.add(grip)
         return work
 
-    async def _acquire(self, grip: Grip, colour: Colour, wait: float | None, in_block: bool) -> bool:
+    async def _acquire(self, grip: Grip, colour: Colour, wait: float | None, block: Block | None) -> bool:
         me, port = _caller(), self._port(colour)
+        if block is not None:
+            block.caller = ref(me)
         try:
             await self._tidy_up(colour, port)
-            mine = self._grips.get(me)
-            if mine is not None and (mine.held or (mine.leaving and not mine.over)):
+            if self._own(me) is not None:
                 self._asking.discard(grip)
                 return False  # waiting for ourselves would never end
             patience = self._wait if wait is None else seconds("wait", wait)
@@ -214,7 +229,7 @@ class Lock:
                     self._refused.discard(me)  # a block that was interrupted may have left it
                     self._grips[me] = grip
                     self._asking.discard(grip)
-                    if not in_block:
+                    if block is None:
                         grip.belongs_to_its_lock()
                     return True
                 if left <= 0:
@@ -262,10 +277,8 @@ class Lock:
             raise LockLost(f"the lock {self.name!r} is not held by this caller")
         return grip.belongs_to(self._give_back(colour, grip, None))
 
-    def _leaving(self, colour: Colour, error: BaseException | None) -> Coroutine[Any, Any, None]:
-        me = _caller()
-        grip = None if me in self._refused else self._mine()
-        self._refused.discard(me)
+    def _leaving(self, colour: Colour, error: BaseException | None, block: Block | None) -> Coroutine[Any, Any, None]:
+        grip = self._unclaimed() if block is None or block.grip is None else self._of(block, block.grip)
         if grip is None or (grip.owned and not colour.suspending):
             return self._leave(colour, grip, error)
         return grip.belongs_to(self._leave(colour, grip, error))  # what it belongs to ends when this returns
@@ -273,6 +286,12 @@ class Lock:
     async def _leave(self, colour: Colour, grip: Grip | None, error: BaseException | None) -> None:
         if grip is None or grip.hold is None:
             return  # released inside the block, or refused
+        if grip.lapsed and not grip.foreign:
+            grip.let_go()
+            self._forget(grip)
+            if error is None:
+                raise self._loss()
+            return
         if error is not None or self._release_via is None or grip.hold.lost:
             await self._give_back(colour, grip, error)
             return
@@ -314,6 +333,41 @@ class Lock:
     def _loss(self) -> LockLost:
         return LockLost(f"the lock {self.name!r} ended before its block did: somebody else may have been inside")
 
+    def _own(self, me: object) -> Grip | None:
+        """What this caller has, and would wait for itself to give back."""
+        grip = self._grips.get(me)
+        return grip if grip is not None and (grip.held or (grip.leaving and not grip.over)) else None
+
+    def _of(self, block: Block, grip: Grip) -> Grip | None:
+        """What the end of a block gives back: what it took; or, where that is no more, what its caller took inside."""
+        if grip.hold is not None and not grip.leaving:
+            return grip
+        me = _caller()
+        again = self._grips.get(me) if block.caller is not None and block.caller() is me else None
+        if again is None or again.owned or again.number < grip.number or not again.stands:
+            return None
+        return again
+
+    def _has_refused(self, me: object, grip: Grip) -> bool:
+        """Is this caller, who has it, in a block that didn't get it since? One thread may run many a generator's."""
+        if me in self._refused:
+            return True
+        for block in list(self._vain.values()):
+            if block.end() is None or block.caller is None or block.grip is None:
+                continue
+            if block.caller() is me and block.grip.number > grip.number:
+                return True
+        return False
+
+    def _unclaimed(self) -> Grip | None:
+        """What is given back where `__exit__` was called by no `with`: nothing that a block has."""
+        me = _caller()
+        if me in self._refused:
+            self._refused.discard(me)
+            return None
+        grip = self._mine()
+        return None if grip is None or (grip.owned and grip is not self._grips.get(me)) else grip
+
     def _mine(self) -> Grip | None:
         grip = self._grips.get(_caller())
         if grip is not None:
@@ -347,14 +401,36 @@ class TryLock(Lock):
     async def aacquire(self, wait: float | None = 0) -> bool:
         return await super().aacquire(wait)
 
-    def _not_had(self) -> None:
-        self._refused.add(_caller())
+    def _not_had(self, block: Block | None) -> None:
+        if block is None or block.grip is None:
+            self._refused.add(_caller())
+            return
+        for number, other in list(self._vain.items()):
+            if other.end() is None:
+                self._vain.pop(number, None)
+        self._vain[block.grip.number] = block
+
+
+class _Runner:
+    """A thread, or a greenlet of it. An ident would be another's as soon as it has ended."""
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.thread = _Runner()
+        self.greenlets: WeakKeyDictionary[Any, _Runner] = WeakKeyDictionary()
+
+
+_here = _Here()
 
 
 def _caller() -> object:
-    """Who calls: the task, or the thread outside of tasks."""
+    """Who calls: the task, or the thread or greenlet outside of tasks. Compared by identity."""
     if running_loop() is not None:
         task = asyncio.current_task()
         if task is not None:
             return task
-    return threading.get_ident()
+    here = greenlets.here()
+    if here is None:
+        return _here.thread
+    return _here.greenlets.setdefault(here(), _Runner())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -751,3 +756,244 @@ def test_a_thread_that_ends_with_the_lock(on: str) -> None:
     assert not free("a", on)
     lock.release()
     assert free("a", on)
+
+
+# -- what a block gives back ------------------------------------------------------------------------------------------
+
+
+def _kept(lock: Lock) -> Iterator[bool]:
+    """A dependency, as web frameworks run them: each of its steps in any thread or task."""
+    with lock as mine:
+        yield bool(mine)
+
+
+def test_the_end_of_a_block_that_was_released_takes_nothing_from_the_next(on: str) -> None:
+    """A third one would get in beside the second, and nobody hear of it."""
+    lock, inside = Lock("a", on=on, wait=PATIENCE), threading.Event()
+    go_on = threading.Event()
+
+    def second() -> None:
+        with lock:
+            inside.set()
+            assert go_on.wait(PATIENCE)
+            assert lock.held
+            assert not free("a", on)
+
+    with lock:
+        lock.release()
+        other = Herd(second)
+        assert inside.wait(PATIENCE)
+    go_on.set()
+    assert other.join() == [None]
+    assert free("a", on)
+
+
+def test_the_end_of_a_task_s_block_that_was_released_takes_nothing_from_the_next(on: str) -> None:
+    """The same for tasks."""
+    lock = Lock("a", on=on, wait=PATIENCE)
+
+    async def main() -> None:
+        inside, go_on = asyncio.Event(), asyncio.Event()
+
+        async def second() -> None:
+            async with lock:
+                inside.set()
+                await go_on.wait()
+                assert lock.held
+                assert not free("a", on)
+
+        async with lock:
+            await lock.arelease()
+            other = asyncio.create_task(second())
+            await asyncio.wait_for(inside.wait(), PATIENCE)
+        go_on.set()
+        await other
+
+    asyncio.run(main())
+    assert free("a", on)
+
+
+def test_what_is_taken_again_inside_a_block_ends_with_it(on: str) -> None:
+    """Released for a while, or got at the second attempt, it would be kept for ever."""
+    with Lock("a", on=on) as lock:
+        lock.release()
+        assert lock.acquire()
+    assert free("a", on)
+    other, attempt = Lock("a", on=on), try_lock("a", on=on)
+    other.acquire()
+    with attempt:
+        assert not attempt
+        other.release()
+        assert attempt.acquire()
+    assert free("a", on)
+    attempt.acquire()
+    with attempt:  # but not what its caller had before
+        pass
+    assert attempt.held
+    attempt.release()
+
+
+def test_a_refused_block_that_ends_in_another_thread(on: str) -> None:
+    """It would give back the lock of the one who has it."""
+    lock = try_lock("a", on=on)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:  # which live on, as a pool's do
+        with lock as mine:
+            refused = _kept(lock)
+            assert one.submit(next, refused).result(PATIENCE) is False
+            assert two.submit(next, refused, None).result(PATIENCE) is None
+            assert mine.held
+            assert not free("a", on)
+        granted = _kept(lock)
+        assert one.submit(next, granted).result(PATIENCE) is True
+        assert not free("a", on)
+        assert two.submit(next, granted, None).result(PATIENCE) is None
+        assert free("a", on)
+
+
+def test_a_block_that_its_own_thread_was_refused(on: str) -> None:
+    """A pool's thread that has it for one generator would let a second one in."""
+    lock = try_lock("a", on=on)
+    first, second = _kept(lock), _kept(lock)
+    assert next(first) is True
+    assert next(second) is False
+    assert not lock
+    assert next(second, None) is None
+    assert lock.held
+    with ExitStack() as stack:
+        assert not stack.enter_context(lock)
+    assert lock.held
+    assert next(first, None) is None
+    assert free("a", on)
+
+
+def test_a_refused_block_that_ends_in_another_task(on: str) -> None:
+    """The same for tasks."""
+    lock = try_lock("a", on=on)
+
+    async def kept() -> Any:
+        async with lock as mine:
+            yield bool(mine)
+
+    async def step(steps: Any) -> bool | None:
+        return await anext(steps, None)
+
+    async def main() -> None:
+        async with lock as mine:
+            refused = kept()
+            assert await asyncio.create_task(step(refused)) is False
+            assert await asyncio.create_task(step(refused)) is None
+            assert mine.held
+            assert not free("a", on)
+        granted = kept()
+        assert await asyncio.create_task(step(granted)) is True
+        assert await asyncio.create_task(step(granted)) is None
+        assert free("a", on)
+
+    asyncio.run(main())
+
+
+def test_an_exit_stack_takes_nothing_from_a_block(on: str) -> None:
+    """Its end of what it didn't get, in another thread, would give back the lock of the one who has it."""
+    lock, stack = try_lock("a", on=on), ExitStack()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        with lock as mine:
+            assert not one.submit(lambda: bool(stack.enter_context(lock))).result(PATIENCE)
+            two.submit(stack.close).result(PATIENCE)
+            assert mine.held
+        assert two.submit(lambda: bool(stack.enter_context(lock))).result(PATIENCE)
+        one.submit(lock.release).result(PATIENCE)  # handed on
+        assert free("a", on)
+
+
+def test_a_thread_with_the_ident_of_one_that_ended(on: str) -> None:
+    """It would be taken for the holder: let in beside it, or refused at once for waiting for itself."""
+    lock, attempt, first = Lock("a", on=on, wait=PATIENCE), try_lock("b", on=on), []
+
+    def take() -> None:
+        first.append(threading.get_ident())
+        assert lock.acquire()
+        assert attempt.acquire()
+
+    def attempted() -> bool | None:
+        if threading.get_ident() != first[0]:
+            return None
+        with attempt as mine:
+            return bool(mine) or lock.held
+
+    assert Herd(take).join() == [None]
+    got = [Herd(attempted).join()[0] for _ in range(20)]  # as a rule the next one has it
+    assert True not in got
+    waiters = [Herd(lock.acquire) for _ in range(3)]
+    for _ in waiters:
+        lock.release()
+        until(lambda: lock.token is not None)
+    lock.release()
+    assert [waiter.join() for waiter in waiters] == [[True]] * 3
+    attempt.release()
+
+
+def test_who_would_wait_for_itself_is_told_so(on: str) -> None:
+    """A message of "10 s", after none, sends people to look for another holder."""
+    with Lock("a", on=on) as lock, pytest.raises(LockTimeout, match="this very thread or task has the lock 'a'"), lock:
+        pass
+
+
+def test_a_block_of_no_task_outlives_the_loop_it_was_entered_in(on: str) -> None:
+    """Its lock would be given back under a generator that goes on after that loop."""
+    lock = Lock("a", on=on)
+    rows = _kept(lock)
+
+    async def first() -> bool:
+        return next(rows)
+
+    assert asyncio.run(first()) is True
+    assert lock.token is not None
+    assert not free("a", on)
+    assert next(rows, None) is None
+    assert free("a", on)
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_task_s_block_that_goes_on_after_its_loop(on: str, colour: str) -> None:
+    """Its lock was given back, as that loop was closed: somebody else may have been inside."""
+    lock, told = Lock("a", on=on), []
+
+    @types.coroutine
+    def pause() -> Iterator[str]:
+        yield "paused"
+
+    async def block() -> None:
+        if colour == "sync":
+            with lock:
+                await pause()
+                told.append(lock.lost)
+        else:
+            async with lock:
+                await pause()
+                told.append(lock.lost)
+
+    async def main() -> None:
+        await _driven(steps)
+
+    steps = block()
+    asyncio.run(main())
+    with Lock("a", on=on, wait=PATIENCE):
+        pass
+    with pytest.raises(LockLost, match="'a' ended before its block did"):
+        steps.send(None)
+    assert told == [True]
+
+
+@types.coroutine
+def _driven(steps: Any) -> Iterator[Any]:
+    """To where it says so, as a part of a task."""
+    while (awaited := steps.send(None)) != "paused":
+        yield awaited
+
+
+@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_lock_is_not_copied(act: Callable[[object], object]) -> None:
+    """Two objects would give back what one of them took."""
+    for lock in (Lock("a", on="memory://"), try_lock("a", on="memory://")):
+        with pytest.raises(TypeError, match="can't be copied or pickled"):
+            act(lock)
