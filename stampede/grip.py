@@ -102,7 +102,8 @@ class Grip:
     @property
     def lapsed(self) -> bool:
         """It was given back, and nobody who has it said so: as its block's loop was closed."""
-        return self.hold is not None and not self.leaving and (self.over or (self._loop is not None and self.forsaken))
+        ended = self.over or (self._loop is not None and self.forsaken)
+        return ended and not self.leaving and self.hold is not None
 
     @property
     def lapsed_inside(self) -> bool:

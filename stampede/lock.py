@@ -213,7 +213,8 @@ class Lock:
         if block is not None:
             block.caller = ref(me)
         try:
-            await self._tidy_up(colour, port)
+            if len(self._asking) > 1 or self._grips:  # more than this one
+                await self._tidy_up(colour, port)
             if self._own(me) is not None:
                 self._asking.discard(grip)
                 return False  # waiting for ourselves would never end
@@ -262,8 +263,6 @@ class Lock:
 
     async def _tidy_up(self, colour: Colour, port: Locks) -> None:
         """Give back what was interrupted: its keeper has been told, and may not have come to it."""
-        if not self._asking and not self._grips:
-            return
         for grip in [*self._asking, *list(self._grips.values())]:
             if grip.forsaken or grip.over:
                 grip.let_go()

@@ -14,7 +14,7 @@ import pytest
 from bare import LONG, Gate, Room, World
 from greenlet import getcurrent, greenlet
 
-from stampede import RecursiveComputation, cached
+from stampede import RecursiveComputation, cached, try_lock
 from stampede.testing import isolated
 
 
@@ -145,3 +145,25 @@ def test_gevent(before: str, computed: int) -> None:
     script = GEVENT.format(before=before)
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert ran.stdout.splitlines()[-1:] == [f"[42, 42, 42, 42, 42] {computed}"], ran.stderr
+
+
+def test_greenlets_of_one_thread_are_not_one_holder() -> None:
+    """A greenlet that was refused would be let in beside another that rests in its block."""
+    lock = try_lock("a", on="memory://")
+
+    def rests() -> bool:
+        with lock as mine:
+            getcurrent().parent.switch(bool(mine))
+            return lock.held
+
+    def refused() -> bool:
+        with lock as mine:
+            return bool(mine)
+
+    first = greenlet(rests)
+    assert first.switch() is True
+    assert greenlet(refused).switch() is False
+    assert not lock.held
+    assert first.switch() is True
+    with lock as mine:
+        assert mine
