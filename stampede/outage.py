@@ -41,6 +41,16 @@ PARTLY = 60.0
 """Seconds between two events of an engine that is down in part: its recovery can't be told from its other part's."""
 
 
+class _Lease:
+    """One that the engine granted."""
+
+    __slots__ = ("key", "patience")
+
+    def __init__(self, key: str, patience: float) -> None:
+        self.key: str | None = key  # unless it was invalidated: what comes of it is not to be kept here
+        self.patience = patience  # how long its caller waits for the engine
+
+
 class Outage:
     """What a cache knows about its engine's health, for both colours and all functions."""
 
@@ -51,8 +61,7 @@ class Outage:
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
-        # Keys by the tokens of those that the engine granted, unless invalidated; and how long their callers wait.
-        self.granted: dict[bytes, tuple[str, float]] = {}
+        self.granted: dict[bytes, _Lease] = {}  # by their tokens
         self.used = False  # the refuge may have something
         self.silence = engine.silence
         self.unknown = Returns(engine, self)  # leases that may stand, to be given back
@@ -99,19 +108,25 @@ class Outage:
 
     def forget(self, key: str) -> None:
         """What the refuge keeps of this key is not to be served any more, nor what is being computed."""
-        for token, under_way in list(self.granted.items()):
-            if under_way[0] == key:
-                self.granted.pop(token, None)
+        for lease in list(self.granted.values()):
+            if lease.key == key:
+                lease.key = None
         if self.used:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.invalidate(key))
 
     def forget_all(self) -> None:
         """The same for all keys."""
-        self.granted.clear()
+        for lease in list(self.granted.values()):
+            lease.key = None
         if self.used:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
+
+    def patience(self, token: bytes) -> float:
+        """Seconds that who has this lease waits for the engine."""
+        lease = self.granted.get(token)
+        return inf if lease is None else lease.patience
 
     def begin(self) -> object:
         """A question is asked, whose caller doesn't wait for its answer to the end."""
@@ -247,14 +262,14 @@ class GuardedClaims:
                 else:
                     outage.unknown.add(key, token)
             except BaseException:  # interrupted: what may have been granted is given back, and no more patiently
-                outage.granted[token] = key, ask.patience
+                outage.granted[token] = _Lease(key, ask.patience)
                 raise
             else:
                 if not isinstance(reply, Late):
                     if probing:  # or it was asked before the trouble, and its answer says nothing of that
                         outage.answered()
                     if isinstance(reply, Granted):
-                        outage.granted[token] = key, ask.patience
+                        outage.granted[token] = _Lease(key, ask.patience)
                     return reply
                 if reply is Late.LATE:
                     outage.unknown.add(key, token)  # now, too: its loop may rest by the time the answer comes
@@ -283,11 +298,10 @@ class GuardedClaims:
         keeps = outage.refugees.pop(token, None)
         if keeps is None:
             keeps = REFUGE_TTL
-            _, patience = outage.granted.get(token, (key, inf))
             stored: bool | Late = Late.LATE
             try:
                 late = partial(self._filled, key, token)
-                stored = await self._ask(patience, late, self._port.fill, key, token, entry)
+                stored = await self._ask(outage.patience(token), late, self._port.fill, key, token, entry)
             except EngineClosed:
                 return False
             except EngineError as error:
@@ -301,7 +315,8 @@ class GuardedClaims:
             if outage.strict:
                 outage.granted.pop(token, None)
                 raise outage.trouble() from outage.last
-            if outage.granted.pop(token, None) is None:
+            lease = outage.granted.pop(token, None)
+            if lease is None or lease.key is None:
                 return False  # invalidated since: it must not outlive that here
             outage.used = True
             await self._refuge.claim(key, token, Ask(lease=REFUGE_TTL, force=True))
@@ -325,10 +340,9 @@ class GuardedClaims:
         outage = self._outage
         if outage.down:
             return False
-        _, patience = outage.granted.get(token, (key, inf))
         try:
             late = partial(self._filled, key, token)
-            done = await self._ask(patience, late, self._port.abandon, key, token, verdict, rest)
+            done = await self._ask(outage.patience(token), late, self._port.abandon, key, token, verdict, rest)
         except EngineClosed:
             return True
         except EngineError as error:

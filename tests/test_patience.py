@@ -71,14 +71,19 @@ def test_nobody_waits_longer_for_an_engine_that_hangs(before: Before, face: Face
 
 @both
 @engines
-def test_nor_for_the_value_to_be_stored(before: Before, face: Faces, engine: str, colour: str) -> None:
-    """The value is there: only the engine doesn't take it."""
+@pytest.mark.parametrize("change", [None, ("invalidate", "k"), ("clear",)])
+def test_nor_for_the_value_to_be_stored(
+    before: Before, face: Faces, engine: str, colour: str, change: tuple[str, ...] | None
+) -> None:
+    """The value is there: only the engine doesn't take it; or isn't to have it any more."""
     proxy, url = hanging(engine, before)
     asked = face(url, colour)
     asked("warm", lambda: 1)
     ends: list[float] = []
 
     def origin() -> int:
+        if change is not None:
+            getattr(asked.cache, change[0])(*change[1:])
         proxy.hold()
         ends.append(time.monotonic())
         return 1
@@ -86,7 +91,39 @@ def test_nor_for_the_value_to_be_stored(before: Before, face: Faces, engine: str
     assert asked("k", origin, wait=WAIT) == 1
     assert time.monotonic() - ends[0] < SOON
     proxy.let_go()
-    until(lambda: asked.run("get", "k") == 1)  # it was on its way
+    if change is None:
+        until(lambda: asked.run("get", "k") == 1)  # it was on its way
+
+
+@engines
+def test_nor_does_a_functions_first_call_hold_its_loop_up(before: Before, engine: str) -> None:
+    """All tasks of the loop would stand still for a second, for each function that is called then."""
+    proxy, url = hanging(engine, before)
+    lags: list[float] = []
+
+    async def ticks() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            lags.append(time.monotonic() - began)
+
+    async def called() -> None:
+        clock, began = asyncio.create_task(ticks()), time.monotonic()
+        assert await f() == 1
+        assert time.monotonic() - began < SOON
+        clock.cancel()
+
+    with Cache(url) as cache:
+
+        @cache.cached(wait=WAIT)
+        async def f() -> int:
+            return 1
+
+        proxy.hold()
+        asyncio.run(called())
+        proxy.cut()
+        proxy.let_go()
+    assert max(lags) < SOON
 
 
 @engines
