@@ -133,8 +133,7 @@ class Scope:
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
         # The engine's of these, as their two generations, and when this process heard of a newer one.
         self._left: list[tuple[str, str, float]] = []
-        run_blocking(self.learn(BLOCKING))
-        self._older.clear()  # nobody has asked for anything yet
+        self._recall()  # and no question: who makes this may be on an event loop
 
     def _ports(
         self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None, colour: Colour | None = None
@@ -161,14 +160,21 @@ class Scope:
     async def learn(self, colour: Colour, patience: float | None = None) -> str:
         """The prefix of every key in today's generation, as far as the engine can be asked (for so many seconds)."""
         outage, epoch = self.core.outage, self.core.epoch
-        if outage is not None and outage.down:
+        probing = outage is not None and outage.down
+        if outage is not None and probing and not outage.may_ask():
             return self._unsure()
-        store = self._store(colour)
+        # Who probes asks this first, and the engine itself: what is known may have ended during the outage.
+        store, ask = self._store(colour), self._todays if probing else self._generations
+
+        def late(_: object, error: BaseException | None) -> None:
+            if outage is not None and probing and error is None:
+                outage.answered()
+
         try:
             if outage is None or patience is None:
-                own, whole = await self._generations(store)
+                own, whole = await ask(store)
             else:
-                told = await Guarded(colour, outage).ask(lambda: self._generations(store), patience, lambda *_: None)
+                told = await Guarded(colour, outage).ask(lambda: ask(store), patience, late)
                 if isinstance(told, Late):
                     return self._unsure()
                 own, whole = told
@@ -177,8 +183,17 @@ class Scope:
         except EngineError as error:
             if outage is not None:
                 outage.failed(error)
+                if probing and error.partial:
+                    outage.answered()  # the rest is up
             return self._unsure()
+        if outage is not None and probing:
+            outage.answered()
         return self._keep_prefix(epoch, own, whole)
+
+    async def _todays(self, store: Store) -> tuple[str, str]:
+        """Those of today, as the engine itself says."""
+        own = (await store.generations(self.name))[0]
+        return own, (await store.generations(self.namespace))[0] if self._nested else ""
 
     async def _generations(self, store: Store) -> tuple[str, str]:
         return await store.generation(self.name), await store.generation(self.namespace) if self._nested else ""
@@ -225,7 +240,7 @@ class Scope:
         if known[0] == epoch and known[2] == own and known[3] == whole:
             return known[1]
         prefix = generation(self.name, own, whole)
-        if prefix != known[1]:
+        if prefix != known[1] and known[0] >= 0:  # or nobody has asked for anything yet
             self._older.append(known[1])  # before anybody can see the new one
             del self._older[:-8]
             if self._of_engine(known):

@@ -14,6 +14,7 @@ import pytest
 from herd import Herd, Origin, had, until, until_async
 
 from stampede import Cache, EngineError, Lock, cached, events, try_lock
+from stampede.colour import run_blocking
 from stampede.engines.disk import DiskEngine
 from stampede.engines.memory import MemoryEngine
 from stampede.entry import Entry
@@ -458,6 +459,23 @@ def test_a_read_notices_that_it_is_over(colour: str, engine: Switched, clock: Fa
 
 
 @both
+def test_who_probes_asks_which_generation_stands(colour: str, clock: FakeClock) -> None:
+    """The first answer of an engine that is back would be of a generation that others have ended meanwhile."""
+    engine = Switched()
+    cache, other = Cache(engine=engine), Cache(engine=engine.inner)
+    _asked(cache, colour, "set", "k", "old")
+    engine.plug.pull()
+    assert _asked(cache, colour, "get", "k") is None
+    old = cache._root.prefix + "k"
+    other.clear()
+    engine.plug.put_back()
+    assert cache._root._coded is not None
+    run_blocking(cache._root._coded.set(old, Entry("old", b"late", ttl=60.0, fresh=60.0, keep=60.0)))  # in the old one
+    clock.advance(1.01)
+    assert _asked(cache, colour, "get_or_compute", "k", lambda: "new") == "new"
+
+
+@both
 def test_a_read_that_fails_is_no_error(colour: str, engine: Switched) -> None:
     """Where the generation is known, the read itself is the first to meet the trouble."""
     cache = Cache(engine=engine)
@@ -628,6 +646,7 @@ def test_a_part_that_is_still_down_ends_the_outage_of_the_rest(clock: FakeClock,
 
     engine.claims, engine.store = Ring(engine.plug, engine.inner.claims), Ring(engine.plug, engine.inner.store)
     cache = Cache(engine=engine)
+    assert cache.get("k") is None
     engine.plug.pull()
     assert cache.get_or_compute("k", lambda: 1) == 1
     assert cache._core.outage is not None

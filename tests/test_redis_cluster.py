@@ -519,6 +519,7 @@ class Calls:
 
     def keys(self, node: RedisServer, count: int) -> list[str]:
         """Of this shard, as long as there is no new generation."""
+        self.mine.get("which generation it is")
         prefix, found = self.mine._root.prefix, []
         for key in map(str, range(10_000)):
             physical = prefix + self.mine._key(key)

@@ -123,7 +123,7 @@ def checked(server: Server, version: bytes) -> None:
     """EngineError from a server that has no meta protocol."""
     found = tuple(int(part) for part in re.findall(rb"\d+", version)[:3])
     if found < OLDEST:
-        told, needed = version.decode("ascii", "replace"), ".".join(map(str, OLDEST))
+        told, needed = version.decode("ascii", "replace").removeprefix("VERSION "), ".".join(map(str, OLDEST))
         raise EngineError(f"{server.name} is memcached {told}: stampede needs {needed} or newer (its meta protocol)")
 
 
