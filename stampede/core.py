@@ -133,7 +133,10 @@ class Scope:
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
         # The engine's of these, as their two generations, and when this process heard of a newer one.
         self._left: list[tuple[str, str, float]] = []
-        self._recall()  # and no question: who makes this may be on an event loop
+        if running_loop() is None:
+            run_blocking(self.learn(BLOCKING, policy.wait))
+        else:
+            self._recall()  # and no question, which would keep all its tasks
 
     def _ports(
         self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None, colour: Colour | None = None

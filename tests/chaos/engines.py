@@ -61,6 +61,10 @@ class World:
     def mend(self) -> None:
         """All is as it should be, whatever was cut short."""
 
+    def upheaval(self) -> str:
+        """What its servers have done by themselves since they were asked last, if that takes acknowledged changes."""
+        return ""
+
     def standing(self) -> list[str]:
         """Leases and locks, as far as the engine can be asked for them."""
         return []
@@ -329,6 +333,12 @@ class Sentinel(World):
 
     def __init__(self) -> None:
         self.house = Sentinels()
+        self._named = self.house.named()
+
+    def upheaval(self) -> str:
+        """Sentinels that are kept from running take a master for lost that is not."""
+        before, self._named = self._named, self.house.named()
+        return f"to {self._named}" if before != self._named else ""
 
     @property
     def nodes(self) -> list[RedisServer]:

@@ -249,6 +249,10 @@ class _Judge:
         start = min([first.born, *(call.began for call in calls)])
         if any(began < second.born and ended > start for began, ended in self.allows[key]):
             return True
+        for each in (first, second):  # who did not run has not read that its generation was ended: the news lie there
+            for began, ended in self.bumps[key]:
+                if began < each.born and start <= ended + history.stalled(each.worker, began, each.born):
+                    return True
         if second.born - first.born >= kind_of(key).hold or not (first.pid == second.pid or self.world.shared):
             return True
         if any(self._on_its_own(each, key, start, second.born) for each in (first, second)):

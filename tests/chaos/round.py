@@ -35,6 +35,9 @@ _GATED = Effect(2, (0.3, 5), 2.5)
 """Of one that may have been frozen in the middle of a write, which keeps all others from writing."""
 
 _MACHINE = Effect(0, (0, 0), 2.5, silent=True)
+_DIVERGED = 3.0
+"""Seconds before a failover is told in which the one to come may have heard nothing of the old one any more."""
+
 _STILL = 0.3
 """Seconds of the half second that a connection may take at most, through a conductor that does not run meanwhile."""
 
@@ -161,6 +164,7 @@ class _Round:
         phases: list[tuple[float, float]] = []
         over = threading.Event()
         threading.Thread(target=self._watch_machine, args=(over,), daemon=True).start()
+        threading.Thread(target=self._watch_world, args=(over,), daemon=True).start()
         try:
             self.processes = [self._start(slot) for slot in range(len(self.tiers))]
             self._all_say("ready", 30)
@@ -227,6 +231,18 @@ class _Round:
             now = time.monotonic()
             if now - before > _STILL and self.world.linked:
                 self.faults.append(Fault("busy-machine", "", before, now, now + _MACHINE.after, _MACHINE))
+
+    def _watch_world(self, over: threading.Event) -> None:
+        """A failover that nobody ordered loses what one that was ordered loses."""
+        while not over.wait(0.25):
+            try:
+                what = self.world.upheaval()
+            except (OSError, ValueError, IndexError):
+                continue
+            now = time.monotonic()
+            if what and not any(fault.effect.forgets and fault.until >= now for fault in self.faults):
+                effect = self.world.effects["failover"]
+                self.faults.append(Fault("failover-by-itself", what, now - _DIVERGED, now, now + effect.after, effect))
 
     # -- faults -----------------------------------------------------------------------------------------------------
 
