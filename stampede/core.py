@@ -321,9 +321,9 @@ class Scope:
         leader: Leader,
     ) -> Landing:
         core, epoch = self.core, self.core.epoch
+        means, loop = (self._suspending, _loop()) if colour.suspending else (self._blocking, None)
         prefix, front = self._recall() or await self.learn(colour, policy.wait), core.front
         physical = prefix + key
-        means, loop = (self._suspending, _loop()) if colour.suspending else (self._blocking, None)
         seen = sample = None
         if front.tier is not None:
             seen, sample = None if force else front.take_due(physical), front.sample(physical)
