@@ -6,9 +6,8 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -126,15 +125,25 @@ def test_nor_does_a_functions_first_call_hold_its_loop_up(before: Before, engine
     assert max(lags) < SOON
 
 
+@pytest.fixture
+def alarmed() -> Iterator[None]:
+    """An alarm interrupts whom it finds, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("alarmed")
 @engines
-def test_nor_for_a_lease_to_be_given_back_by_who_is_interrupted_twice(
-    before: Before, face: Faces, engine: str, request: pytest.FixtureRequest
-) -> None:
+def test_nor_for_a_lease_to_be_given_back_by_who_is_interrupted_twice(before: Before, face: Faces, engine: str) -> None:
     """The second Ctrl-C, of one who sees that nothing happens, would have it wait for a second more."""
     proxy, url = hanging(engine, before)
     asked = face(url)
     asked("warm", lambda: 1)
-    request.addfinalizer(partial(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt)))
     began: list[float] = []
 
     def origin() -> int:
@@ -148,25 +157,19 @@ def test_nor_for_a_lease_to_be_given_back_by_who_is_interrupted_twice(
     assert time.monotonic() - began[0] < WAIT / 2 + SOON
 
 
+@pytest.mark.usefixtures("alarmed")
 @engines
-def test_nor_by_who_is_interrupted_while_it_asks(
-    before: Before, face: Faces, engine: str, request: pytest.FixtureRequest
-) -> None:
+def test_nor_by_who_is_interrupted_while_it_asks(before: Before, face: Faces, engine: str) -> None:
     """The lease that it may have been granted would be given back as if it had all the time."""
     proxy, url = hanging(engine, before)
     asked = face(url)
     asked("warm", lambda: 1)
-    request.addfinalizer(partial(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt)))
     proxy.hold()
     began = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, WAIT / 2)
     with pytest.raises(KeyboardInterrupt):
         asked("k", lambda: 1, wait=WAIT)
     assert time.monotonic() - began < WAIT / 2 + SOON
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 @engines
