@@ -23,6 +23,7 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=5.0, help="for each engine (default: 5)")
     options.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     options.add_argument("--round", type=int, help="play only this round of the seed")
+    options.add_argument("--fault", action="append", help="only faults of this kind (more of them: once for each)")
     options.add_argument("--pause", type=float, default=LONG.pause, help="seconds between two calls of each caller")
     options.add_argument("--short", action="store_true", help="rounds as short as those of the tests")
     chosen = options.parse_args()
@@ -36,17 +37,17 @@ def main() -> int:
             print(f"left out: {missing}")
             continue
         try:
-            findings += _soaked(world, chosen.seed, chosen.round, chosen.minutes * 60, size)
+            findings += _soaked(world, chosen.seed, chosen.round, chosen.minutes * 60, size, chosen.fault or [])
         finally:
             world.close()
     return 1 if findings else 0
 
 
-def _soaked(world: World, seed: int, only: int | None, seconds: float, size: Size) -> int:
+def _soaked(world: World, seed: int, only: int | None, seconds: float, size: Size, kinds: list[str]) -> int:
     tally, number, began = Tally(), only or 0, time.monotonic()
     while True:
         try:
-            outcome = played(world, seed, number, size)
+            outcome = played(world, seed, number, size, kinds)
         except KeyboardInterrupt:
             break
         tally.add(outcome)
@@ -58,6 +59,7 @@ def _soaked(world: World, seed: int, only: int | None, seconds: float, size: Siz
         if outcome.findings:
             how = f"--engine {world.name} --seed {seed} --round {number}"
             how += " --short" if size is SHORT else f" --pause {size.pause}" if size.pause != LONG.pause else ""
+            how += "".join(f" --fault {kind}" for kind in kinds)
             print(f"{len(outcome.findings)} findings; again with: make soak ARGS='{how}'", flush=True)
         number += 1
         if only is not None or tally.findings >= _ENOUGH or time.monotonic() - began > seconds:

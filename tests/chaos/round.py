@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, Queue
@@ -65,9 +66,9 @@ class Outcome:
     local: dict[str, bool]
 
 
-def played(world: World, seed: int, number: int, size: Size) -> Outcome:
-    """The round of this number; the same calls and faults each time."""
-    return _Round(world, f"{seed} {world.name} {number}", size).play()
+def played(world: World, seed: int, number: int, size: Size, kinds: Collection[str] = ()) -> Outcome:
+    """The round of this number; the same calls and faults each time. `kinds`: no other faults."""
+    return _Round(world, f"{seed} {world.name} {number}", size, kinds).play()
 
 
 class _Process:
@@ -134,7 +135,8 @@ class _Process:
 
 
 class _Round:
-    def __init__(self, world: World, seed: str, size: Size) -> None:
+    def __init__(self, world: World, seed: str, size: Size, kinds: Collection[str]) -> None:
+        self.kinds = kinds
         self.world = world
         self.seed = seed
         self.size = size
@@ -160,6 +162,8 @@ class _Round:
             del effects["kill-worker"]
         if self.size.scale < 1:
             effects = {kind: effect for kind, effect in effects.items() if effect.seconds[0] < 2}
+        if self.kinds:
+            effects = {kind: effect for kind, effect in effects.items() if kind in self.kinds}
         schedule = planned(self.dice, effects, self.size.seconds, self.size.scale)
         phases: list[tuple[float, float]] = []
         over = threading.Event()

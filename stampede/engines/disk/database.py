@@ -236,12 +236,12 @@ class Database:
         try:
             if not stamps.current:
                 return "a new one has been begun"
+            stamps.mark_all()  # before there is another: nobody is to go by these while somebody changes those
             self._found(os.replace)
             aside = opened.file.with_suffix(f".damaged-{int(time.time())}")
             for path in _files(opened.file):
                 _move(path, aside if path == opened.file else None)
             self._keep_two_damaged()
-            stamps.mark_all()
             return f"it was moved to {aside.name}, and a new one begun"
         finally:
             stamps.leave()

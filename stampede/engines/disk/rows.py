@@ -228,7 +228,7 @@ class Rows:
 
     def expect(self, number: int) -> None:
         """Say that somebody waits; before looking whether there is anything to wait for."""
-        self.database.opened(clock()).stamps.expect(number)
+        self.database.opened().stamps.expect(number)
 
     def standing(self, number: int, token: bytes) -> Lease | None:
         """The lease of this token, if nothing has happened to it; its `ends` as seconds left."""
@@ -305,11 +305,13 @@ class Rows:
         self._tell(write, number)
         return row is not None and row[3] > now
 
-    def generation(self, scope: str) -> str:
-        """Known to the process while no one bumps; asked anew after."""
+    def generation(self, scope: str, *, surely: bool = False) -> str:
+        """Known to the process while no one bumps; asked anew after. `surely`: of what the directory means now."""
         known, stamp, generations = self._known
-        opened = self.database.opened(clock())
+        opened = self.database.opened(None if surely else clock())
         now = opened.stamps.words[GENERATIONS]
+        if now == MARK and not surely:  # perhaps for good: another file is in its place
+            return self.generation(scope, surely=True)
         if known is not opened or now != stamp or now == MARK:
             generations = {}
             self._known = opened, now, generations
