@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["GUARD", "LOOK", "Attendant"]
+__all__ = ["LOOK", "Attendant"]
 
-GUARD = "stampede-guard"
-"""The name of tasks that are there to see their loop's end."""
+_NAME = "stampede-guard"
+"""Of the tasks, for who wonders what runs in a loop."""
 
 LOOK = 0.05
 """Seconds between two looks."""
@@ -30,7 +30,7 @@ class Attendant:
         many it is overdue and to be waited for all the same. Then it is told so."""
         if self._task is not None and not self._task.done():
             return
-        task = loop.create_task(_attend(look), name=GUARD)
+        task = loop.create_task(_attend(look), name=_NAME)
         # A loop that is closed without cancelling its tasks has nothing to complain of.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         task.add_done_callback(lambda task: self._ended(loop, look, task))

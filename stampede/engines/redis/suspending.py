@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 
 from stampede import forks
-from stampede.engines.attendant import GUARD, Attendant
+from stampede.engines.attendant import Attendant
 from stampede.engines.progress import LARGE, Pace, unsent
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
@@ -30,9 +30,6 @@ from stampede.loops import PerLoop
 from stampede.stalls import given_back, unhurried
 
 __all__ = ["Suspending"]
-
-_LAST_WORDS = 1.0
-"""Seconds for which the connection of a loop that ends stays for tasks that are ending."""
 
 
 class Suspending:
@@ -358,7 +355,7 @@ class _Pipe:
 
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""
-        wire, self._wire, self._attending = self._wire, None, None
+        wire, self._wire = self._wire, None
         if wire is not None:
             wire.disown()
 
@@ -383,10 +380,6 @@ class _Wire(asyncio.Protocol):
             self._watched = select.poll()
             self._watched.register(self.socket.fileno(), select.POLLIN)
         self._pace = Pace()
-        self._guard = asyncio.create_task(self._stand(), name=GUARD)
-        # A loop that is closed without cancelling its tasks has nothing to complain of.
-        self._guard._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._guard.add_done_callback(self._guard_ends)
         self.ended = _until_the_end(self)
         self._transport.set_protocol(self)
         if self._transport.is_closing():
@@ -433,7 +426,6 @@ class _Wire(asyncio.Protocol):
     def drop(self, error: Exception) -> None:
         """It is of no use any more: what is under way on it needs another."""
         self._leave()
-        self._guard.cancel()
         self._transport.abort()
         self.connection._reader = self.connection._writer = None
         self._pipe.broken(self, error)
@@ -442,8 +434,6 @@ class _Wire(asyncio.Protocol):
         """Close it, also when its loop runs no more."""
         self._leave()
         shut(self._transport)
-        with suppress(RuntimeError):  # the loop was closed
-            self._guard.cancel()
         self.connection._reader = self.connection._writer = None  # or it would warn that it was not closed
 
     def _leave(self) -> None:
@@ -456,27 +446,6 @@ class _Wire(asyncio.Protocol):
         """In a forked child: the connection is the parent's."""
         self.dead = True
         disown(self._transport)
-
-    async def _stand(self) -> None:
-        """A loop that ends cancels its tasks: this one is there to say so."""
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.create_future()
-        except asyncio.CancelledError:
-            end = loop.time() + _LAST_WORDS
-            # Those that were cancelled with it may have leases to give back, over this very connection.
-            while not self.dead and (left := end - loop.time()) > 0:
-                ending = [task for task in asyncio.all_tasks() if task.cancelling() and task.get_name() != GUARD]
-                if not ending:
-                    break
-                await asyncio.wait(ending, timeout=left)
-            raise
-
-    def _guard_ends(self, guard: asyncio.Task[None]) -> None:
-        if guard.cancelled():
-            self._loop_ends()
-        else:  # interrupted
-            self.drop(ConnectionError("interrupted"))
 
     def _loop_ends(self) -> None:
         ends = not self.dead
