@@ -71,7 +71,7 @@ class Front:
         now = _clock()
         if resident is None or resident.keep <= now:
             return None
-        if not _holds(resident) and not (resident.stamps and self._stood(_ticket_of(resident))):
+        if not _holds(resident) and not (resident.stamps is not None and self._stood(_ticket_of(resident))):
             return None
         return replace(resident.entry, fresh=min(resident.fresh - now, 0.0), keep=resident.keep - now)
 
@@ -155,7 +155,12 @@ def _ticket_of(resident: Resident) -> Ticket:
 
 
 def _holds(resident: Resident) -> bool:
-    return resident.stamp is None or (resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp)
+    try:
+        return resident.stamp is None or (
+            resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp
+        )
+    except ValueError:
+        return False  # the engine has taken its tickets back
 
 
 def _is_due(resident: Resident, now: float) -> bool:

@@ -54,7 +54,8 @@ class Ask:
 class Ticket(NamedTuple):
     """What keeps a local tier in front of a shared engine true: it holds while `stamps[slot] == stamp`.
 
-    An engine samples the stamp before it reads, and gives no ticket where a change may be under way.
+    An engine samples the stamp before it reads, and gives no ticket where a change may be under way. It may take all
+    that it has given back: `stamps[slot]` is a ValueError then.
     """
 
     stamps: Sequence[int]
@@ -295,7 +296,7 @@ class Engine(ABC):
         ...
 
     def stood(self, ticket: Ticket) -> bool:
-        """Did it hold until the engine was lost? For one whose tickets end with its connections."""
+        """Is it true that nobody has changed the entry, or had not when the engine was lost? Of tickets that ended."""
         return False
 
     def follow(self) -> None:

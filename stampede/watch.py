@@ -1,6 +1,7 @@
 """Looks after flights that are followed: a leader that hangs keeps its followers no longer than it may.
 
 One daemon thread of the process, started when the first flight is followed. A flight that nobody follows costs nothing.
+(What waits for a disk is watched by another one.)
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Watched(Protocol):
 class Watch:
     """Looks at each thing when it is due."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._count = itertools.count()
         self._reset()
         forks.in_child(self._reset)
@@ -49,14 +51,21 @@ class Watch:
         self._served = False  # a thread is at it, and says so itself
 
     def add(self, watched: Watched, moment: float) -> bool:
-        """Look at it then. False: there is no thread to be had, so its followers must look themselves."""
+        """Look at it then. False: there is no thread to be had, so who relies on it must look himself."""
+        due = moment, next(self._count), weakref.ref(watched)
         with self._lock:
-            heapq.heappush(self._due, (moment, next(self._count), weakref.ref(watched)))
+            heapq.heappush(self._due, due)
             if moment < self._alarm:
                 self._changed.notify_all()  # one waits; a `notify` that was cut short may have left its place to nobody
             served = self._served
         # Outside of the lock: who begins a thread waits for it, and may be interrupted there.
-        return served or begun("stampede-watch", self._run) is not None
+        if served or begun(self._name, self._run) is not None:
+            return True
+        with self._lock:
+            if due in self._due:
+                self._due.remove(due)  # or what nobody will ever look at piles up
+                heapq.heapify(self._due)
+        return False
 
     def _run(self) -> None:
         with self._lock:
@@ -69,7 +78,7 @@ class Watch:
                 try:
                     again = watched.look(time.monotonic())
                 except BaseException:  # our own bug, or one that was thrown in: the others are looked after
-                    _log.exception("a flight could not be looked after")
+                    _log.exception("%s could not look after what was due", self._name)
                     again = time.monotonic() + 1.0
                 if again is not None:
                     self.add(watched, again)
@@ -91,4 +100,4 @@ class Watch:
                     return watched
 
 
-watch = Watch()
+watch = Watch("stampede-watch")

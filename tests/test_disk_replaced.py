@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import wait_until
 
-from stampede import Cache
-from stampede.engines.disk import database
+from stampede import Cache, watch
+from stampede.engines.disk import database, opened
 
 
 def zeroed(directory: Path) -> None:
@@ -80,3 +83,148 @@ def test_who_reads_sees_at_once_that_a_file_was_replaced(
     monkeypatch.setattr(os, "replace", replace)
     caches()
     assert given == ["new"]
+
+
+# -- who only hits what he keeps --------------------------------------------------------------------------------------
+
+
+def renamed(directory: Path) -> None:
+    directory.rename(directory.with_name("elsewhere"))
+
+
+def without_stamps(directory: Path) -> None:
+    (directory / f"stamps-{database.FORMAT}").unlink()
+
+
+def without_database(directory: Path) -> None:
+    for path in directory.glob("*.sqlite*"):
+        path.unlink()
+
+
+def hit_until(function: Callable[[], str], value: str) -> float:
+    """Seconds until hits give this."""
+    began = time.monotonic()
+    while function() != value:
+        assert time.monotonic() - began < 5, "nobody who only hits is ever told"
+        time.sleep(0.001)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("end", [removed, renamed, without_stamps, without_database])
+def test_who_only_hits_sees_that_the_directory_is_gone(
+    tmp_path: Path, caches: Callable[..., Cache], end: Callable[[Path], None]
+) -> None:
+    """It would serve from its local tier what it has, for all of its ttl, whatever is invalidated by those who have
+    begun a new directory."""
+    hits = caches(local=True).cached(key="k", ttl=600)(lambda: "old")
+    assert [hits(), hits()] == ["old", "old"]
+    end(tmp_path / "cache")
+    others = caches().cached(key="k", ttl=600)(lambda: "new")
+    others.invalidate()
+    assert others() == "new"
+    assert hit_until(hits, "new") < 0.5
+
+
+def test_a_process_that_rests_is_not_woken(
+    tmp_path: Path, caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that does nothing would be woken ten times a second for ever; or, where that ends, its next hit would
+    be of a directory that has gone meanwhile."""
+    monkeypatch.setattr(opened, "REST", 0.0)
+    cache = caches(local=True)
+    made = iter(["old", "none"])
+    hits = cache.cached(key="k", ttl=600)(lambda: next(made))
+    assert [hits(), hits()] == ["old", "old"]
+    wait_until(lambda: not opened._watch._due)
+    assert [hits(), hits()] == ["old", "old"]
+    assert opened._watch._due  # it is looked after again
+    wait_until(lambda: not opened._watch._due)
+    monkeypatch.setattr(database, "LOOK", opened.LOOK)
+    time.sleep(opened.LOOK)
+    removed(tmp_path / "cache")
+    caches().cached(key="k", ttl=600)(lambda: "new")()
+    assert hits() == "new"
+
+
+def test_who_does_something_keeps_what_he_has(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy process would read each of its values anew every few seconds."""
+    monkeypatch.setattr(opened, "REST", 0.01)
+    monkeypatch.setattr(opened, "NOTHING", -1.0)  # it does something between any two looks
+    cache = caches(local=True)
+    assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
+    time.sleep(3 * opened.LOOK)
+    reads = cache.stats().found
+    assert cache.get_or_compute("k", lambda: 2) == 1
+    assert cache.stats().found == reads
+    assert opened._watch._due
+
+
+def test_without_a_local_tier_nobody_looks(caches: Callable[..., Cache]) -> None:
+    """Every process with a cache on disk would have a thread that wakes it."""
+    wait_until(lambda: not opened._watch._due)
+    cache = caches()
+    assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
+    assert not opened._watch._due
+
+
+def test_of_a_closed_cache_nobody_looks(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that opens and closes caches would look at the directories of all of them."""
+    monkeypatch.setattr(opened, "NOTHING", -1.0)
+    cache = caches(local=True)
+    assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
+    cache.close()
+    wait_until(lambda: not opened._watch._due)
+
+
+def test_where_nobody_can_look_nothing_is_kept(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a thread, as in an isolated subinterpreter, hits would be true for ever; and what it was to look at
+    would pile up."""
+    lonely = watch.Watch("none")
+    monkeypatch.setattr(opened, "_watch", lonely)
+    monkeypatch.setattr(watch, "begun", lambda *_: None)
+    cache = caches(local=True)
+    assert [cache.get_or_compute("k", lambda: 1) for _ in range(5)] == [1] * 5
+    assert cache.stats().found == 4
+    assert not lonely._due
+
+
+def test_a_forked_child_looks_for_itself(tmp_path: Path, caches: Callable[..., Cache]) -> None:
+    """The thread that looks is its parent's: what a child hits would be true for ever."""
+    elsewhere = tmp_path / "elsewhere"
+    hits = caches(local=True).cached(key="k", ttl=600)(lambda: "new" if elsewhere.exists() else "old")
+    assert [hits(), hits()] == ["old", "old"]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, hits().encode())
+            hit_until(hits, "new")
+            os.write(writing, b"new")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 3) == b"old"
+    renamed(tmp_path / "cache")
+    assert os.read(reading, 3) == b"new"
+    os.close(reading)
+    os.waitpid(child, 0)
+
+
+def test_what_was_taken_back_is_still_served_as_stale(
+    tmp_path: Path, caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a rest, a failure of engine and origin at once would find nothing, though nobody has changed the value."""
+    monkeypatch.setattr(opened, "REST", 0.0)
+    cache = caches(local=True)
+    assert [cache.get_or_compute("k", lambda: "old", ttl=600, stale=600) for _ in range(2)] == ["old", "old"]
+    wait_until(lambda: not opened._watch._due)
+    monkeypatch.setattr(sqlite3, "connect", _no_more)
+    for connection in cache.engine._rows.database._opened.idle:  # type: ignore[attr-defined]
+        connection.close()
+    assert cache.get_or_compute("k", _no_more, ttl=600, stale=600) == "old"
+
+
+def _no_more(*_: Any, **__: Any) -> Any:
+    error = sqlite3.OperationalError("no more")
+    error.sqlite_errorname = "SQLITE_IOERR"
+    raise error

@@ -19,7 +19,7 @@ from stampede.engines.url import number, options_of, parts_of, safe_url, whole
 from stampede.engines.wake import LOOK
 from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Ticket, Versioned
 
 __all__ = ["DiskEngine", "from_url"]
 
@@ -69,6 +69,12 @@ class DiskEngine(Engine):
 
     def close(self) -> None:
         self._closing()
+
+    def follow(self) -> None:
+        self._rows.hit = True
+
+    def stood(self, ticket: Ticket) -> bool:
+        return self._rows.database.stood(ticket)
 
     def ping(self) -> float:
         start = time.perf_counter()

@@ -19,13 +19,15 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from stampede.engines.disk import boot
+from stampede.engines.disk.opened import LOOK, Opened
 from stampede.engines.disk.stamps import MARK, Stamps, Unreadable
 from stampede.engines.disk.turn import Interrupted, Turn, Turns
 from stampede.engines.flock import try_lock
 from stampede.errors import EngineClosed, EngineError
+from stampede.ports import Ticket
 from stampede.stalls import Patience
 
-__all__ = ["Damaged", "Database", "Locked", "Opened", "Write"]
+__all__ = ["Damaged", "Database", "Locked", "Write"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -33,9 +35,6 @@ Row = tuple[Any, ...]
 SCHEMA = Path(__file__).with_name("schema.sql")
 FORMAT = 1
 """In the file names: another layout is another file, so that two releases can share a directory."""
-
-LOOK = 0.1
-"""Seconds between two looks of a reader whether the directory is still the same. Writers look each time."""
 
 NOTE = 60.0
 """Seconds between two notes of what both clocks show."""
@@ -61,27 +60,6 @@ class Damaged(Exception):
 
 # Python can't even tell some errors, whose message has a damaged byte: it raises UnicodeDecodeError instead.
 _TROUBLE = (sqlite3.Error, UnicodeDecodeError, Damaged)
-
-
-class Opened:
-    """What the directory means at present: its stamps, and connections to its database."""
-
-    def __init__(self, stamps: Stamps, file: Path) -> None:
-        self.stamps = stamps
-        self.file = file
-        self.idle: list[sqlite3.Connection] = []
-        self.looked = boot.clock()
-
-    @property
-    def current(self) -> bool:
-        return self.stamps.current and self.file.exists()
-
-    def rested(self) -> sqlite3.Connection | None:
-        """A connection that nobody is using."""
-        try:
-            return self.idle.pop()
-        except IndexError:
-            return None
 
 
 class Write:
@@ -145,6 +123,13 @@ class Database:
                 return opened
         return self._open_anew()
 
+    def stood(self, ticket: Ticket) -> bool:
+        """Would a ticket hold that was taken back?"""
+        opened = self._opened
+        if opened is None or not isinstance(ticket.stamps, memoryview) or not opened.current:
+            return False
+        return opened.stamps.words[ticket.slot] == ticket.stamp
+
     def _open_anew(self) -> Opened:
         with self._opening:
             old = self._opened
@@ -167,6 +152,7 @@ class Database:
         """Void every ticket that any process has for what the directory meant, and close it."""
         self._opened = None
         old.stamps.mark_all()
+        old.leave()
         with self._pool:
             idle, old.idle = old.idle, []
         for connection in idle:
@@ -524,6 +510,7 @@ class Database:
             self._closed = True
             opened, self._opened = self._opened, None
         if opened is not None:
+            opened.leave()
             with self._pool:
                 idle, opened.idle = opened.idle, []
             for connection in idle:
@@ -562,9 +549,7 @@ class Database:
         self._begin()
         if opened is not None:
             self._left.append(opened.idle)
-            opened.idle = []
-            opened.looked = 0.0
-            opened.stamps.start_again()
+            opened.start_again()
 
 
 def _create(file: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from stampede import early, forks
 from stampede.engines.disk.boot import clock
-from stampede.engines.disk.database import Damaged, Database, Locked, Opened, Write
+from stampede.engines.disk.database import Damaged, Database, Locked, Write
+from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
 from stampede.engines.flock import Life, dead, sweep
 from stampede.engines.wake import Post
@@ -94,6 +95,7 @@ class Rows:
         self._alive = database.directory / "alive"
         self.life = Life(self._alive)
         self.post = Post(database.directory)
+        self.hit = False  # there are local tiers in front of us
         self._swept = 0.0
         self._known: tuple[Opened | None, int, dict[str, str]] = (None, MARK, {})
 
@@ -163,7 +165,8 @@ class Rows:
         if stamp == MARK:
             self.database.mend(opened, slot)
             return Found(entry)
-        return Found(entry, Ticket(stamps.words, slot, stamp))
+        words = opened.lend() if self.hit else stamps.words
+        return Found(entry, Ticket(words, slot, stamp) if words is not None else None)
 
     def _decide(self, state: State, token: bytes, ask: Ask, now: float) -> Reply:
         """The four answers, in the order of the port."""
