@@ -37,7 +37,6 @@ LAYERS = """
     keeper outcome stacks leader
     coded outage
     returns workers
-    watch
     codec
     engines
     settings
@@ -46,7 +45,7 @@ LAYERS = """
     colour
     metrics
     ports policy early breaker pace events
-    entry loops
+    entry loops watch
     errors decisions greenlets
     forks threads stalls
 """
