@@ -67,7 +67,9 @@ def looked(look: Callable[[], Mapping[Line, None]]) -> dict[Line, bool]:
     }
 
 
-def points_of(act: Callable[[], object], at: Callable[[Point], object]) -> None:
+def points_of(
+    act: Callable[[], object], at: Callable[[Point], object], where: Callable[[FrameType], bool] = ours
+) -> None:
     """Do `act`, and tell of each moment in it, in our code, at which the interpreter serves signals.
 
     Where Python tells of no instructions, only of lines, it is the begin of each.
@@ -75,7 +77,7 @@ def points_of(act: Callable[[], object], at: Callable[[Point], object]) -> None:
     instructions = _tells_instructions()
 
     def trace(frame: Any, event: str, _: object) -> Any:
-        if not ours(frame):
+        if not where(frame):
             return None
         if not instructions:
             if event == "line" and frame.f_lasti not in _left(frame.f_code):
@@ -89,7 +91,13 @@ def points_of(act: Callable[[], object], at: Callable[[Point], object]) -> None:
     _traced(act, trace)
 
 
-def interrupted(act: Callable[[], object], number: int) -> BaseException | None:
+def interrupted(
+    act: Callable[[], object],
+    number: int,
+    *,
+    where: Callable[[FrameType], bool] = ours,
+    by: type[BaseException] = Interrupt,
+) -> BaseException | None:
     """Do `act`, interrupted at its moment of this number. What came of it; None: it has not so many."""
     left = number
 
@@ -98,13 +106,13 @@ def interrupted(act: Callable[[], object], number: int) -> BaseException | None:
         left -= 1
         if left < 0:
             sys.settrace(None)
-            raise Interrupt(f"at {point[0].co_qualname}, {point[1]}")
+            raise by(f"at {point[0].co_qualname}, {point[1]}")
 
     try:
-        points_of(act, at)
+        points_of(act, at, where)
     except BaseException as error:
         return error
-    return Interrupt("swallowed") if left < 0 else None
+    return by("swallowed") if left < 0 else None
 
 
 def _traced(act: Callable[[], object], trace: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from stampede import forks
 from stampede.engines.attendant import Attendant
+from stampede.engines.landing import Landing
 from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
@@ -38,7 +39,7 @@ class _Question:
         self.replies: list[Reply] = []
 
 
-class Stream(asyncio.Protocol):
+class Stream(Landing):
     """One connection, for all tasks of one loop. Replies come in the order of the questions.
 
     What a signal's handler raises may come between any two steps of this. What it leaves undone is done by a task that
@@ -46,6 +47,7 @@ class Stream(asyncio.Protocol):
     """
 
     def __init__(self, server: Server, loop: Loop, again: Callable[[Server], Coroutine[Any, Any, Stream]]) -> None:
+        super().__init__()
         self._server = server
         self._loop = loop
         self._again = again
@@ -147,7 +149,7 @@ class Stream(asyncio.Protocol):
             self._watched = select.poll()
             self._watched.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
-    def data_received(self, data: bytes) -> None:
+    def landed(self, data: memoryview) -> None:
         try:
             self._pace.heard(time.monotonic())
             self._buffer += data
@@ -156,6 +158,9 @@ class Stream(asyncio.Protocol):
             self.lose(error)
         except BaseException as error:
             self._interrupted(error)
+
+    def missed(self) -> None:
+        self.lose(ConnectionResetError("interrupted"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         closed = ConnectionResetError("the server has closed the connection")
@@ -189,6 +194,7 @@ class Stream(asyncio.Protocol):
 
     def _look(self, sure: bool) -> float | None:
         """Seconds until it is to be called hung; None: there are no questions."""
+        self.look_for_missed()
         if self.broken or (self._transport is not None and self._transport.is_closing()):
             self.lose(ConnectionResetError("the server has closed the connection"))
         self._flush()

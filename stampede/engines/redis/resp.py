@@ -13,7 +13,7 @@ MORE = object()
 
 
 class Parser(Protocol):
-    def feed(self, data: bytes, /) -> None: ...
+    def feed(self, data: bytes | memoryview, /) -> None: ...
     def gets(self) -> Any: ...
 
 
@@ -23,8 +23,8 @@ def parser(refused: Callable[[str], Exception]) -> Parser:
         from hiredis import Reader
     except ImportError:
         return _Parser(refused)
-    made: Parser = Reader(replyError=refused, notEnoughData=MORE)
-    return made
+    made: Any = Reader(replyError=refused, notEnoughData=MORE)
+    return made  # type: ignore[no-any-return]
 
 
 def packed(connection: Any, commands: Sequence[tuple[Any, ...]]) -> bytes:
@@ -61,7 +61,7 @@ class _Parser:
         self._data = bytearray()
         self._at = 0
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         del self._data[: self._at]
         self._at = 0
         self._data += data

@@ -18,6 +18,7 @@ from typing import Any
 
 from stampede import forks
 from stampede.engines.attendant import Attendant
+from stampede.engines.landing import Landing
 from stampede.engines.progress import LARGE, Pace, unsent
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
@@ -313,6 +314,8 @@ class _Pipe:
     def _look(self, sure: bool) -> float | None:
         """Do what was left undone; break a connection that owes a reply, and on which nothing has moved for as long as
         a reply may take. Seconds until it is to be called hung; None: there are no questions."""
+        if self._wire is not None:
+            self._wire.look_for_missed()
         if self._wire is not None and self._wire.lost:
             self._wire.drop(ConnectionError("the server closed the connection"))
         self._flush()
@@ -360,7 +363,7 @@ class _Pipe:
             wire.disown()
 
 
-class _Wire(asyncio.Protocol):
+class _Wire(Landing):
     """A connection that the client library has made, with its bytes read and written by us."""
 
     dead = False
@@ -368,6 +371,7 @@ class _Wire(asyncio.Protocol):
     following = 0  # and which we have asked it to
 
     def __init__(self, connection: Any, pipe: _Pipe) -> None:
+        super().__init__()
         self.connection = connection
         self._pipe = pipe
         self._news = pipe._news
@@ -405,7 +409,7 @@ class _Wire(asyncio.Protocol):
         """Seconds until it is to be called hung."""
         return self._pace.left(patience, unsent(self._transport), time.monotonic())
 
-    def data_received(self, data: bytes) -> None:
+    def landed(self, data: memoryview) -> None:
         if self.dead:
             return
         pipe, gets = self._pipe, self._parser.gets
@@ -419,6 +423,9 @@ class _Wire(asyncio.Protocol):
         except BaseException:
             self.drop(ConnectionError("interrupted"))
             raise
+
+    def missed(self) -> None:
+        self.drop(ConnectionError("interrupted"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.drop(error if isinstance(error, OSError) else ConnectionError("the server closed the connection"))
