@@ -147,6 +147,25 @@ def test_a_waiter_that_hangs_costs_a_turn_and_keeps_its_place(server: RedisServe
     assert queued(engine, others[1]).token == frozen
 
 
+def test_who_has_a_place_waits_for_its_own_turn(server: RedisServer, open_: Open) -> None:
+    """Who comes while the lock goes from hand to hand would ask again at every hand-over, and never get to wait."""
+    engine = open_(server.url)
+    holder, first, second = (new_id() for _ in range(3))
+    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    queued(engine, first)
+    busy = queued(engine, second)  # refused for the holder, which has gone when it begins to wait
+    assert run(engine.locks.release("l", holder))
+    assert isinstance(run(engine.locks.acquire("l", first, LONG, waits=True)), Granted)
+    start = time.monotonic()
+    run(engine.locks.wait("l", busy, 0.1))
+    assert time.monotonic() - start >= 0.1
+    assert run(engine.locks.release("l", first))
+    start = time.monotonic()
+    run(engine.locks.wait("l", busy, LONG))  # its own
+    assert time.monotonic() - start < 0.9
+    assert isinstance(run(engine.locks.acquire("l", second, LONG, waits=True)), Granted)
+
+
 def test_thousands_of_waiters_are_no_more_trouble_than_a_few(server: RedisServer, open_: Open) -> None:
     """Each would ask again and again, also when it is somebody else's turn."""
     cache, order, count = Cache(server.url), [], 300
@@ -161,9 +180,10 @@ def test_thousands_of_waiters_are_no_more_trouble_than_a_few(server: RedisServer
             await asyncio.to_thread(until, lambda: int(server.cli("ZCARD", locks._names("l").queue.decode())) == count)
         await asyncio.gather(*visits)
 
-    with cache.lock("l") as first:  # the server knows the scripts, and somebody has listened
+    channels = locks._names("l").channel.decode() + "*"
+    with cache.lock("l") as first:  # the server knows the scripts, and this process listens
         assert first.held
-        assert not cache.lock("l").acquire(0.1)
+        until(lambda: not cache.lock("l").acquire(0.1) and server.cli("PUBSUB", "CHANNELS", channels))
     before = calls(server)
     with cache:
         asyncio.run(main())

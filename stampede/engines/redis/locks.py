@@ -116,8 +116,9 @@ class LockPort:
         look = LOOK * (1 + min(ahead // 10, 9)) * uniform(0.9, 1.1)
         with self._news.listen(channel, mine) as ear:
             ready = await self._colour.park(ear.ready, min(timeout, look))
-            # What was released before we listened was told to nobody here.
-            if await self._line.ask(self._scripts.standing((its.lock, its.turn), busy.token)):
+            # What was released before we listened was told to nobody here. (Who has a place is told when its turn has
+            # come: that the lock has gone from hand to hand since then is no reason to ask again.)
+            if await self._line.ask(self._scripts.standing((its.lock, its.turn, its.queue), busy.token, mine)):
                 hears = ready and ear.hears
                 ahead, safety = (ahead, SAFETY * uniform(0.9, 1.1)) if hears else (0, look)
                 longest = look_again(ahead, busy.lease, TURN, safety)
