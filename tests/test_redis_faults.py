@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ pytest.importorskip("redis")
 import faces
 import redis
 from faces import BRIEF, LONG, Number, never
-from herd import Herd, Origin, until, until_async
+from herd import PATIENCE, Herd, Origin, until, until_async
 from proxy import Proxy
 from servers import RedisServer, free_port
 
@@ -27,9 +28,9 @@ both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
 class Face(faces.Face):
-    """One cache on Redis, with short times."""
+    """One cache on Redis, with short times; but a server may take long to reply, where it is not meant to be silent."""
 
-    def __init__(self, url: str, colour: str = "sync", *, timeout: float = BRIEF, **options: Any) -> None:
+    def __init__(self, url: str, colour: str = "sync", *, timeout: float = PATIENCE, **options: Any) -> None:
         super().__init__(f"{url}?socket_timeout={timeout}&socket_connect_timeout={timeout}", colour, **options)
 
 
@@ -105,7 +106,8 @@ def test_an_engine_in_trouble_is_no_outage(
 ) -> None:
     """Promise 7: calls would fail, hang or all compute; a change would seem to be done; recovery would need a hand."""
     proxy, warm, origin = before(own), Number(), Number(0.02)
-    asked = face(proxy.url, colour, local=True) if when == "in use" else None
+    terms = {"local": True, "timeout": BRIEF if trouble in (hung, blackholed) else PATIENCE}
+    asked = face(proxy.url, colour, **terms) if when == "in use" else None
     if asked is not None:
         assert [asked("warm", warm) for _ in range(3)] == [1, 1, 1]
     course = trouble(own, proxy)
@@ -113,7 +115,7 @@ def test_an_engine_in_trouble_is_no_outage(
     try:
         start = time.monotonic()
         if asked is None:
-            asked = face(proxy.url, colour, local=True)
+            asked = face(proxy.url, colour, **terms)
         assert asked.herd(8, "k", origin) == [1] * 8
         assert [asked("k", origin) for _ in range(3)] == [1] * 3
         assert time.monotonic() - start < 20 * BRIEF
@@ -262,7 +264,7 @@ def test_a_dead_engine_is_hardly_asked(
 ) -> None:
     """Promise 7: each call would wait for the dead engine, and all of them press on it while it comes up again."""
     proxy = before(own)
-    asked = face(proxy.url, colour, pause=0.3)
+    asked = face(proxy.url, colour, pause=0.3, timeout=BRIEF)
     asked("warm", Number())
     trouble(proxy)
     asked("k", Number())
@@ -314,7 +316,7 @@ def test_by_default_a_hung_engine_costs_a_second(own: RedisServer, request: pyte
 def test_nobody_waits_longer_than_wait(own: RedisServer, before: Before, face: Faces, colour: str) -> None:
     """Promise 7: who waits for a computation, or for one who asks a hung engine, would wait for the lease, a minute."""
     proxy, origin = before(own), Origin()
-    holder, waiter = face(own.url), face(proxy.url, colour)
+    holder, waiter = face(own.url), face(proxy.url, colour, timeout=BRIEF)
     herd = Herd(lambda: holder("k", origin))
     origin.has_begun()
     waiter("warm", Number())
@@ -393,9 +395,9 @@ SCRIPTS = Scripts()
 class Broken:
     """A cache behind a proxy, and one that asks the server itself: between two calls of the first, another's."""
 
-    def __init__(self, server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+    def __init__(self, server: RedisServer, before: Before, face: Faces, colour: str, **options: Any) -> None:
         self.proxy = before(server)
-        self.ours = face(self.proxy.url, colour, pause=1e-6)
+        self.ours = face(self.proxy.url, colour, pause=1e-6, **options)
         self.theirs = face(server.url)
         self.server = server
         self.ours("warm", lambda: 1)
@@ -434,7 +436,7 @@ def test_a_cut_at_every_byte(server: RedisServer, before: Before, face: Faces, v
 @pytest.mark.parametrize("verb", ["claim", "fill"])
 def test_half_a_reply_and_silence(server: RedisServer, before: Before, face: Faces, verb: str, colour: str) -> None:
     """The same, where the connection stays."""
-    broken = Broken(server, before, face, colour)
+    broken = Broken(server, before, face, colour, timeout=BRIEF)
     for byte in (0, 2):
         broken.proxy.at(getattr(SCRIPTS, verb).hash, answered=byte, silent=True)
         broken.check(f"k {byte}")
@@ -473,17 +475,31 @@ def test_byte_by_byte(server: RedisServer, before: Before, face: Faces, colour: 
 
 
 @both
-def test_connections_that_break_under_a_herd(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+def test_connections_that_break_under_a_herd(
+    server: RedisServer, before: Before, face: Faces, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who waits would never be woken; or compute what somebody else does."""
-    proxy, origin = before(server), Origin()
+    for often in ("news.AGAIN", "verbs.LOOK", "verbs.SAFETY"):
+        monkeypatch.setattr(f"stampede.engines.redis.{often}", 0.02)
+    proxy, origin, claim = before(server), Origin(), SCRIPTS.claim.hash
     holder, waiter = face(server.url), face(proxy.url, colour)
     holding = Herd(lambda: holder("k", origin))
     origin.has_begun()
     waiter("warm", Number())
+
+    def at(step: bytes, when: str, act: Callable[[], object] = int) -> None:
+        happened = threading.Event()
+        proxy.at(step, **{when: lambda: (act(), happened.set())})  # type: ignore[arg-type]
+        assert happened.wait(PATIENCE)
+
+    proxy.at(b"SUBSCRIBE", sent=0, times=2)
+    proxy.at(b"SUBSCRIBE", answered=0, times=2)
     waiting = Herd(lambda: waiter.herd(4, "k", never))
-    for _ in range(5):
-        time.sleep(0.02)  # anywhere: while they subscribe, look, park, or claim again
-        proxy.cut()
+    for when, step in product(("before", "after"), (claim, b"GETEX")):
+        for _ in range(2):  # a question that is cut twice may be given up: the second is another one
+            at(claim, "before")
+        at(step, when, proxy.cut)
+    until(lambda: proxy.met == 4 + 4 * 3)
     origin.let_on()
     assert waiting.join() + holding.join() == [[1] * 4, 1]
 
