@@ -24,7 +24,7 @@ demo: .venv/.cli
 	$(PY) -m stampede demo $(ARGS)
 
 test: servers .venv/.dev
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n auto --dist worksteal $(ARGS)
 
 soak: servers .venv/.dev
 	cd tests && ../$(PY) -m chaos $(ARGS)

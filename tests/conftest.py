@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +37,47 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """What hangs at the interpreter's exit, a thread that is joined there, is named and ended: no timeout sees it."""
-    faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
+    ends = getattr(config, "workerinput", {}).get("ends")
+    if ends is None:
+        faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
+    else:  # one of several, who is ended ten seconds after its last test
+        faulthandler.dump_traceback_later(8, file=sys.__stderr__)
+        mark = Path(ends, config.workerinput["workerid"])  # type: ignore[attr-defined]
+        mark.touch()
+        atexit.register(mark.unlink)
+
+
+# -- several at once: `pytest -n auto`, which `make test` says ---------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Tests wait for most of their time: one more than there are processors keeps those busy, and no test short."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(processors + 1, 8)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["ends"] = str(_ends())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """A worker that hung at its exit was ended, and nobody would say so."""
+    if _ends.cache_info().currsize:
+        hung = sorted(mark.name for mark in _ends().iterdir())
+        shutil.rmtree(_ends())
+        if hung:
+            pytest.exit(f"these hung at their exit: {', '.join(hung)}", returncode=1)
+
+
+@cache
+def _ends() -> Path:
+    """Where each worker leaves a mark between its last test and its end."""
+    return Path(tempfile.mkdtemp(prefix="stampede-ends-"))
 
 
 @pytest.fixture(autouse=True)

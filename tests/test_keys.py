@@ -459,7 +459,11 @@ class Disguised:
         return self.kind
 
 
-@pytest.mark.parametrize("value", [Thing(), [Thing()], Disguised(type), Disguised(Colour), Disguised(tuple)], ids=id)
+@pytest.mark.parametrize(
+    "value",
+    [Thing(), [Thing()], Disguised(type), Disguised(Colour), Disguised(tuple)],
+    ids=["int", "list", "class", "member", "tuple"],
+)
 def test_nobody_is_what_it_says_of_itself(value: Any) -> None:
     """Broken: an object that claims to be of another class has an address for a key, or another's."""
     with pytest.raises(KeyingError, match="no stable identity"):
