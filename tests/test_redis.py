@@ -485,8 +485,8 @@ def test_a_connection_that_could_not_even_hang_up_is_not_asked(
         raise RecursionError
 
     with monkeypatch.context() as patch:
-        for verb in ("read_response", "disconnect"):
-            patch.setattr(redis.connection.AbstractConnection, verb, too_deep)
+        patch.setattr("stampede.engines.redis.blocking._Wire.hear", too_deep)
+        patch.setattr(redis.connection.AbstractConnection, "disconnect", too_deep)
         with pytest.raises(RecursionError):
             run(engine.store.expire("left unread"))
     (kept,) = run(engine.store.get(["k"]))

@@ -87,14 +87,14 @@ def comes(sock: Any, since: float) -> bool:
 def send(sock: Any, data: bytes) -> None:
     """Send all of it over a blocking socket, whose time-out is for each piece; then wait for what is said to it, for
     as long as it moves."""
-    patience = sock.gettimeout()
-    if patience is None:
-        sock.sendall(data)
-        return
     if len(data) <= LARGE:
         sent = sock.send(data)  # all of it, as a rule. (`sendall` has one time-out for all pieces.)
         while sent < len(data):
             sent += sock.send(data[sent:])
+        return
+    patience = sock.gettimeout()
+    if patience is None:
+        sock.sendall(data)
         return
     view, sent = memoryview(data), 0
     while sent < len(view):

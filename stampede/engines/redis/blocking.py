@@ -15,7 +15,7 @@ from weakref import ref
 from stampede.engines import progress
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
-from stampede.engines.redis.resp import left_over, packed
+from stampede.engines.redis.resp import MORE, left_over, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.engines.redis.shapes import OutOfStep
 from stampede.errors import EngineError
@@ -27,6 +27,9 @@ __all__ = ["Blocking"]
 
 _ODD = (TypeError, ValueError, LookupError, AttributeError, struct.error)
 """What bytes of another shape can raise in the library: it is made for servers."""
+
+_SIZE = 1 << 16
+"""Bytes that are read at once."""
 
 _AT_ONCE = 500
 """Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
@@ -44,7 +47,6 @@ class Blocking:
         self.start_again()
         self._broken = (exceptions.ConnectionError, OSError)
         self._hung = exceptions.TimeoutError
-        self._refused = exceptions.ResponseError
         self._readonly = exceptions.ReadOnlyError
         self._any = (exceptions.RedisError, OSError)
 
@@ -77,18 +79,15 @@ class Blocking:
     def start_again(self) -> None:
         """In a forked child: the connections are the parent's, and the pool's lock may be one that nobody opens."""
         self._pool = _Pool(self._server)
-        # By connection: the socket on which we asked for news, of which news, and whether the server agreed (or 0).
-        self._following: dict[Connection, tuple[object, int, int]] = {}
-        self._watches: dict[Connection, tuple[Any, select.poll | None]] = {}
-        # With a question under way; or left with one, since even hanging up took a deeper stack than there was.
-        self._asking: set[Connection] = set()
 
     def _asked(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         self._server.check()
         try:
             replies, told = self._sent(commands)
-            if any(isinstance(reply, Exception) for reply in replies):
-                told = self._mended(list(commands), replies, told)
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    told = self._mended(list(commands), replies, told)
+                    break
         except Exception as error:
             self._server.check()  # then the connection was closed under our hands, which may raise anything
             if isinstance(error, self._any):
@@ -117,14 +116,14 @@ class Blocking:
         taken = self._pool.take()
         leave: _Leave | None = taken
         try:
-            return self._tried(taken.connection, commands)
+            return self._tried(taken.wire, commands)
         except self._broken:
             leave = None  # before another thread may have it
             self._pool.give_back(taken)
             leave = self._pool.take_connected()
             if leave is None:
                 raise
-            return self._exchange(leave.connection, commands)
+            return self._exchange(leave.wire, commands)
         except self._hung:
             self._pool.hung_at = time.monotonic()
             raise
@@ -132,101 +131,138 @@ class Blocking:
             if leave is not None:
                 self._pool.give_back(leave)
 
-    def _tried(self, connection: Connection, commands: Sequence[Command]) -> tuple[list[Any], int]:
+    def _tried(self, wire: _Wire, commands: Sequence[Command]) -> tuple[list[Any], int]:
         """The same over this one. It may have broken while it was idle: once more, then."""
-        if connection in self._asking or not self._server.current(connection):
-            self._disconnect(connection)
-        used = connection._sock is not None
+        if wire.asking or not self._server.current(wire.connection):
+            self._disconnect(wire)
+        used = wire.sock is not None
         try:
-            return self._exchange(connection, commands)
+            return self._exchange(wire, commands)
         except self._broken:
             if not used:
                 raise
-            return self._exchange(connection, commands)
+            return self._exchange(wire, commands)
 
-    def _exchange(self, connection: Connection, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        told, known = self._news.told, self._following.get(connection)
-        following = known is not None and known[0] is connection._sock
-        if told and (known is None or not following or known[1] != told):
-            return self._exchange_following(connection, commands, told)
-        return self._replies(connection, commands), known[2] if known is not None and following else 0
+    def _exchange(self, wire: _Wire, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        told = self._news.told
+        if told and wire.following != told:
+            return self._exchange_following(wire, commands, told)
+        return self._replies(wire, commands), wire.told
 
-    def _exchange_following(
-        self, connection: Connection, commands: Sequence[Command], told: int
-    ) -> tuple[list[Any], int]:
+    def _exchange_following(self, wire: _Wire, commands: Sequence[Command], told: int) -> tuple[list[Any], int]:
         """The same, after the server has been asked to tell of changes in what this connection reads."""
-        (answer, *replies) = self._replies(connection, [follow(told), *commands])
-        agreed = told if answer == b"OK" and self._news.watch(connection._sock) else 0
-        self._following[connection] = connection._sock, told, agreed
-        return replies, agreed
+        (answer, *replies) = self._replies(wire, [follow(told), *commands])
+        wire.told = told if answer == b"OK" and self._news.watch(wire.sock) else 0
+        wire.following = told
+        return replies, wire.told
 
-    def _replies(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
-        self._asking.add(connection)
+    def _replies(self, wire: _Wire, commands: Sequence[Command]) -> list[Any]:
+        wire.asking = True
         try:
-            if connection._sock is None:
-                connection.connect()  # sending would do so too, and wouldn't ask a sentinel for the way
-            if self._speaks(connection):
+            if wire.sock is None:
+                wire.connect()
+            elif wire.speaks():
                 raise OutOfStep("it has said what nobody had asked for")
-            progress.send(connection._sock, packed(connection, commands))
-            replies = [self._read(connection, command) for command in commands]
-            if left_over(connection._parser):
+            progress.send(wire.sock, packed(wire.connection, commands))
+            replies = [self._read(wire, command) for command in commands]
+            if wire.has_more():
                 raise OutOfStep("it has said more than it was asked for")
         except TimeoutError as hung:
-            self._disconnect(connection)
-            raise self._hung(f"Timeout writing to socket: {hung}") from hung
+            self._disconnect(wire)
+            raise self._hung(str(hung)) from hung
         except _ODD as odd:  # what the library, or its parser, stumbles over
-            self._disconnect(connection)
+            self._disconnect(wire)
             raise OutOfStep(f"{type(odd).__name__}: {odd}") from odd
         except RecursionError:
             raise  # hanging up would get stuck half way, too: it is done before the next question
         except BaseException:
-            self._disconnect(connection)  # replies that nobody reads would be taken for those of the next question
+            self._disconnect(wire)  # replies that nobody reads would be taken for those of the next question
             raise
-        self._asking.discard(connection)
+        wire.asking = False
         return replies
 
-    def _disconnect(self, connection: Connection) -> None:
-        connection.disconnect()
-        self._watches.pop(connection, None)
-        self._asking.discard(connection)
-        _, _, told = self._following.pop(connection, (None, 0, 0))
-        if told:
+    def _disconnect(self, wire: _Wire) -> None:
+        if wire.told:
             self._news.reader_lost()
+        wire.disconnect()
 
-    def _speaks(self, connection: Any) -> bool:
+    def _read(self, wire: _Wire, command: Command) -> Any:
+        reply = wire.hear()
+        self._scripts.check(command, reply)
+        return self._refusal(reply) if isinstance(reply, Exception) else reply
+
+    def _refusal(self, reply: Exception) -> Exception:
+        """A reply like others, unless it says that nothing is to be had over this connection."""
+        if isinstance(reply, self._broken):
+            raise reply
+        if isinstance(reply, self._readonly):  # another server is the master now: a new connection may find it
+            raise ConnectionError(str(reply)) from reply
+        if str(reply).startswith("Protocol error"):  # so it calls a question of one who has not logged in
+            raise ConnectionError(str(reply)) from reply
+        return reply
+
+
+class _Wire:
+    """A connection that the client library has made, with its bytes read and written by us."""
+
+    __slots__ = ("_parser", "_watch", "asking", "connection", "following", "sock", "told")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._forget()
+
+    def _forget(self) -> None:
+        self.sock: Any = None  # it isn't connected
+        self._parser: Any = None
+        self._watch: select.poll | None = None
+        self.following = 0  # of which news we have asked the server to tell
+        self.told = 0  # and of which it has agreed to
+        # With a question under way; or left with one, since even hanging up took a deeper stack than there was.
+        self.asking = False
+
+    def connect(self) -> None:
+        connection: Any = self.connection
+        connection.connect()
+        if left_over(connection._parser):
+            raise OutOfStep("it has said what nobody had asked for")
+        sock = connection._sock
+        if not hasattr(sock, "pending"):  # TLS sends what is no reply, too
+            self._watch = select.poll()
+            self._watch.register(sock, select.POLLIN)
+        self._parser = parser(connection._parser.parse_error)
+        self.sock = sock
+
+    def disconnect(self) -> None:
+        self.connection.disconnect()
+        self._forget()
+
+    def speaks(self) -> bool:
         """Whether there is something to read before anything was asked: its end, or a reply too many, which would be
         taken for the one to the next question."""
-        sock = connection._sock
-        before, watch = self._watches.get(connection, (None, None))
-        if before is sock:  # or it has just been connected
-            return bool(sock.pending() if watch is None else watch.poll(0))
-        watch = None
-        if not hasattr(sock, "pending"):  # TLS sends what is no reply, too
-            watch = select.poll()
-            watch.register(sock, select.POLLIN)
-        self._watches[connection] = sock, watch
-        return left_over(connection._parser)
+        return bool(self.sock.pending() if self._watch is None else self._watch.poll(0))
 
-    def _read(self, connection: Connection, command: Command) -> Any:
-        try:
-            reply = self._heard(connection)
-            self._scripts.check(command, reply)
-            return reply
-        except self._readonly as demoted:  # another server is the master now: a new connection may find it
-            raise ConnectionError(str(demoted)) from demoted
-        except self._refused as refusal:
-            if str(refusal).startswith("Protocol error"):  # so it calls a question of one who has not logged in
-                raise ConnectionError(str(refusal)) from refusal
-            return refusal
+    def has_more(self) -> bool:
+        """Whether more has been read than was asked for."""
+        return bool(self._parser.has_data())
 
-    def _heard(self, connection: Any) -> Any:
-        since = time.monotonic()
+    def hear(self) -> Any:
+        """The next reply, a refusal among them, as soon as all of it is there."""
+        its = self._parser
+        while (reply := its.gets()) is MORE:
+            its.feed(self._received())
+        return reply
+
+    def _received(self) -> bytes:
+        sock, since = self.sock, time.monotonic()
         try:
-            return connection.read_response(disable_decoding=True, disconnect_on_error=False)
-        except self._hung:
-            if not progress.comes(connection._sock, since):
+            data: bytes = sock.recv(_SIZE)
+        except TimeoutError:
+            if not progress.comes(sock, since):
                 raise
-        return connection.read_response(disable_decoding=True)
+            data = sock.recv(_SIZE)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        return data
 
 
 class _Pool:
@@ -238,8 +274,8 @@ class _Pool:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._idle: list[Connection] = []
-        self._all: list[Connection] = []
+        self._idle: list[_Wire] = []
+        self._all: list[_Wire] = []
         self._free: SimpleQueue[_Leave] = SimpleQueue()  # for each that may be in use: faster than a Semaphore
         for _ in range(server.max_connections):
             self._free.put(_Leave(self))
@@ -255,11 +291,11 @@ class _Pool:
         except Empty:
             leave = self._wait()
         try:
-            leave.connection = self._idle.pop()
+            leave.wire = self._idle.pop()
         except IndexError:
-            connection = self._server.connection()
-            self._all.append(connection)
-            leave.connection = connection
+            wire = _Wire(self._server.connection())
+            self._all.append(wire)
+            leave.wire = wire
         return leave
 
     def _wait(self) -> _Leave:
@@ -298,58 +334,58 @@ class _Pool:
         except Empty:
             return None
         try:
-            leave.connection = self._idle.pop()
+            leave.wire = self._idle.pop()
         except IndexError:
             self._free.put(leave)
             return None
-        if self._leads(leave.connection):
+        if self._leads(leave.wire):
             return leave
         self._idle.insert(0, leave.take())
         self._free.put(leave)
         return None
 
-    def _leads(self, connection: Any) -> bool:
-        return connection._sock is not None and self._server.current(connection)
+    def _leads(self, wire: _Wire) -> bool:
+        return wire.sock is not None and self._server.current(wire.connection)
 
     def give_back(self, leave: _Leave) -> None:
-        connection = leave.take()
-        if connection is not None:
-            if connection._sock is None:
-                self._idle.insert(0, connection)  # the last to be taken: the server may take no new ones
+        wire = leave.take()
+        if wire is not None:
+            if wire.sock is None:
+                self._idle.insert(0, wire)  # the last to be taken: the server may take no new ones
             else:
-                self._idle.append(connection)
+                self._idle.append(wire)
             self._free.put(leave)
         if self._waiting:
             with self._lock:
                 self._returned.notify_all()
 
-    def lost(self, connection: Any) -> None:
+    def lost(self, wire: _Wire | None) -> None:
         """Its leave was lost: there is another one."""
         leave = _Leave(self)
-        leave.connection = connection
-        if connection is None:
+        leave.wire = wire
+        if wire is None:
             self._free.put(leave)
         else:
             self.give_back(leave)
 
     def close(self) -> None:
-        for connection in list(self._all):
-            connection.disconnect()
+        for wire in list(self._all):
+            wire.disconnect()
 
 
 class _Leave:
     """To use a connection. If whoever had it was interrupted where nothing gives it back, it comes back by itself."""
 
-    __slots__ = ("_pool", "connection")
+    __slots__ = ("_pool", "wire")
 
     def __init__(self, pool: _Pool) -> None:
         self._pool = ref(pool)
-        self.connection: Any = None
+        self.wire: Any = None
 
     def take(self) -> Any:
         """The connection, which is not the leave's any more: never is one given to two."""
-        connection, self.connection = self.connection, None
-        return connection
+        wire, self.wire = self.wire, None
+        return wire
 
     def __del__(self) -> None:
         pool = self._pool()

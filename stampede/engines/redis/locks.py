@@ -78,7 +78,7 @@ class LockPort:
         self._scripts = scripts
         self._news = news
         self._colour = colour
-        self._arrivals: dict[bytes, int] = {}  # of tokens that wait: who missed its turn is the next again
+        self._arrivals: dict[bytes, bytes] = {}  # of tokens that wait: who missed its turn is the next again
 
     async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         its = _names(name)
@@ -92,7 +92,7 @@ class LockPort:
         left, arrival, ahead = place
         if not waits:
             return Busy(what, left / 1000)
-        self._remember(token, arrival)
+        self._remember(token, b"%d" % arrival)
         return _Queued(what, left / 1000, mine=token, ahead=ahead)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
@@ -124,7 +124,7 @@ class LockPort:
                 longest = look_again(ahead, busy.lease, TURN, safety)
                 await self._colour.park(ear.bell, min(end - monotonic(), longest))
 
-    def _remember(self, token: bytes, arrival: int) -> None:
+    def _remember(self, token: bytes, arrival: bytes) -> None:
         if len(self._arrivals) >= _REMEMBERED:
             for old in list(self._arrivals)[: _REMEMBERED // 2]:
                 self._arrivals.pop(old, None)

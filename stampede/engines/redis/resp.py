@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
+from stampede.engines.redis.shapes import OutOfStep
+
 __all__ = ["MORE", "Parser", "left_over", "packed", "parser"]
 
 MORE = object()
@@ -15,6 +17,7 @@ MORE = object()
 class Parser(Protocol):
     def feed(self, data: bytes | memoryview, /) -> None: ...
     def gets(self) -> Any: ...
+    def has_data(self) -> bool: ...
 
 
 def parser(refused: Callable[[str], Exception]) -> Parser:
@@ -23,26 +26,26 @@ def parser(refused: Callable[[str], Exception]) -> Parser:
         from hiredis import Reader
     except ImportError:
         return _Parser(refused)
-    made: Any = Reader(replyError=refused, notEnoughData=MORE)
+    made: Any = Reader(protocolError=OutOfStep, replyError=refused, notEnoughData=MORE)
     return made  # type: ignore[no-any-return]
 
 
-def packed(connection: Any, commands: Sequence[tuple[Any, ...]]) -> bytes:
+def packed(connection: Any, commands: Sequence[tuple[bytes, ...]]) -> bytes:
     """Commands as they are sent: by hiredis itself, since the library looks at each argument before."""
     pack = _pack_of_hiredis()
     if pack is None:
         return b"".join(connection.pack_commands(commands))
-    # It would write numbers itself, and crash the process if the stack is too deep for that.
-    return b"".join([pack(tuple([str(e) if type(e) is int else e for e in command])) for command in commands])
+    # (It would write numbers itself, and crash the process if the stack is too deep for that.)
+    return pack(commands[0]) if len(commands) == 1 else b"".join([pack(command) for command in commands])
 
 
 @lru_cache(1)
-def _pack_of_hiredis() -> Callable[[tuple[Any, ...]], bytes] | None:
+def _pack_of_hiredis() -> Callable[[tuple[bytes, ...]], bytes] | None:
     try:
         from hiredis import pack_command
     except ImportError:
         return None
-    made: Callable[[tuple[Any, ...]], bytes] = pack_command
+    made: Callable[..., bytes] = pack_command
     return made
 
 
@@ -74,6 +77,9 @@ class _Parser:
             self._at = start
             return MORE
 
+    def has_data(self) -> bool:
+        return self._at < len(self._data)
+
     def _reply(self) -> Any:
         line = self._line()
         kind, rest = line[:1], line[1:]
@@ -89,7 +95,7 @@ class _Parser:
             return None
         if kind in b"*>":
             return None if rest == b"-1" else [self._reply() for _ in range(int(rest))]
-        raise ConnectionError(f"this is no reply of Redis: {line[:40]!r}")
+        raise OutOfStep(f"this is no reply of Redis: {line[:40]!r}")
 
     def _line(self) -> bytes:
         end = self._data.find(b"\r\n", self._at)

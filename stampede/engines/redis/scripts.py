@@ -16,12 +16,14 @@ from stampede.ports import Hears
 __all__ = ["REMEDIES", "Command", "Script", "Scripts", "is_damage"]
 
 _CALLS = (b"EVALSHA", b"EVAL")
+_COUNTS = [b"%d" % number for number in range(8)]
 
 REMEDIES = 3
 """So many of them for one command: somebody may damage its keys faster than they can be mended."""
 
-Command: TypeAlias = tuple[Any, ...]
-"""A command as it is sent. A call of a script names it by its hash; `Scripts.whole` is the same with its text."""
+Command: TypeAlias = tuple[bytes, ...]
+"""A command as it is sent, numbers as text. A call of a script names it by its hash; `Scripts.whole` is the same with
+its text."""
 
 
 class Script:
@@ -38,8 +40,8 @@ class Script:
     def hash(self) -> bytes:
         return self._hash
 
-    def __call__(self, keys: Sequence[bytes], *args: Any) -> Command:
-        return (b"EVALSHA", self._hash, len(keys), *keys, *args)
+    def __call__(self, keys: Sequence[bytes], *args: bytes) -> Command:
+        return (b"EVALSHA", self._hash, _COUNTS[len(keys)], *keys, *args)
 
 
 class Scripts:
@@ -85,8 +87,9 @@ class Scripts:
     def check(self, command: Command, reply: Any) -> None:
         """OutOfStep if that can't be the reply to this command. (A refusal can, to any.)"""
         shape = self._shapes.get(command[1] if command[0] in _CALLS else command[0])
-        if shape is not None and not shape(reply) and not isinstance(reply, Exception):
-            raise OutOfStep(f"that is no reply to {command[0].decode()}: {str(reply)[:80]}")
+        if shape is None or shape(reply) or isinstance(reply, Exception):
+            return
+        raise OutOfStep(f"that is no reply to {command[0].decode()}: {str(reply)[:80]}")
 
     def remedies(self, commands: list[Command], replies: Sequence[Any]) -> dict[int, list[Command]]:
         """What to send where the server could not do as it was told, for a reason that can be mended, by the command's
@@ -132,7 +135,7 @@ _LUA = re.compile(r"(?<!@)user_script:\d+: ")
 def keys_of(command: Command) -> Sequence[bytes]:
     """The keys that a command names."""
     if command[0] in _CALLS:
-        keys: Sequence[bytes] = command[3 : 3 + command[2]]
+        keys: Sequence[bytes] = command[3 : 3 + int(command[2])]
         # A claim may name its entry alone.
         return all_of(keys[0]) if len(keys) == 1 and keys[0][25:27] == b"}:" else keys
     return command[1:2]

@@ -48,20 +48,25 @@ def _kept(reply: Any) -> bool:
 
 
 def _claimed(reply: Any) -> bool:
-    if type(reply) is not list or len(reply) < 3:
+    if type(reply) is not list or not reply or type(reply[0]) is not int:
         return False
-    what, string = reply[0], reply[2]
-    if type(what) is not int or type(reply[1]) is not int or not (string is None or _entry(string)):
-        return False
-    if what == _FOUND:
-        return string is not None
-    if what == _GRANTED:
-        return True
-    if what == _LARGE:
-        return string is None
-    if len(reply) < 4 or type(reply[3]) is not bytes:
-        return False
-    return what == _REFUSED or (what in (_BUSY, _FAILED) and len(reply) > 4 and type(reply[4]) is int)
+    # All of it compared in one step: every hit's reply is looked at here.
+    return (reply[0], *map(type, reply)) in _CLAIMED and (reply[2] is None or len(reply[2]) >= _ENTRY)
+
+
+_CLAIMED = {
+    (what, int, int, entry, *more)
+    for what, more, entries in (
+        (_FOUND, (), (bytes,)),
+        (_GRANTED, (), (bytes, type(None))),
+        (_BUSY, (bytes, int), (bytes, type(None))),
+        (_FAILED, (bytes, int), (bytes, type(None))),
+        (_REFUSED, (bytes,), (bytes, type(None))),
+        (_LARGE, (), (type(None),)),
+    )
+    for entry in entries
+}
+"""What a claim's answer is, and of which types its parts are."""
 
 
 def _locked(reply: Any) -> bool:

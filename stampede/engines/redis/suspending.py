@@ -48,7 +48,7 @@ class Suspending:
 
     async def ask(self, command: Command) -> Any:
         """The reply."""
-        large = any(type(each) is bytes and len(each) > LARGE for each in command)
+        large = max(map(len, command)) > LARGE
         return (await self._asked([command], self._wide if large else self._pipes)).replies[0]
 
     async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]:

@@ -162,7 +162,7 @@ class Keys(Versioned):
         self._generations = generations
         self._colour = colour
         # Callers of an event loop share its connection: who is sent little is not to wait for who is sent much.
-        self._most: int | bytes = LARGE if colour.suspending else b""
+        self._most = b"%d" % LARGE if colour.suspending else b""
         self._large: set[bytes] = set()  # entries that were, lately
 
     # -- claims -------------------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ class Keys(Versioned):
     def _filling(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
         its, end = names(key), expiry(entry)
         string = pack(entry, end)
-        until = b"" if end is None else end
-        return self._scripts.fill(its.all, token, entry.id, until, string, its.channel, SMALL)
+        until = b"" if end is None else b"%d" % end
+        return self._scripts.fill(its.all, token, entry.id, until, string, its.channel, b"%d" % SMALL)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
         await self._line.ask(self._abandoning(key, token, verdict, rest))
@@ -229,7 +229,7 @@ class Keys(Versioned):
         its = names(key)
         told = b"" if verdict is None else verdict_string(verdict)
         why = told or verdict_string(Verdict("failed"))
-        resting = ms(rest) if rest > 0 else 0
+        resting = ms(rest) if rest > 0 else b"0"
         return self._scripts.abandon(its.all[1:], token, told, ms(VERDICT), resting, why, its.channel)
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
@@ -281,18 +281,20 @@ class Keys(Versioned):
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         its, end = names(key), expiry(entry)
-        until = b"" if end is None else end
+        until = b"" if end is None else b"%d" % end
         await self._changed(its, self._scripts.set(its.all, until, pack(entry, end), its.channel))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         its, end = names(key), expiry(entry)
-        until = b"" if end is None else end
+        until = b"" if end is None else b"%d" % end
         command = self._scripts.replace(its.all, until, pack(entry, end), its.channel, seen or b"", entry.id)
         return bool(await self._changed(its, command))
 
     async def expire(self, key: str) -> bool:
         its = names(key)
-        return bool(await self._changed(its, self._scripts.expire([its.entry, its.lease], FOREVER, its.channel)))
+        return bool(
+            await self._changed(its, self._scripts.expire([its.entry, its.lease], b"%d" % FOREVER, its.channel))
+        )
 
     async def invalidate(self, key: str) -> bool:
         its = names(key)
@@ -303,7 +305,7 @@ class Keys(Versioned):
         try:
             return await self._line.ask(command)
         except EngineError as error:
-            size = max(len(each) for each in command if type(each) is bytes)
+            size = max(map(len, command))
             if size <= LARGE or not is_silence(error) or not await self._answers():
                 raise
             raise TooLarge(f"{size} bytes are more than this server takes, which answers others: {error}") from error
@@ -366,7 +368,7 @@ class Keys(Versioned):
     async def bump(self, scope: str) -> None:
         key = _scope_key(scope) if scope else _ALL
         try:
-            await self._line.ask(self._scripts.bump([key, _note(key)], _new_generation(), ms(NOTED), MOST))
+            await self._line.ask(self._scripts.bump([key, _note(key)], _new_generation(), ms(NOTED), b"%d" % MOST))
         finally:
             self._generations.forget()
 

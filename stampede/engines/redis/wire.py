@@ -76,10 +76,15 @@ def names(key: str) -> Names:
 # -- entries ------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(1024)
-def ms(seconds: float) -> int:
+def _whole_ms(seconds: float) -> int:
     """At least one: Redis takes zero for an error."""
     return max(min(ceil(seconds * 1000), FOREVER), 1)
+
+
+@lru_cache(1024)
+def ms(seconds: float) -> bytes:
+    """The same as it is sent."""
+    return b"%d" % _whole_ms(seconds)
 
 
 def expiry(entry: Entry[Any]) -> int | None:
@@ -87,8 +92,8 @@ def expiry(entry: Entry[Any]) -> int | None:
     if entry.fresh == inf:
         return None
     if entry.keep == inf:
-        return ms(entry.fresh) + FOREVER
-    return ms(max(entry.keep, entry.fresh + GRACE))
+        return _whole_ms(entry.fresh) + FOREVER
+    return _whole_ms(max(entry.keep, entry.fresh + GRACE))
 
 
 def pack(entry: Entry[Any], end: int | None) -> bytes:
@@ -117,13 +122,13 @@ def kept(answer: Any) -> Entry[Any] | None:
 # -- claims -------------------------------------------------------------------------------------------------------
 
 
-def claim_args(token: bytes, ask: Ask, channel: bytes, most: int | bytes = b"") -> tuple[Any, ...]:
+def claim_args(token: bytes, ask: Ask, channel: bytes, most: bytes = b"") -> tuple[bytes, ...]:
     """What `claim.lua` is asked."""
-    lease, draw = ms(ask.lease), b"" if ask.draw is None else repr(ask.draw)
+    lease, draw = ms(ask.lease), b"" if ask.draw is None else b"%r" % ask.draw
     if not (ask.since or ask.seen or ask.awaited or ask.force):
         return token, lease, draw, most
     force = b"1" if ask.force else b""
-    return token, lease, draw, most, repr(1000.0 * ask.since), ask.seen or b"", ask.awaited or b"", force, channel
+    return token, lease, draw, most, b"%r" % (1000.0 * ask.since), ask.seen or b"", ask.awaited or b"", force, channel
 
 
 def is_large(answer: Any) -> bool:
