@@ -28,7 +28,7 @@ from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
 from stampede.leader import Leader
-from stampede.loops import HEEDED
+from stampede.loops import unheeded
 from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.testing.ports import TRAPPING, Model, Shield, Spawn, Trap, TrapHold, TrapPort, told
@@ -74,7 +74,7 @@ class _Loop:
     closed = False
 
     def __init__(self) -> None:
-        self.__dict__[HEEDED] = True  # nobody is told of its end: whoever waits has to find out
+        unheeded(self)  # whoever waits has to find out
 
     def is_closed(self) -> bool:
         return self.closed
