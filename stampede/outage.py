@@ -234,22 +234,18 @@ class GuardedClaims:
         self._outage = outage
         self._guarded = guarded
 
-    def _ask(
-        self, patience: float, late: Told, verb: Callable[..., Coroutine[Any, Any, T]], *what: Any
-    ) -> Coroutine[Any, Any, T | Late]:
-        if self._guarded is None or patience == inf:
-            return verb(*what)
-        return self._guarded.ask(partial(verb, *what), patience, late)
-
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        outage, keeps = self._outage, REFUGE_TTL
+        outage, guarded, keeps = self._outage, self._guarded, REFUGE_TTL
         if outage.closed:
             raise EngineClosed(outage.engine)
         probing = outage.down
         if not probing or outage.may_ask():
             try:
-                left, late = max(ask.patience - ask.since, 0.0), partial(self._claimed, key, token, probing)
-                reply = await self._ask(left, late, self._port.claim, key, token, ask)
+                if guarded is None or ask.patience == inf:
+                    reply: Reply | Late = await self._port.claim(key, token, ask)
+                else:
+                    left, late = max(ask.patience - ask.since, 0.0), partial(self._claimed, key, token, probing)
+                    reply = await guarded.ask(partial(self._port.claim, key, token, ask), left, late)
             except EngineClosed:
                 outage.closed = True
                 raise
@@ -265,7 +261,7 @@ class GuardedClaims:
                 outage.granted[token] = _Lease(key, ask.patience)
                 raise
             else:
-                if not isinstance(reply, Late):
+                if type(reply) is not Late:
                     if probing:  # or it was asked before the trouble, and its answer says nothing of that
                         outage.answered()
                     if isinstance(reply, Granted):
@@ -300,14 +296,18 @@ class GuardedClaims:
             keeps = REFUGE_TTL
             stored: bool | Late = Late.LATE
             try:
-                late = partial(self._filled, key, token)
-                stored = await self._ask(outage.patience(token), late, self._port.fill, key, token, entry)
+                patience = outage.patience(token)
+                if self._guarded is None or patience == inf:
+                    stored = await self._port.fill(key, token, entry)
+                else:
+                    late = partial(self._filled, key, token)
+                    stored = await self._guarded.ask(partial(self._port.fill, key, token, entry), patience, late)
             except EngineClosed:
                 return False
             except EngineError as error:
                 outage.failed(error)
                 outage.unknown.add(key, token)
-            if not isinstance(stored, Late):
+            if type(stored) is not Late:
                 outage.granted.pop(token, None)
                 return stored
             if stored is Late.UNASKED:
@@ -341,8 +341,11 @@ class GuardedClaims:
         if outage.down:
             return False
         try:
-            late = partial(self._filled, key, token)
-            done = await self._ask(outage.patience(token), late, self._port.abandon, key, token, verdict, rest)
+            patience, work = outage.patience(token), partial(self._port.abandon, key, token, verdict, rest)
+            if self._guarded is None or patience == inf:
+                await work()
+                return True
+            done = await self._guarded.ask(work, patience, partial(self._filled, key, token))
         except EngineClosed:
             return True
         except EngineError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import Enum
 from math import inf
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, final
 
 from stampede import forks, stalls
 from stampede.colour import Colour, hold_task, run_blocking, running_loop
@@ -144,6 +144,7 @@ class Workers:
                 del job
 
 
+@final
 class Late(Enum):
     """What there is instead of a result that takes too long."""
 
