@@ -101,6 +101,10 @@ class MemcachedServer:
                 heard += more
         return heard
 
+    def ping(self) -> None:
+        """Returns when it has answered; OSError: nobody does."""
+        self.say(b"version\r\n")
+
     def commands(self) -> int:
         """How many it has been sent that are about items."""
         words = [line.split() for line in self.say(b"stats\r\n", b"END\r\n").splitlines()]

@@ -194,6 +194,10 @@ class RedisServer:
             link.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in words))
             return b"\n".join(_lines(reply)).decode().strip()
 
+    def ping(self) -> None:
+        """Returns when it has answered; OSError: nobody does."""
+        self.cli("PING")
+
     def redis_cli(self, *words: str) -> str:
         """The same for what its own options do."""
         done = subprocess.run(

@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,6 +64,17 @@ class World:
     def upheaval(self) -> str:
         """What its servers have done by themselves since they were asked last, if that takes acknowledged changes."""
         return ""
+
+    @property
+    def nodes(self) -> Sequence[RedisServer | MemcachedServer]:
+        """Its servers."""
+        return ()
+
+    def pulse(self) -> None:
+        """Returns when all servers have answered, or are not there."""
+        for node in self.nodes:
+            with contextlib.suppress(OSError, AssertionError, ValueError, IndexError):  # it is being ended
+                node.ping()
 
     def standing(self) -> list[str]:
         """Leases and locks, as far as the engine can be asked for them."""
@@ -159,6 +170,10 @@ class Redis(_Linked):
         super().__init__()
         self.server = self._server()
         self.proxies = [Proxy(self.server.port) for _ in range(4)]
+
+    @property
+    def nodes(self) -> Sequence[RedisServer]:
+        return [self.server]
 
     def _server(self) -> Any:
         return RedisServer()
@@ -409,14 +424,18 @@ class Memcached(_Linked):
 
     def __init__(self) -> None:
         super().__init__()
-        self.servers = [MemcachedServer() for _ in range(3)]
-        self.proxies = [Proxy(server.port) for server in self.servers]
+        self._servers = [MemcachedServer() for _ in range(3)]
+        self.proxies = [Proxy(server.port) for server in self._servers]
+
+    @property
+    def nodes(self) -> Sequence[MemcachedServer]:
+        return self._servers
 
     def url(self, number: int) -> str:
         return "memcached://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in self.proxies)
 
     def _server(self, fault: Planned) -> MemcachedServer:
-        return self.servers[int(fault.other * 3)]
+        return self._servers[int(fault.other * 3)]
 
     def freeze(self, fault: Planned, pids: list[int]) -> str:
         return _frozen(self._server(fault), fault.seconds)
@@ -435,7 +454,7 @@ class Memcached(_Linked):
 
     def close(self) -> None:
         super().close()
-        for each in self.servers:
+        for each in self._servers:
             each.close()
 
 

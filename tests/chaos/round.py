@@ -35,7 +35,7 @@ _WORKERS = {
 _GATED = Effect(2, (0.3, 5), 2.5)
 """Of one that may have been frozen in the middle of a write, which keeps all others from writing."""
 
-_MACHINE = Effect(0, (0, 0), 2.5, silent=True)
+_BUSY = Effect(0, (0, 0), 2.5, silent=True)
 _DIVERGED = 3.0
 """Seconds before a failover is told in which the one to come may have heard nothing of the old one any more."""
 
@@ -169,6 +169,7 @@ class _Round:
         over = threading.Event()
         threading.Thread(target=self._watch_machine, args=(over,), daemon=True).start()
         threading.Thread(target=self._watch_world, args=(over,), daemon=True).start()
+        threading.Thread(target=self._watch_servers, args=(over,), daemon=True).start()
         try:
             self.processes = [self._start(slot) for slot in range(len(self.tiers))]
             self._all_say("ready", 30)
@@ -234,7 +235,16 @@ class _Round:
             time.sleep(0.02)
             now = time.monotonic()
             if now - before > _STILL and self.world.linked:
-                self.faults.append(Fault("busy-machine", "", before, now, now + _MACHINE.after, _MACHINE))
+                self.faults.append(Fault("busy-machine", "", before, now, now + _BUSY.after, _BUSY))
+
+    def _watch_servers(self, over: threading.Event) -> None:
+        """A server that came to run as little as that has answered nobody, either."""
+        while not over.wait(0.05):
+            before = time.monotonic()
+            self.world.pulse()
+            now = time.monotonic()
+            if now - before > _STILL:
+                self.faults.append(Fault("busy-server", "", before, now, now + _BUSY.after, _BUSY))
 
     def _watch_world(self, over: threading.Event) -> None:
         """A failover that nobody ordered loses what one that was ordered loses."""
