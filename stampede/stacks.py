@@ -1,17 +1,40 @@
-"""Who computes, and who waits for it: their stacks, for people. Found by a look at all that runs."""
+"""Who runs where: what each thread is at; and for people, the stacks of who computes. Found by a look at all that
+runs."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["stack_of"]
+from stampede import decisions
+
+__all__ = ["innermost_frames", "stack_of"]
+
+_COLLECTS = sys.version_info < (3, 11, 9)
+"""Does the interpreter run finalizers in the middle of its look at all threads (python/cpython#106883)?"""
 
 Stack = list[FrameType]  # the outermost frame first
+
+
+def innermost_frames() -> dict[int, FrameType]:
+    """The frame that each thread is in, by its ident."""
+    if not _COLLECTS:
+        return sys._current_frames()
+    with decisions.lock:  # two at once would let the collector on under each other
+        collects = gc.isenabled()
+        try:
+            # The interpreter has locked its list of threads. A finalizer that lets another thread on, as by closing a
+            # file, would not come back: the other wants that list, to begin a thread or to end, and never lets go.
+            gc.disable()
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def stack_of(flight: object, functions: Iterable[str], loops: Iterable[Any]) -> str:
@@ -31,7 +54,7 @@ def _has(frame: FrameType, flight: object) -> bool:
 
 
 def _threads() -> Iterator[Stack]:
-    for innermost in sys._current_frames().values():
+    for innermost in innermost_frames().values():
         frame: FrameType | None = innermost
         stack: Stack = []
         while frame is not None:

@@ -34,7 +34,7 @@ LAYERS = """
     front fill places gather
     call
     flight
-    keeper outcome stacks leader
+    keeper outcome leader
     coded outage
     returns workers
     codec
@@ -45,7 +45,7 @@ LAYERS = """
     colour
     metrics
     ports policy early breaker pace events
-    entry loops watch
+    entry loops watch stacks
     errors decisions greenlets
     forks threads stalls
 """

@@ -6,7 +6,6 @@ frame that writes, and is taken over when that thread has left that frame, whate
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator
 from threading import get_ident
 from types import FrameType
@@ -15,6 +14,7 @@ from weakref import ref
 
 from stampede import decisions, greenlets
 from stampede.colour import BLOCKING, Bell, run_blocking
+from stampede.stacks import innermost_frames
 from stampede.stalls import Patience
 
 __all__ = ["Interrupted", "Turn", "Turns"]
@@ -43,7 +43,7 @@ class Turn:
         """Has its owner left it?"""
         if self._greenlet != greenlets.here():
             return False  # perhaps it rests: its frames are in no stack
-        frame = sys._current_frames().get(self.thread)
+        frame = innermost_frames().get(self.thread)
         while frame is not None:
             if frame is self.frame:
                 return False
