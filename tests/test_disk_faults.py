@@ -18,7 +18,7 @@ from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines import open_engine
 from stampede.engines.disk import DiskEngine, boot
-from stampede.engines.disk.stamps import MARK
+from stampede.engines.disk.stamps import MARK, Stamps
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError, TooLarge
 from stampede.ports import Ask, Busy, Found, Granted, Reply
@@ -108,6 +108,36 @@ def test_lease_of_a_removed_directory_is_lost(engine: DiskEngine) -> None:
     shutil.rmtree(engine.directory)
     assert not run_blocking(engine.claims.fill(KEY, token, Entry(b"late", new_id())))
     assert get(engine) is None
+
+
+def test_a_write_in_a_removed_directory_keeps_nobody_waiting(engine: DiskEngine) -> None:
+    """A process that is frozen in the middle of a write would keep all others from writing, also when somebody has
+    removed the directory because of that."""
+    put(engine)
+    frozen = Stamps(next(engine.directory.glob("stamps*")))
+    assert frozen.enter()
+    shutil.rmtree(engine.directory)
+    began = time.monotonic()
+    put(engine, b"new")
+    assert time.monotonic() - began < 0.4  # of the half second that it waits for a turn
+    assert get(engine) == b"new"
+    frozen.leave()
+
+
+def test_a_child_of_whom_the_directory_was_removed(engine: DiskEngine) -> None:
+    """Its first write would end in a ValueError of the kernel's, for want of an open file."""
+    put(engine)
+    shutil.rmtree(engine.directory)
+    child = os.fork()
+    if child == 0:
+        try:
+            put(engine, b"new")
+            os._exit(0 if get(engine) == b"new" else 2)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    time.sleep(0.11)
+    assert get(engine) == b"new"
 
 
 @pytest.mark.parametrize("pattern", ["*.sqlite", "stamps*", "*.sqlite-*", "alive", "wake"])

@@ -405,15 +405,20 @@ class Database:
     def _gate(self, turn: Turn, patience: Patience) -> Opened:
         """The gate of what the directory means at this moment, locked."""
         while True:
-            opened = self.opened()
-            turn.leave.append(opened.stamps.leave)  # before it is entered, or nobody knew of it
-            if not self._enter(opened.stamps, patience):
-                raise EngineError(
-                    f"process {opened.stamps.writer} has been writing to {self.directory} for {self._timeout:g} s"
-                )
-            if opened.current:
+            opened = self._opened or self.opened()  # looked at behind the gate: before it, that would say nothing yet
+            stamps = opened.stamps
+            turn.leave.append(stamps.leave)  # before it is entered, or nobody knew of it
+            entered = stamps.enter()
+            if not entered and opened.current:
+                entered = self._enter(stamps, patience)
+                if not entered:
+                    raise EngineError(
+                        f"process {stamps.writer} has been writing to {self.directory} for {self._timeout:g} s"
+                    )
+            if entered and opened.current:
                 return opened
-            opened.stamps.leave()
+            stamps.leave()
+            self.opened()
 
     def _enter(self, stamps: Stamps, patience: Patience) -> bool:
         pause = 0.0001

@@ -8,6 +8,7 @@ who hits after that reads, and is given another.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -38,6 +39,7 @@ class Opened:
     def __init__(self, stamps: Stamps, file: Path) -> None:
         self.stamps = stamps
         self.file = file
+        self._file_name = str(file)
         self.idle: list[sqlite3.Connection] = []
         self.looked = boot.clock()
         self._lent: memoryview | None = None
@@ -47,7 +49,7 @@ class Opened:
 
     @property
     def current(self) -> bool:
-        return self.stamps.current and self.file.exists()
+        return self.stamps.current and os.path.exists(self._file_name)
 
     def rested(self) -> sqlite3.Connection | None:
         """A connection that nobody is using."""

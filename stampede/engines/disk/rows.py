@@ -38,11 +38,16 @@ _COLUMNS = (
     + ", ".join(f"CAST(ifnull({name}, 0) AS REAL)" for name in ("fresh", "keep", "cost", "margin", "ttl"))
     + ", raised, CAST(ifnull(value, '') AS BLOB)"
 )
+_LEASE_COLUMNS = "token, CAST(ifnull(ends, 0) AS REAL), holder, CAST(ifnull(fence, 0) AS INTEGER)"
 _ENTRY = f"SELECT {_COLUMNS} FROM entries WHERE number = ?"
 _LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the rest is also in the value's header
-_LEASE = """
-    SELECT token, CAST(ifnull(ends, 0) AS REAL), holder, CAST(ifnull(fence, 0) AS INTEGER)
-    FROM leases WHERE number = ?
+_LEASE = f"SELECT {_LEASE_COLUMNS} FROM leases WHERE number = ?"
+_STATE = f"""
+    SELECT {_COLUMNS}, leases.number IS NOT NULL, {_LEASE_COLUMNS},
+        EXISTS (SELECT 1 FROM verdicts WHERE number = asked)
+    FROM (SELECT ? AS asked)
+        LEFT JOIN entries ON entries.number = asked
+        LEFT JOIN leases ON leases.number = asked
 """
 _VERDICTS = """
     SELECT token, kind, type_name,
@@ -83,7 +88,7 @@ class State(NamedTuple):
 
     entry: tuple[Any, ...] | None
     lease: Lease | None
-    verdicts: list[tuple[Any, ...]]
+    verdicts: Sequence[tuple[Any, ...]]
 
 
 class Rows:
@@ -134,13 +139,15 @@ class Rows:
         now = clock()
         database = self.database
         opened = database.opened(now)
-        slot = 8 + (number & 0xFFFF)
-        stamp = opened.stamps.words[slot]  # sampled before the read: what changes later, changes the stamp
-        row = database.row(opened, _ENTRY, (number,))
+        stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # before the read: what changes later, changes the stamp
+        row = database.row(opened, _STATE, (number,))
         if row is not None and row[0] == raw and _good(row, ask, now):
             return self._found(opened, number, _entry(row, now), stamp)
-        with database.reading() as (_, connection):
-            state = _state(connection, number, raw)
+        if row is None or row[-1]:  # verdicts are many, and belong to what stands beside them
+            with database.reading() as (_, connection):
+                state = _state(connection, number, raw)
+        else:
+            state = _state_of(row, raw)
         reply = self._decide(state, token, ask, clock())
         return None if isinstance(reply, (Granted, Found)) else reply
 
@@ -402,7 +409,7 @@ class Rows:
             write.execute("DELETE FROM verdicts WHERE max(ends, rests) < ?", (now,))
             sweep(self._alive)
         for _ in range(16):
-            if _bytes_used(write) <= self._max_bytes:
+            if not _takes_more(write, self._max_bytes):
                 return
             self._evict(write, number)
 
@@ -446,7 +453,7 @@ def _good(row: tuple[Any, ...], ask: Ask, now: float) -> bool:
 
 
 def _entry(row: tuple[Any, ...], now: float) -> Entry[Any]:
-    _, id, fresh, keep, cost, margin, ttl, raised, value = row
+    _, id, fresh, keep, cost, margin, ttl, raised, value = row[:9]
     return Entry(value, id, cost, margin, ttl, fresh - now, keep - now, bool(raised))
 
 
@@ -461,12 +468,17 @@ def _lease(write: Any, number: int) -> Lease | None:
 
 
 def _state(connection: Any, number: int, raw: bytes) -> State:
-    verdicts = connection.execute(_VERDICTS, (number,)).fetchall()
-    return State(_row(connection, number, raw), _lease(connection, number), verdicts)
+    (row,) = connection.execute(_STATE, (number,)).fetchall()
+    verdicts = connection.execute(_VERDICTS, (number,)).fetchall() if row[-1] else ()
+    return _state_of(row, raw, verdicts)
+
+
+def _state_of(row: tuple[Any, ...], raw: bytes, verdicts: Sequence[tuple[Any, ...]] = ()) -> State:
+    return State(row if row[0] == raw else None, Lease(*row[10:14]) if row[9] else None, verdicts)
 
 
 def _failed(
-    verdicts: list[tuple[Any, ...]], awaited: bytes | None, entry: Entry[Any] | None, now: float
+    verdicts: Sequence[tuple[Any, ...]], awaited: bytes | None, entry: Entry[Any] | None, now: float
 ) -> Failed | None:
     """The awaited lease's verdict while it is told, else that of the longest rest."""
     rest = max((rests for *_, rests in verdicts), default=-inf)
@@ -507,8 +519,10 @@ def _forget(write: Write, number: int) -> None:
     write.execute("DELETE FROM verdicts WHERE number = ?", (number,))
 
 
-def _bytes_used(write: Write) -> int:
-    """Pages in use, of the 4 KiB that SQLite makes: what is freed is used again, so the file grows no further."""
+def _takes_more(write: Write, max_bytes: int) -> bool:
+    """By pages of 4 KiB, which SQLite makes: what is freed is used again, so the file grows no further."""
     pages: int = write.execute("PRAGMA page_count").fetchall()[0][0]
+    if pages * 4096 <= max_bytes:
+        return False
     free: int = write.execute("PRAGMA freelist_count").fetchall()[0][0]
-    return (pages - free) * 4096
+    return (pages - free) * 4096 > max_bytes

@@ -46,7 +46,7 @@ class Stamps:
     """One mapping of one file of stamps. It outlives the file's removal: tickets point into it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = str(path)
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         status = os.fstat(self._fd)
         if status.st_size != _SIZE:
@@ -142,13 +142,14 @@ class Stamps:
 
     def enter(self) -> bool:
         """Be the only writer of all processes, if nobody else is. The threads of one process take turns before it."""
-        if not try_lock(self._fd):
+        if self._fd < 0 or not try_lock(self._fd):
             return False
         self.words[_WRITER] = os.getpid()
         return True
 
     def leave(self) -> None:
-        unlock(self._fd)
+        if self._fd >= 0:
+            unlock(self._fd)
 
     def __del__(self) -> None:
         closed(getattr(self, "_fd", -1))  # not sooner: another thread may be in the gate
