@@ -19,11 +19,12 @@ from stampede.fill import fill, opened, quietly
 from stampede.flight import Flights
 from stampede.front import Front
 from stampede.gather import Gathering, run_together
+from stampede.guarded import Guarded
 from stampede.keeper import Hold, keeper
 from stampede.keys import generation, quoted
 from stampede.leader import Leader
 from stampede.local import Resident
-from stampede.outage import Guarded, GuardedClaims, Outage
+from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
 from stampede.places import Place
 from stampede.policy import Policy

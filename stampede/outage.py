@@ -10,26 +10,19 @@ from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
-from stampede import events, forks, stalls
+from stampede import events, forks
 from stampede.breaker import Breaker
-from stampede.colour import Bell, Colour, run_blocking
+from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, EngineError
+from stampede.guarded import Guarded, Questions
 from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
 from stampede.returns import Returns
-from stampede.workers import Late, Told, within
+from stampede.workers import Late, Told
 
-__all__ = ["Guarded", "GuardedClaims", "Outage"]
+__all__ = ["GuardedClaims", "Outage"]
 
 T = TypeVar("T")
-
-_clock = time.monotonic
-
-GRACE = 0.06
-"""Seconds that a caller waits for an engine beyond its `wait`: with 0 nobody could be answered."""
-
-FORGOTTEN = 5.0
-"""Seconds for which a question that has no answer says that the engine hangs, to those who are as impatient."""
 
 REFUGE_TTL = 5.0
 """Seconds that a value which the engine could not take is kept in this process."""
@@ -51,19 +44,19 @@ class _Lease:
         self.patience = patience  # how long its caller waits for the engine
 
 
-class Outage:
+class Outage(Questions):
     """What a cache knows about its engine's health, for both colours and all functions."""
 
     def __init__(
         self, name: str, engine: Engine, refuge: Engine, tell: Callable[[events.Event], object], *, strict: bool
     ) -> None:
+        super().__init__(engine.silence)
         self.engine = name
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
         self.granted: dict[bytes, _Lease] = {}  # by their tokens
         self.used = False  # the refuge may have something
-        self.silence = engine.silence
         self.unknown = Returns(engine, self)  # leases that may stand, to be given back
         self.last: EngineError | None = None
         self.closed = False  # by us, for good: that is no outage
@@ -74,9 +67,8 @@ class Outage:
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        """In a forked child: the threads that were inside, or asked, are not here."""
+        """In a forked child: the threads that were inside are not here."""
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
-        self._asked: dict[object, float] = {}  # questions under way, of callers that don't wait to the end
 
     @property
     def down(self) -> bool:
@@ -128,28 +120,6 @@ class Outage:
         lease = self.granted.get(token)
         return inf if lease is None else lease.patience
 
-    def begin(self) -> object:
-        """A question is asked, whose caller doesn't wait for its answer to the end."""
-        question = object()
-        self._asked[question] = _clock()
-        return question
-
-    def end(self, question: object) -> None:
-        self._asked.pop(question, None)
-
-    def hangs_for(self, seconds: float) -> bool:
-        """Whether such a question has been without an answer for so long."""
-        now = _clock()
-        try:
-            while (first := next(iter(self._asked.items()), None)) is not None:
-                question, began = first
-                if now - began < seconds + FORGOTTEN:
-                    return now - began >= seconds
-                self.end(question)  # its loop rests, or is gone, and would keep callers from the engine for ever
-        except RuntimeError:  # another thread has asked one in this moment
-            pass
-        return False
-
     def trouble(self) -> EngineError:
         """What a caller is told that wants to know."""
         why = "no answer so far" if self.last is None or not self.down else self.last
@@ -166,54 +136,6 @@ class Outage:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
             self._tell(events.EngineUp("", "", self.engine, seconds))
-
-
-class Guarded:
-    """Questions to an engine, of which none keeps its caller for longer than the caller's patience."""
-
-    def __init__(self, colour: Colour, outage: Outage) -> None:
-        self._colour = colour
-        self._outage = outage
-
-    async def ask(self, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T | Late:
-        """What it answers. LATE if it doesn't in time, UNASKED if another question is without an answer for so long."""
-        outage = self._outage
-        if patience + GRACE >= outage.silence:
-            return await work()
-        if outage.hangs_for(patience + GRACE):
-            await self._colour.park(Bell(), stalls.NEXT)  # its reply may be there, and we have not run since it came
-            if outage.hangs_for(patience + GRACE):
-                return Late.UNASKED
-        question = outage.begin()
-
-        def ended(result: Any, error: BaseException | None) -> None:
-            outage.end(question)
-            if isinstance(error, EngineClosed):
-                return
-            if isinstance(error, EngineError):
-                outage.failed(error)
-            late(result, error)
-
-        answer: T | Late | None = None
-        try:
-            answer = await within(self._colour, work(), patience + GRACE, ended)
-            return answer
-        finally:
-            if answer is not Late.LATE:
-                outage.end(question)
-
-    async def wait(self, work: Callable[[], Coroutine[Any, Any, T]], patience: float) -> T | Late:
-        """The same of what takes as long as somebody computes, which is no hanging question. It may look now and then,
-        and be kept by that."""
-        outage = self._outage
-        if patience == inf or not outage.silence:
-            return await work()
-
-        def ended(_: Any, error: BaseException | None) -> None:
-            if isinstance(error, EngineError) and not isinstance(error, EngineClosed):
-                outage.failed(error)
-
-        return await within(self._colour, work(), patience + GRACE, ended)
 
 
 class GuardedClaims:
@@ -361,7 +283,7 @@ class GuardedClaims:
         try:
             if guarded is None:
                 return await self._port.wait(key, busy, timeout)
-            news = await guarded.wait(lambda: self._port.wait(key, busy, timeout), timeout)
+            news = await guarded.wait(lambda left: self._port.wait(key, busy, left), timeout)
             return None if isinstance(news, Late) else news
         except EngineClosed:
             return None  # the next claim says so

@@ -36,6 +36,7 @@ LAYERS = """
     flight
     keeper outcome leader
     coded outage
+    guarded
     returns workers
     codec
     engines

@@ -178,7 +178,7 @@ def test_the_question_of_a_loop_that_was_left_is_forgotten(
 ) -> None:
     """Nobody in that loop hears its answer: all who are impatient would do without the engine for ever."""
     proxy, url = hanging(engine, before)
-    monkeypatch.setattr("stampede.outage.FORGOTTEN", 0.2)
+    monkeypatch.setattr("stampede.guarded.FORGOTTEN", 0.2)
     with Cache(url) as cache, asyncio.Runner() as left:
         left.run(cache.aget_or_compute("warm", lambda: 1))
         proxy.hold()
