@@ -22,6 +22,7 @@ from weakref import ReferenceType, ref
 from stampede.colour import run_blocking
 from stampede.entry import new_id
 from stampede.fill import quietly
+from stampede.guarded_locks import GuardedLocks
 from stampede.keeper import Hold, keeper
 from stampede.loops import Loop, heed, on_close
 from stampede.ports import Engine, Locks
@@ -38,7 +39,7 @@ _numbers = count()
 class Grip:
     """From the moment it is asked for until it has been given back, it may be that the lock is to be given back."""
 
-    def __init__(self, lock: object, engine: Engine, port: Locks, name: str) -> None:
+    def __init__(self, lock: object, engine: Engine, port: Locks, guard: GuardedLocks | None, name: str) -> None:
         self.token = new_id()
         self.number = next(_numbers)  # grows, in this process
         self.fence = 0
@@ -51,6 +52,7 @@ class Grip:
         self._lock = ref(lock)
         self._engine = engine  # which closes itself when nobody has it any more
         self._port = port
+        self._guard = guard
         self._name = name
         self._pid = os.getpid()
 
@@ -131,8 +133,11 @@ class Grip:
         return self._lock() is not None and not self.forsaken
 
     def drop(self) -> None:
-        """Give it back, blocking."""
-        run_blocking(quietly(self._port.release, self._name, self.token))
+        """Give it back, blocking; but for a moment only, unless the interpreter ends."""
+        if self._guard is None or keeper.over:
+            run_blocking(quietly(self._port.release, self._name, self.token))
+        else:
+            run_blocking(self._guard.withdraw(self._name, self.token))
 
     def let_go(self) -> None:
         """Have it given back, and soon, as nobody has it any more. From a finalizer: nothing is asked here."""

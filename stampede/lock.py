@@ -18,6 +18,7 @@ from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, ru
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.fill import quietly
 from stampede.grip import Block, BlockEnd, Blocks, Grip
+from stampede.guarded_locks import GuardedLocks, guarded
 from stampede.pace import Pace
 from stampede.policy import seconds
 from stampede.ports import Engine, Granted, Locks
@@ -70,6 +71,7 @@ class Lock:
             raise OptionError(f"{engine.scheme}:// is no lock engine: name another with on=")
         self._engine = engine  # whoever keeps the lock keeps its engine open
         self._locks, self._alocks = engine.locks, engine.alocks
+        self._guarded = guarded(engine, engine.locks, BLOCKING), guarded(engine, engine.alocks, SUSPENDING)
 
     def _bind(self) -> None:
         """Before it is taken: settings may name another engine by now."""
@@ -194,10 +196,14 @@ class Lock:
     def _port(self, colour: Colour) -> Locks:
         return self._alocks if colour.suspending else self._locks
 
+    def _guard(self, colour: Colour) -> GuardedLocks | None:
+        """Where the engine may hang."""
+        return self._guarded[colour.suspending]
+
     def _taking(self, colour: Colour, wait: float | None, block: Block | None = None) -> Coroutine[Any, Any, bool]:
         """To be run, or else dropped. `block`: the one it is for."""
         self._bind()
-        grip = Grip(self, self._engine, self._locks, self.name)
+        grip = Grip(self, self._engine, self._locks, self._guard(BLOCKING), self.name)
         work = self._acquire(grip, colour, wait, block)
         if block is not None:
             block.grip = grip
@@ -209,12 +215,12 @@ class Lock:
         return work
 
     async def _acquire(self, grip: Grip, colour: Colour, wait: float | None, block: Block | None) -> bool:
-        me, port = _caller(), self._port(colour)
+        me, port, guard = _caller(), self._port(colour), self._guard(colour)
         if block is not None:
             block.caller = ref(me)
         try:
             if len(self._asking) > 1 or self._grips:  # more than this one
-                await self._tidy_up(colour, port)
+                await self._tidy_up(colour)
             if self._own(me) is not None:
                 self._asking.discard(grip)
                 return False  # waiting for ourselves would never end
@@ -224,7 +230,10 @@ class Lock:
                 asked = monotonic()
                 left = began + patience - asked
                 grip.asked = True
-                reply = await port.acquire(self.name, grip.token, self._lease, waits=patience > 0)
+                if guard is None:
+                    reply = await port.acquire(self.name, grip.token, self._lease, waits=patience > 0)
+                else:
+                    reply = await guard.acquire(self.name, grip.token, self._lease, patience > 0, max(left, 0.0))
                 if isinstance(reply, Granted):
                     grip.grant(reply.fence, self._lease, self._max_hold, asked)
                     self._refused.discard(me)  # a block that was interrupted may have left it
@@ -235,7 +244,7 @@ class Lock:
                     return True
                 if left <= 0:
                     break
-                await port.wait(self.name, reply, left)
+                await (port if guard is None else guard).wait(self.name, reply, left)
                 rest = pace.rest(monotonic())
                 if rest > 0:
                     await colour.park(Bell(), min(rest, max(left, 0.0)))
@@ -246,28 +255,32 @@ class Lock:
             raise
         except BaseException:
             if grip.asked:  # the reply may just have been lost
-                await colour.whole(self._withdrawn(port, grip))
+                await colour.whole(self._withdrawn(colour, grip))
             self._forget(grip)
             raise
         if patience > 0:  # or it would be its turn one day, and the lock be kept for it
-            await colour.whole(self._withdrawn(port, grip))
+            await colour.whole(self._withdrawn(colour, grip))
         self._forget(grip)
         return False
 
-    async def _withdrawn(self, port: Locks, grip: Grip) -> None:
+    async def _withdrawn(self, colour: Colour, grip: Grip) -> None:
         """Have nothing, and no place among those who wait."""
         if grip.hold is not None:
             grip.hold.end()
-        await quietly(port.release, self.name, grip.token)
+        guard = self._guard(colour)
+        if guard is None:
+            await quietly(self._port(colour).release, self.name, grip.token)
+        else:
+            await guard.withdraw(self.name, grip.token)
         self._forget(grip)
 
-    async def _tidy_up(self, colour: Colour, port: Locks) -> None:
+    async def _tidy_up(self, colour: Colour) -> None:
         """Give back what was interrupted: its keeper has been told, and may not have come to it."""
         for grip in [*self._asking, *list(self._grips.values())]:
             if grip.forsaken or grip.over:
                 grip.let_go()
                 if grip.asked and not grip.foreign:
-                    await colour.whole(quietly(port.release, self.name, grip.token))
+                    await colour.whole(self._withdrawn(colour, grip))
                 self._forget(grip)
 
     def _releasing(self, colour: Colour) -> Coroutine[Any, Any, None]:
@@ -312,9 +325,10 @@ class Lock:
             self._forget(grip)
             return  # a forked child: the lock is its parent's
         try:
-            kept = await colour.whole(self._given_back(self._port(colour), grip)) and not lost
+            kept = await colour.whole(self._given_back(colour, grip)) and not lost
         except EngineError as trouble:
-            grip.let_go()  # its keeper tries again, once; else its lease ends it
+            if self._guard(colour) is None:
+                grip.let_go()  # its keeper tries again, once; else its lease ends it
             self._forget(grip)
             if error is None and lost:
                 raise self._loss() from trouble
@@ -324,8 +338,8 @@ class Lock:
         if not kept and error is None:
             raise self._loss()
 
-    async def _given_back(self, port: Locks, grip: Grip) -> bool:
-        stood = await port.release(self.name, grip.token)
+    async def _given_back(self, colour: Colour, grip: Grip) -> bool:
+        stood = await (self._guard(colour) or self._port(colour)).release(self.name, grip.token)
         self._forget(grip)  # not before: until here, whoever finds that we were interrupted does it
         return stood
 

@@ -285,6 +285,11 @@ class Engine(ABC):
     audience: WeakSet[Hears] | None = None
     tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process
 
+    @property
+    def lock_engine(self) -> Engine:
+        """The one that has its locks."""
+        return self
+
     @abstractmethod
     def ping(self) -> float:
         """Seconds of one round trip; EngineError if there is none."""

@@ -10,8 +10,9 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from stampede import forks
 from stampede.colour import run_blocking
@@ -19,7 +20,7 @@ from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Asked, Engine
 from stampede.threads import begun
 
-__all__ = ["PAUSE", "Returns"]
+__all__ = ["PAUSE", "LockReturns", "Returns"]
 
 _log = logging.getLogger("stampede")
 
@@ -40,12 +41,10 @@ class Health(Protocol):
     def answered(self) -> None: ...
 
 
-class Returns:
-    """The leases of one cache that are to be given back."""
+class _Owed(ABC):
+    """What is to be given back to one engine."""
 
-    def __init__(self, engine: Engine, health: Health) -> None:
-        self._engine = engine
-        self._health = weakref.ref(health)
+    def __init__(self) -> None:
         self._start_again()
         _all.add(self)
         forks.in_child(self._start_again)
@@ -64,6 +63,7 @@ class Returns:
         """Have it given back; it may not be there at all."""
         self._due[token] = key
         with self._lock:
+            self._begin()
             if self._thread is None:
                 # If there is none to be had, the next one tries again, or the end of the interpreter.
                 self._thread = begun("stampede-returns", _tend, weakref.ref(self), self._hurry)
@@ -77,8 +77,7 @@ class Returns:
         """Give back what can be given back now, unless the engine has just been found down; the last time even then."""
         for token in [*self._due][:-MOST]:
             self._due.pop(token, None)
-        health = self._health()
-        if health is None or not self._due or (health.down and not health.may_ask() and not last):
+        if not self._due or not (self._may_ask() or last):
             return
         due = list(self._due.items())
         trouble = last  # at the end nobody needs to hear any more
@@ -90,35 +89,106 @@ class Returns:
                 self._due.pop(token, None)
             elif not answer.partial and not trouble:
                 trouble = True
-                health.failed(answer)
+                self._failed(answer)
         if not trouble:
-            health.answered()
+            self._answered()
 
+    @abstractmethod
     def _given_back(self, due: list[tuple[bytes, str]]) -> list[object]:
         """For each what came of it: an EngineError, or anything else."""
-        many, claims = self._engine.many, self._engine.claims
-        if many is not None:
-            return many.ask_many([Asked("abandon", (key, token)) for token, key in due])
-        assert claims is not None
-        answers: list[object] = []
-        for token, key in due:
-            try:
-                answers.append(run_blocking(claims.abandon(key, token)))
-            except EngineError as error:
-                if not error.partial:
-                    return answers + [error] * (len(due) - len(answers))
-                answers.append(error)
-        return answers
+
+    def _may_ask(self) -> bool:
+        return True
+
+    def _failed(self, error: EngineError) -> None:
+        return
+
+    def _answered(self) -> None:
+        return
+
+    def _begin(self) -> None:
+        """There is something, from now on."""
+        return
+
+    def _end(self) -> None:
+        """There is nothing any more."""
+        return
 
     def ended(self) -> bool:
         """Whether the thread may go, as there is nothing left."""
         with self._lock:
             if not self._due:
                 self._thread = None
+                self._end()
             return not self._due
 
 
-def _tend(refer: Callable[[], Returns | None], hurry: threading.Event) -> None:
+class Returns(_Owed):
+    """The leases of one cache."""
+
+    def __init__(self, engine: Engine, health: Health) -> None:
+        super().__init__()
+        self._engine = engine
+        self._health = weakref.ref(health)
+
+    def _may_ask(self) -> bool:
+        health = self._health()
+        return health is not None and (not health.down or health.may_ask())
+
+    def _failed(self, error: EngineError) -> None:
+        health = self._health()
+        if health is not None:
+            health.failed(error)
+
+    def _answered(self) -> None:
+        health = self._health()
+        if health is not None:
+            health.answered()
+
+    def _given_back(self, due: list[tuple[bytes, str]]) -> list[object]:
+        many, claims = self._engine.many, self._engine.claims
+        if many is not None:
+            return many.ask_many([Asked("abandon", (key, token)) for token, key in due])
+        assert claims is not None
+        return _one_by_one(due, claims.abandon)
+
+
+class LockReturns(_Owed):
+    """The locks of one engine, which closes itself when nobody has it any more: as long as there are any, this does."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = weakref.ref(engine)
+        self._keeps: Engine | None = None
+
+    def _begin(self) -> None:
+        self._keeps = self._engine()
+
+    def _end(self) -> None:
+        self._keeps = None
+
+    def _given_back(self, due: list[tuple[bytes, str]]) -> list[object]:
+        engine = self._engine()
+        if engine is None or engine.locks is None:
+            return [None] * len(due)
+        return _one_by_one(due, engine.locks.release)
+
+
+def _one_by_one(
+    due: list[tuple[bytes, str]], give_back: Callable[[str, bytes], Coroutine[Any, Any, object]]
+) -> list[object]:
+    answers: list[object] = []
+    for token, name in due:
+        try:
+            answers.append(run_blocking(give_back(name, token)))
+        except EngineError as error:
+            if not error.partial:
+                return answers + [error] * (len(due) - len(answers))
+            answers.append(error)
+    return answers
+
+
+def _tend(refer: Callable[[], _Owed | None], hurry: threading.Event) -> None:
     while True:
         hurry.wait(PAUSE)
         hurry.clear()
@@ -131,7 +201,7 @@ def _tend(refer: Callable[[], Returns | None], hurry: threading.Event) -> None:
         del returns
 
 
-def _quietly(returns: Returns, *, last: bool = False) -> None:
+def _quietly(returns: _Owed, *, last: bool = False) -> None:
     try:
         returns.try_all(last=last)
     except BaseException:  # an engine's own bug, or one that was thrown in: the next try may do
@@ -143,5 +213,5 @@ def _at_exit() -> None:
         _quietly(returns, last=True)
 
 
-_all: weakref.WeakSet[Returns] = weakref.WeakSet()
+_all: weakref.WeakSet[_Owed] = weakref.WeakSet()
 atexit.register(_at_exit)

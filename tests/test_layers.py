@@ -35,7 +35,7 @@ LAYERS = """
     call
     flight
     keeper outcome leader
-    coded outage
+    coded outage guarded_locks
     guarded
     returns workers
     codec

@@ -63,6 +63,10 @@ class Paired(Engine):
         self.aclaims = self.astore = _Verbs(astore, self.alocks, self._holds)
         self._engines = store, locks
 
+    @property
+    def lock_engine(self) -> Engine:
+        return self._engines[1].lock_engine
+
     def ping(self) -> float:
         return sum(engine.ping() for engine in self._engines)
 

@@ -1,0 +1,181 @@
+"""Locks whose engine may hang: they keep their callers no longer than these wait, and leave nothing behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from stampede.colour import Colour
+from stampede.errors import EngineClosed, EngineError
+from stampede.guarded import Guarded, Questions
+from stampede.ports import Busy, Engine, Granted, Locks
+from stampede.returns import LockReturns
+from stampede.workers import Late, Told
+
+__all__ = ["GuardedLocks", "Habit", "guarded"]
+
+T = TypeVar("T")
+
+_clock = time.monotonic
+
+LEAST = 0.2
+"""Seconds that an engine has for an answer, beyond what its caller waits for the lock: more than a call gives it, as a
+call goes on without it, and who is not told of its lock has an error."""
+
+MOST = 1.0
+"""The same of one that is known to be slow, or has not answered yet: it may be far away, and has to be connected to.
+An answer that has taken longer was a stall, and says nothing of the next one."""
+
+FADES = 60.0
+"""Seconds after which half as much is made of how slow it has been."""
+
+
+class Habit:
+    """How long an engine takes for an answer when it is well. Pure."""
+
+    def __init__(self) -> None:
+        self.silent = False  # the last question had no answer in time, and none has been answered since
+        self._longest: float | None = None
+        self._at = 0.0
+
+    def answered(self, seconds: float, now: float) -> None:
+        self.silent = False
+        if seconds <= MOST:
+            self._longest, self._at = max(seconds, self._faded(now)), now
+        elif self._longest is None:
+            self._longest = 0.0
+
+    def failed(self, seconds: float) -> None:
+        """There was no answer. Sooner than one is to be had, that says nothing of the next."""
+        if seconds >= LEAST:
+            self.silent = True
+
+    def grace(self, now: float) -> float:
+        """Seconds within which the next answer comes, if it is well."""
+        if self._longest is None:
+            return LEAST if self.silent else MOST
+        return min(max(2 * self._faded(now), LEAST), MOST)
+
+    def _faded(self, now: float) -> float:
+        return 0.0 if self._longest is None else self._longest * 0.5 ** ((now - self._at) / FADES)
+
+
+class _Side(Questions):
+    """What all locks of one engine in this process know of it."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.lock_engine.silence)
+        self.scheme = engine.lock_engine.scheme
+        self.habit = Habit()
+        self.returns = LockReturns(engine)
+
+
+_sides: WeakKeyDictionary[Engine, _Side] = WeakKeyDictionary()
+
+
+class GuardedLocks:
+    """`Locks` of one engine and colour, for callers of so much patience each."""
+
+    def __init__(self, port: Locks, side: _Side, colour: Colour) -> None:
+        self._port = port
+        self._side = side
+        self._guarded = Guarded(colour, side)
+
+    async def acquire(self, name: str, token: bytes, lease: float, waits: bool, patience: float) -> Granted | Busy:
+        """EngineError if it hangs: then what may come of this is given back when it comes."""
+
+        def late(reply: Any, error: BaseException | None) -> None:
+            if error is not None or waits or isinstance(reply, Granted):
+                self._owe(name, token)
+
+        return await self._ask(lambda: self._port.acquire(name, token, lease, waits=waits), patience, late)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        """The same: it may be the look of one who waits that has no answer."""
+        habit, began = self._side.habit, _clock()
+        try:
+            answer = await self._guarded.wait(
+                lambda left: self._port.wait(name, busy, left), timeout, habit.grace(began)
+            )
+        except EngineError:
+            habit.silent = True  # or as good as: who is refused again and again needn't hear it twice
+            raise
+        if isinstance(answer, Late):
+            raise self._hangs(_clock() - began - timeout)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        """It has the engine's own time-out, since an error there is one of a block that has done its work; unless the
+        engine was silent before."""
+
+        def late(_: object, error: BaseException | None) -> None:
+            if error is not None:
+                self._owe(name, token)
+
+        try:
+            return await self._ask(
+                lambda: self._port.release(name, token), 0.0 if self._side.habit.silent else inf, late
+            )
+        except EngineClosed:
+            raise
+        except EngineError:
+            self._owe(name, token)
+            raise
+
+    async def withdraw(self, name: str, token: bytes) -> None:
+        """Have nothing, and no place in the queue: soon, if not now. In nobody's time, if the engine hangs."""
+
+        def late(_: object, error: BaseException | None) -> None:
+            if error is not None:
+                self._owe(name, token)
+
+        if self._side.habit.silent:
+            self._owe(name, token)
+            return
+        try:
+            await self._ask(lambda: self._port.release(name, token), 0.0, late)
+        except EngineClosed:
+            pass
+        except EngineError:
+            self._owe(name, token)
+
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T:
+        habit, began = self._side.habit, _clock()
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            if error is None:
+                self._answered(_clock() - began)
+            late(result, error)
+
+        try:
+            answer = await self._guarded.ask(work, patience, ended, habit.grace(began))
+        except EngineError:
+            habit.failed(_clock() - began)
+            raise
+        if isinstance(answer, Late):
+            raise self._hangs(_clock() - began)
+        self._answered(_clock() - began)
+        return answer
+
+    def _answered(self, seconds: float) -> None:
+        self._side.habit.answered(seconds, _clock())
+        self._side.returns.hurry()
+
+    def _hangs(self, seconds: float) -> EngineError:
+        self._side.habit.silent = True
+        return EngineError(f"{self._side.scheme}:// hangs: it has not answered for {max(seconds, 0.0):.2g} s")
+
+    def _owe(self, name: str, token: bytes) -> None:
+        self._side.returns.add(name, token)
+
+
+def guarded(engine: Engine, port: Locks, colour: Colour) -> GuardedLocks | None:
+    """None: this engine doesn't hang for longer than it takes to ask."""
+    if not engine.lock_engine.silence:
+        return None
+    side = _sides.get(engine)
+    if side is None:
+        side = _sides.setdefault(engine, _Side(engine))
+    return GuardedLocks(port, side, colour)

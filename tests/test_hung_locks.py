@@ -1,0 +1,289 @@
+"""Locks keep `wait`, also where their server hangs; and nothing of those that came too late is left on it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
+
+from herd import Herd, until
+from memcached_server import shared_memcached
+from proxy import Proxy
+from servers import shared_redis
+
+from stampede import Cache, EngineError, Lock, LockTimeout, try_lock
+from stampede.engines.memory import MemoryEngine
+from stampede.engines.paired import Paired
+from stampede.guarded_locks import FADES, LEAST, MOST, Habit
+
+Before = Callable[[Any], Proxy]
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+engines = pytest.mark.parametrize("engine", ["redis", "memcached", "paired"])
+WAIT, SOON, HUNG, LEASE = 0.2, 1.5, 3.0, 60.0
+"""Seconds: a caller's patience, what is little beside it on a busy machine, how long a server that hangs may keep who
+asks it (for each of two questions), and a long lease."""
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stampede.returns.PAUSE", 0.05)
+
+
+class World:
+    """A server before which everything can stop, and locks on it of one colour."""
+
+    def __init__(self, engine: str, colour: str, proxy: Proxy, hung: float) -> None:
+        scheme, option = ("memcached", "timeout") if engine == "memcached" else ("redis", "socket_timeout")
+        self.proxy = proxy
+        self.cache = Cache(f"{scheme}://127.0.0.1:{proxy.port}?{option}={hung}")
+        self.direct = Cache(f"{scheme}://127.0.0.1:{proxy.target}")
+        self.on: Any = self.cache if engine != "paired" else Paired(MemoryEngine(sealed=True), self.cache.engine)
+        self._runner = asyncio.Runner() if colour == "async" else None
+
+    def lock(self, name: str = "l", make: Any = Lock, **options: Any) -> Any:
+        return make(name, on=self.on, lease=LEASE, **options)
+
+    def acquire(self, lock: Lock, *wait: float) -> bool:
+        return lock.acquire(*wait) if self._runner is None else self._runner.run(lock.aacquire(*wait))
+
+    def release(self, lock: Lock) -> None:
+        if self._runner is None:
+            lock.release()
+        else:
+            self._runner.run(lock.arelease())
+
+    def warm(self) -> None:
+        """How long it takes is known from now on."""
+        lock = self.lock("warm")
+        assert self.acquire(lock)
+        self.release(lock)
+
+    def is_free(self, name: str = "l") -> bool:
+        """By another way, for everybody: nobody has it, and for nobody it is kept."""
+        with try_lock(name, on=self.direct) as lock:
+            return bool(lock)
+
+    def close(self) -> None:
+        self.proxy.heal()
+        if self._runner is not None:
+            self._runner.close()
+        self.cache.close()
+        self.direct.close()
+
+
+Worlds = Callable[..., World]
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, before: Before) -> Worlds:
+    def made(engine: str, colour: str, hung: float = HUNG) -> World:
+        if engine == "memcached":
+            shared_memcached().empty()
+        else:
+            shared_redis().cli("FLUSHALL")
+        server = shared_memcached() if engine == "memcached" else shared_redis()
+        world = World(engine, colour, before(server), hung)
+        request.addfinalizer(world.close)
+        return world
+
+    return made
+
+
+def took(act: Callable[[], object], why: str = ".") -> float:
+    """Seconds until it raised."""
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=why):
+        act()
+    return time.monotonic() - began
+
+
+@both
+@engines
+def test_nobody_waits_longer_for_a_lock_whose_server_hangs(world: Worlds, engine: str, colour: str) -> None:
+    """A lock that is waited for 0.2 seconds, or never, would take two. And nobody would have it, for a whole lease."""
+    its = world(engine, colour)
+    its.warm()
+    its.proxy.hold()
+    lock, tried = its.lock(wait=WAIT), its.lock("t", try_lock)
+    assert took(lambda: its.acquire(lock), "hangs") < WAIT + SOON
+    assert took(lambda: its.acquire(tried), "hangs") < SOON
+    assert took(lambda: its.acquire(its.lock("u"), 0), "hangs") < SOON
+    assert not lock.held
+    its.proxy.let_go()
+    until(lambda: its.is_free("l") and its.is_free("t") and its.is_free("u"), bound=5)
+    assert its.acquire(lock)
+    its.release(lock)
+
+
+@both
+@engines
+def test_nor_for_one_that_hangs_while_it_waits(world: Worlds, engine: str, colour: str) -> None:
+    """Its looks at whether the lock is free would have no end; and its place in the queue would keep others out."""
+    its = world(engine, colour)
+    its.warm()
+    held = Lock("l", on=its.direct, lease=LEASE)
+    assert held.acquire()
+    threading.Timer(WAIT / 2, its.proxy.hold).start()
+    assert took(lambda: its.acquire(its.lock(wait=WAIT)), "hangs") < WAIT + SOON
+    its.proxy.let_go()
+    held.release()
+    until(its.is_free, bound=5)
+    if engine != "memcached":
+        until(lambda: not shared_redis().cli("KEYS", "*}Q"), bound=5)
+
+
+@both
+@engines
+def test_nor_for_its_release(world: Worlds, engine: str, colour: str) -> None:
+    """Who knows that it hangs needn't be patient; nor be kept out of the lock for a lease, because it can't be told."""
+    its = world(engine, colour)
+    lock = its.lock()
+    assert its.acquire(lock)
+    its.proxy.hold()
+    took(lambda: its.acquire(its.lock("other"), 0))
+    assert took(lambda: its.release(lock), "hangs") < SOON
+    assert not lock.held
+    its.proxy.let_go()
+    until(its.is_free, bound=5)
+
+
+@pytest.fixture
+def alarmed() -> Iterator[None]:
+    """An alarm interrupts whom it finds, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("alarmed")
+@both
+@engines
+def test_nor_does_who_is_interrupted_while_it_asks(world: Worlds, engine: str, colour: str) -> None:
+    """The lock that it may have been granted would be given back as if it had all the time; or never."""
+    its = world(engine, colour)
+    its.warm()
+    its.proxy.hold()
+    began = time.monotonic()
+    if colour == "async":
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(its.lock(wait=LEASE).aacquire(), WAIT / 2))
+    else:
+        signal.setitimer(signal.ITIMER_REAL, WAIT / 2)
+        with pytest.raises(KeyboardInterrupt):
+            its.lock(wait=LEASE).acquire()
+    assert time.monotonic() - began < WAIT + SOON
+    its.proxy.let_go()
+    until(its.is_free, bound=5)
+
+
+@both
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_who_has_waited_for_the_engine_does_not_wait_again_to_withdraw(world: Worlds, engine: str, colour: str) -> None:
+    """A lock that is waited for without end costs the engine's time-out, and the same again for giving it back."""
+    its = world(engine, colour, 0.75)
+    its.warm()
+    its.proxy.hold()
+    assert took(lambda: its.acquire(its.lock())) < 2 * 0.75
+    its.proxy.let_go()
+    until(its.is_free, bound=5)
+
+
+@both
+@engines
+def test_a_server_that_is_slow_is_no_server_that_hangs(world: Worlds, engine: str, colour: str) -> None:
+    """Locks would be had by nobody whose server is far away, or takes a while to connect to."""
+    its = world(engine, colour)
+    its.proxy.delay = 0.12
+    for number in range(3):
+        with_it = its.lock(f"l{number}", try_lock)
+        assert its.acquire(with_it)
+        its.release(with_it)
+
+
+@engines
+def test_many_share_one_outage(world: Worlds, engine: str) -> None:
+    """Each of them would have a connection of its own wait for the server."""
+    its = world(engine, "sync")
+    its.warm()
+    its.proxy.hold()
+    took(lambda: its.lock(wait=WAIT).acquire())
+    assert max(Herd(*[lambda: took(lambda: its.lock(wait=WAIT).acquire(), "hangs")] * 20).join()) < SOON
+    its.proxy.let_go()
+    until(its.is_free, bound=5)
+
+
+@both
+def test_who_waits_for_long_takes_no_thread_for_it(world: Worlds, colour: str) -> None:
+    """Each would take one of a bounded number, for as long as it waits."""
+    its = world("redis", colour)
+    held = Lock("l", on=its.direct, lease=LEASE)
+    assert held.acquire()
+    asking: list[int] = []
+
+    def count() -> None:
+        asking.append([thread.name for thread in threading.enumerate()].count("stampede-ask"))
+
+    count()
+    threading.Timer(WAIT, lambda: (count(), held.release())).start()
+    lock = its.lock(wait=LEASE)
+    assert its.acquire(lock)
+    assert asking[0] == asking[1]
+    its.release(lock)
+
+
+@both
+@engines
+def test_who_waits_in_vain_is_told_so_and_not_that_it_hangs(world: Worlds, engine: str, colour: str) -> None:
+    """Somebody else has the lock, and the server is well."""
+    its = world(engine, colour)
+    its.warm()
+    held = Lock("l", on=its.direct, lease=LEASE)
+    assert held.acquire()
+    assert its.acquire(its.lock(wait=WAIT)) is False
+    with pytest.raises(LockTimeout):
+        its.lock(wait=0).__enter__()
+    held.release()
+    assert its.is_free()
+
+
+def test_how_long_an_engine_has_is_what_it_has_needed() -> None:
+    """A server that is far away would be said to hang, and one that hangs be waited for."""
+    habit = Habit()
+    assert habit.grace(0.0) == MOST  # nobody knows
+    habit.answered(0.001, 0.0)
+    assert habit.grace(0.0) == LEAST
+    habit.answered(0.4, 1.0)
+    habit.answered(0.001, 2.0)
+    assert 0.7 < habit.grace(2.0) < 0.8
+    habit.answered(2 * MOST, 2.0)  # it stood still, for once
+    assert 0.7 < habit.grace(2.0) < 0.8
+    assert habit.grace(2.0 + 4 * FADES) == LEAST
+    habit.failed(LEAST / 2)  # it refuses: the next question has its answer as soon
+    assert not habit.silent
+    habit.failed(LEAST)
+    assert habit.silent
+    habit.answered(0.7, 3.0)
+    assert not habit.silent
+    assert habit.grace(3.0) == MOST
+
+
+def test_an_engine_that_has_never_answered_and_hangs_is_known_to() -> None:
+    """Each lock would wait a second for it."""
+    habit = Habit()
+    habit.failed(MOST)
+    assert habit.grace(0.0) == LEAST
+    habit.answered(20.0, 0.0)
+    assert habit.grace(0.0) == LEAST
