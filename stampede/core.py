@@ -236,6 +236,10 @@ class Scope:
             return known[1]
         return None if own is None or whole is None else self._keep_prefix(epoch, own, whole)
 
+    def _at_hand(self) -> str:
+        """The prefix as it is known here. A change asks the engine itself, and would pay twice for one that hangs."""
+        return self._recall() or self.prefix
+
     def _known_prefix(self) -> str:
         return self._recall() or run_blocking(self.learn(BLOCKING))
 
@@ -503,7 +507,7 @@ class Scope:
     async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
         policy = policy or self.policy
         ttl = policy.ttl_of(kept_whole(value))
-        known = self.core.front.known(await self.learn(colour) + key)
+        known = self.core.front.known(self._at_hand() + key)
         cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
         entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
         await self._change(colour, key, "set", lambda store, physical: store.set(physical, entry))
@@ -539,7 +543,7 @@ class Scope:
 
     async def bump(self, colour: Colour) -> None:
         """A new generation of this scope: everything older is gone."""
-        core, was_down, before = self.core, self.core.is_down(), await self.learn(colour)
+        core, was_down, before = self.core, self.core.is_down(), self._at_hand()
         try:
             await self._store(colour).bump(self.name)
             core.answered(was_down)

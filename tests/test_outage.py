@@ -434,6 +434,40 @@ def _asked(cache: Cache, colour: str, verb: str, *args: Any) -> Any:
     return had(getattr(cache, verb if colour == "sync" else "a" + verb)(*args))
 
 
+CHANGES: list[tuple[Any, ...]] = [
+    ("set", "k", 1),
+    ("expire", "k"),
+    ("invalidate", "k"),
+    ("invalidate_all",),
+    ("clear",),
+]
+
+
+@both
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change[0])
+def test_a_change_asks_once(colour: str, change: tuple[Any, ...], engine: Switched, clock: FakeClock) -> None:
+    """An engine that hangs would cost it twice its time-out: once to see whether it is up, and once for itself."""
+    cache = Cache(engine=engine)
+    f = cache.cached(counting(colour))
+    assert had(f()) == 1
+
+    def made() -> None:
+        if change[0] == "invalidate_all":
+            had(f.invalidate_all())
+        else:
+            _asked(cache, colour, *change)
+
+    engine.plug.pull()
+    for _ in range(2):
+        clock.advance(1.01)  # the next one may ask
+        engine.plug.asked.clear()
+        with pytest.raises(EngineError):
+            made()
+        assert len(engine.plug.asked) == 1
+    engine.plug.put_back()
+    made()
+
+
 @both
 def test_reads_raise_where_that_is_wanted(colour: str, engine: Switched) -> None:
     """`on_engine_error="raise"`: nothing in place of a value would be taken for its absence."""
