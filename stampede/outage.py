@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -18,7 +18,7 @@ from stampede.errors import EngineClosed, EngineError
 from stampede.guarded import Guarded, Questions
 from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
 from stampede.returns import Returns
-from stampede.workers import Late, Told
+from stampede.workers import Late
 
 __all__ = ["GuardedClaims", "Outage"]
 
