@@ -23,6 +23,7 @@ from stampede.errors import (
     WaitTimeout,
 )
 from stampede.flight import SAFETY, Flight, nested
+from stampede.interruptions import pass_on, thrown_in
 from stampede.leader import Leader
 from stampede.outcome import Landing, LeftOut, comes_back
 from stampede.pace import Pace
@@ -263,7 +264,7 @@ async def land(
     try:
         if isinstance(error, LeftOut):
             return await left_out(call, hold, error)
-        if error is not None and not isinstance(error, call.policy.raises):
+        if error is not None and (is_own(error) or not isinstance(error, call.policy.raises)):
             return await give_up(call, hold, error, kept, why, cost)
         return await store(call, hold, entry_of(call, kept, value, error, cost), error, why, cost)
     except GeneratorExit:
@@ -334,7 +335,7 @@ async def give_up(
     """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
     if hold.foreign:
         return Landing(error=error)
-    if not isinstance(error, Exception):  # cancelled, interrupted, exiting: that is this caller's own business
+    if is_own(error):
         await release(call)
         return Landing(error=error)
     may_serve = covered(call, kept, error)
@@ -346,6 +347,11 @@ async def give_up(
     if kept and may_serve:
         return served(call, kept, "failed", until=rest, as_of=as_of)
     return Landing(error=error, as_of=as_of)
+
+
+def is_own(error: BaseException) -> bool:
+    """Cancelled, interrupted, out of time, exiting: that is this caller's business, and says nothing of the origin."""
+    return not isinstance(error, Exception) or thrown_in(error)
 
 
 async def stood(call: Call) -> float:
@@ -361,7 +367,7 @@ async def stood(call: Call) -> float:
 
 def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
     """A caller whose computation failed like this is given what is kept."""
-    theirs = not isinstance(error, Exception) or isinstance(error, (CodecError, RecursiveComputation))
+    theirs = is_own(error) or isinstance(error, (CodecError, RecursiveComputation))
     return kept is not None and not call.force and not theirs and not isinstance(error, call.policy.raises)
 
 
@@ -400,6 +406,7 @@ def message_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as failure:  # the caller is to get its own error, not that of an error's __str__
+        pass_on(failure)
         return f"(its message can't be had: {type(failure).__name__})"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from keyword import iskeyword
 from typing import Any
 
+from stampede.interruptions import pass_on
 from stampede.keys import Parameters, are_fast
 from stampede.local import Resident
 
@@ -32,8 +33,9 @@ _HIT = """\
         if e_.end > now_() and (e_.stamp is None or e_.stamps[e_.slot] == e_.stamp):
             e_.hits += 1
             return e_.value
-    except Exception_:
-        pass
+    except Exception_ as x_:
+        if x_.__traceback__.tb_next is not None:
+            pass_on_(x_)
     return {wait}slow_({passing})
 """
 
@@ -72,7 +74,8 @@ class Hot:
             return None
         try:
             key: tuple[Any, ...] = self._key_of(*args, **kwargs)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             return None  # an object without __stampede_key__, or with one that fails
         pairs = key[1:] if self._of_method else key
         return key if are_fast(pairs[::2]) else None
@@ -88,7 +91,7 @@ class Hot:
             if first not in self._whole.ignored:
                 own = f"{new('own_')} = {first}.__stampede_key__()"
                 pairs = pairs.replace(", ", f", {new('type_')}({new('own_')}), {new('own_')}, ", 1)
-        for name in ("slow_", "e_", "fast_", "now_", "Exception_"):
+        for name in ("slow_", "e_", "fast_", "now_", "Exception_", "x_", "pass_on_"):
             template = template.replace(name, new(name))
         name = self._function.__name__
         source = template.format(
@@ -108,6 +111,7 @@ class Hot:
             new("now_"): time.monotonic,
             new("type_"): type,
             new("Exception_"): Exception,
+            new("pass_on_"): pass_on,
             **self._whole.defaults,
             **rest.defaults,
         }

@@ -118,6 +118,8 @@ class OneByOne:
         except GeneratorExit:
             raise
         except BaseException as error:  # the caller's own cancellation
+            if all(work.answer is not None for work in works):
+                raise  # it came too late for any of them
             for work in works:
                 work.answer = work.answer or Answer(None, error, 0.0)
         return {work.wanted.key: work.answer for work in works if work.answer is not None}

@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from stampede.entry import Entry
+from stampede.interruptions import pass_on
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
@@ -65,7 +66,8 @@ def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseE
     try:
         twin = _revived(entry, raises)
         return type(twin) is type(error) and _held(twin) == _held(error)
-    except Exception:
+    except Exception as failure:
+        pass_on(failure)
         return False
 
 
@@ -90,8 +92,8 @@ def _made(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseExceptio
         error = kind(*arguments)
         if error.args == arguments:
             return error
-    except Exception:
-        pass
+    except Exception as failure:
+        pass_on(failure)
     error = kind.__new__(kind, *arguments)
     error.args = arguments
     return error
@@ -105,11 +107,13 @@ def own_copy(error: BaseException) -> BaseException:
             return error
         if twin.args != error.args:
             raise ValueError  # its __init__ makes other arguments of these: do without it
-    except Exception:
+    except Exception as failure:
+        pass_on(failure)
         try:
             twin = type(error).__new__(type(error), *error.args)
             twin.__dict__.update(error.__dict__)
-        except Exception:
+        except Exception as failure:
+            pass_on(failure)
             return error
     twin.__cause__, twin.__context__ = error.__cause__, error.__context__
     twin.__suppress_context__ = error.__suppress_context__

@@ -49,6 +49,7 @@ LAYERS = """
     entry loops watch stacks
     errors decisions greenlets
     forks threads stalls
+    interruptions
 """
 LINES = [line.split() for line in LAYERS.strip().splitlines()]
 DEPTH = {name: depth for depth, line in enumerate(LINES) for name in line}

@@ -14,6 +14,7 @@ from types import NoneType, SimpleNamespace
 from typing import Any, ForwardRef, TypeVar, get_args, get_origin
 
 from stampede.codec.values import STANDARD
+from stampede.interruptions import pass_on
 
 __all__ = [
     "BUILTIN",
@@ -59,7 +60,8 @@ def _resolve(annotation: Any, globalns: dict[str, Any], localns: dict[str, Any])
     holder: Any = SimpleNamespace(__annotations__={"it": annotation})
     try:
         return typing.get_type_hints(holder, globalns, localns, include_extras=True)["it"]
-    except Exception:  # an annotation is any code: it must not break a decoration
+    except Exception as error:  # an annotation is any code: it must not break a decoration
+        pass_on(error)
         return None
 
 

@@ -14,6 +14,7 @@ from stampede.engines.line import Line
 from stampede.engines.url import anything, options_of, text, whole
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import OptionError, TooLarge
+from stampede.interruptions import pass_on
 from stampede.local import Resident, Tier
 from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Versioned
 
@@ -106,6 +107,7 @@ class _Locked:
             try:
                 self._cache[resident.key] = resident
             except ValueError as error:
+                pass_on(error)
                 raise TooLarge(f"the value of {resident.key!r} is larger than the whole store") from error
 
     def drop(self, key: str) -> Resident | None:

@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, TypeAlias
 
 from stampede.errors import KeyingError, OptionError
+from stampede.interruptions import pass_on
 from stampede.keys.canonical import REMEDIES, canonical, name_of
 from stampede.keys.models import is_frozen
 from stampede.keys.parameters import Parameter, Parameters
@@ -122,7 +123,8 @@ def _stands_alone(parameter: Parameter) -> bool:
         canonical(parameter.default)
     except KeyingError:
         return True
-    except Exception:  # of a user's own `__stampede_key__`: it may be better by the time of a call
+    except Exception as error:  # of a user's own `__stampede_key__`: it may be better by the time of a call
+        pass_on(error)
         return False
     return False
 

@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from stampede.interruptions import pass_on
+
 _MAIN = ("__main__", "__mp_main__")  # the second: what multiprocessing's spawn makes of the first
 
 
@@ -23,7 +25,8 @@ def found_by_name(cls: type) -> bool:
     try:
         for part in cls.__qualname__.split("."):
             found = getattr(found, part)
-    except Exception:  # a module may have a __getattr__ of its own
+    except Exception as error:  # a module may have a __getattr__ of its own
+        pass_on(error)
         return False
     return found is cls
 

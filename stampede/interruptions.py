@@ -1,0 +1,69 @@
+"""What a signal's handler throws into whatever runs: a worker's time limit. It is no failure of what it came out of.
+
+Most time limits are of an ordinary `Exception` (Celery's SoftTimeLimitExceeded, RQ's JobTimeoutException, anybody's
+TimeoutError), which whoever catches what foreign code may raise would take for that code's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from inspect import CO_VARARGS
+from itertools import pairwise
+from types import FrameType
+
+__all__ = ["pass_on", "thrown_in"]
+
+
+def thrown_in(error: BaseException) -> bool:
+    """Whether a signal's handler has raised it: nothing else is called with the very frame that calls it.
+
+    (A tracer is, whose exceptions are thrown in, too.) Not to be seen: what another thread has had raised here, by
+    `PyThreadState_SetAsyncExc`, which leaves no frame; and what a handler raises that is no Python function.
+    """
+    return any(_is_handed(frame, interrupted) for interrupted, frame in pairwise(_frames(error)))
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise what was thrown in, if this was, or if it was made of that by somebody on the way here."""
+    own = _origin(error)
+    if own is None:
+        return
+    context = own.__context__
+    try:
+        raise own
+    finally:
+        own.__context__ = context  # and not what was made of it, which refers to it
+        del own, error, context  # they would refer to themselves through this frame
+
+
+def _origin(error: BaseException) -> BaseException | None:
+    """The one that was thrown in. Older ones, which somebody above us handles right now, were caught in no frame that
+    this one has passed."""
+    frames, known = [*_frames(error)], [error]
+    while not any(_is_handed(frame, interrupted) for interrupted, frame in pairwise(frames)):
+        cause = error.__context__ if error.__cause__ is None else error.__cause__
+        if cause is None or cause.__traceback__ is None or any(cause is each for each in known):
+            return None
+        if cause.__traceback__.tb_frame not in frames:
+            return None
+        error, frames = cause, [*_frames(cause)]
+        known.append(error)
+    return error
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+
+
+def _is_handed(frame: FrameType, caller: FrameType) -> bool:
+    """Whether one of its arguments is that frame."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)]
+    if not names:
+        return False
+    values = frame.f_locals
+    given = [values.get(name) for name in names]
+    return any(each is caller for each in (*given, *(given[-1] if type(given[-1]) is tuple else ())))
