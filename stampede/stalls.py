@@ -12,6 +12,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
+from stampede.interruptions import pass_on
+
 __all__ = ["LATE", "NEXT", "Patience", "Stalls", "given_back", "unhurried"]
 
 T = TypeVar("T")
@@ -82,7 +84,8 @@ async def unhurried(connect: Callable[[], Awaitable[T]], hung: type[Exception] |
     try:
         with stalls:
             return await connect()
-    except hung:
+    except hung as error:
+        pass_on(error)
         if not stalls.lost:
             raise
         with suppress(*(hung if isinstance(hung, tuple) else (hung,)), TimeoutError):

@@ -17,8 +17,8 @@ Line: TypeAlias = tuple[str, int]
 Point: TypeAlias = tuple[CodeType, int]
 
 
-class Interrupt(Exception):
-    """What a signal's handler raises: SoftTimeLimitExceeded, JobTimeoutException."""
+class Interrupt(TimeoutError):
+    """What a signal's handler raises. Engines raise TimeoutError, too, when they can't be asked."""
 
 
 def ours(frame: FrameType) -> bool:

@@ -21,6 +21,7 @@ from stampede.engines.flock import pid_here, process, try_lock, unlock
 from stampede.engines.url import options_of, parts_of, safe_url
 from stampede.engines.wake import LOOK, Post
 from stampede.errors import EngineClosed, EngineError, OptionError
+from stampede.interruptions import pass_on
 from stampede.ports import Busy, Engine, Granted
 from stampede.threads import begun
 
@@ -86,6 +87,7 @@ def default_directory() -> Path:
         path.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()
     except OSError as error:
+        pass_on(error)
         raise EngineError(f"can't make {path} for locks: {error}: give a directory, as in file:///run/app") from error
     mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
     if not mine:
@@ -152,8 +154,8 @@ class _Held:
             if self.locked:
                 try:
                     _Record(self.record.fence).write(fd)
-                except OSError:
-                    pass  # a full disk: the lock goes all the same
+                except OSError as error:
+                    pass_on(error)  # else a full disk: the lock goes all the same
             unlock(fd)  # not only closed: a child being started may have the file open until it is
         self.close()
 
@@ -162,8 +164,8 @@ class _Held:
         try:
             while self._fds:
                 any(map(os.close, map(self._fds.pop, [0])))
-        except OSError:
-            pass
+        except OSError as error:
+            pass_on(error)
 
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -191,6 +193,7 @@ class _Names:
             os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             probe.unlink()
         except OSError as error:
+            pass_on(error)
             raise self._trouble(error) from error
 
     def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
@@ -208,6 +211,7 @@ class _Names:
                 self._extend(taken, lease)
                 return Granted(fence=taken.record.fence)
         except OSError as error:
+            pass_on(error)
             raise self._trouble(error) from error
 
     def _take(self, name: str, token: bytes) -> _Held | Busy:
@@ -252,6 +256,7 @@ class _Names:
                 self._extend(held, lease)
                 return True
         except OSError as error:
+            pass_on(error)
             raise self._trouble(error) from error
 
     def release(self, name: str, token: bytes) -> bool:
@@ -340,7 +345,8 @@ def _busy(record: _Record) -> Busy:
 def _record_of(path: Path) -> _Record:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return _Record()
     try:
         return _Record.read(fd)

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from stampede.errors import EngineError
+from stampede.interruptions import pass_on
 
 __all__ = ["Life", "closed", "dead", "pid_here", "process", "sweep", "try_lock", "unlock"]
 
@@ -42,8 +43,8 @@ def closed(fd: int) -> None:
     """Close what may be closed already."""
     try:
         os.close(fd)
-    except OSError:
-        pass
+    except OSError as error:
+        pass_on(error)
 
 
 class Life:
@@ -63,6 +64,7 @@ class Life:
                 if self._fd < 0 or not os.fstat(self._fd).st_nlink:
                     self._begin()
             except OSError as error:
+                pass_on(error)
                 raise EngineError(
                     f"can't use {self._folder}: {error}: give a directory that can be made and written"
                 ) from error
@@ -114,11 +116,13 @@ def dead(folder: Path, name: str) -> bool:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return False  # out of files, no right to look: nobody knows, so the lease's end decides
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return False
     else:
         path.unlink(missing_ok=True)
@@ -133,8 +137,8 @@ def sweep(folder: Path) -> None:
         for each in os.scandir(folder):
             if not each.name.startswith(_UNBORN) or time.time() - each.stat().st_mtime > 60:
                 dead(folder, each.name)
-    except OSError:
-        pass  # what can't be swept now will be another time
+    except OSError as error:
+        pass_on(error)  # else what can't be swept now will be another time
 
 
 def process() -> str:
@@ -155,8 +159,8 @@ def _no_such_process(name: str) -> bool:
             os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:
-        pass  # it is another user's
+    except OSError as error:
+        pass_on(error)  # else it is another user's
     return False
 
 
@@ -164,5 +168,6 @@ def _no_such_process(name: str) -> bool:
 def _pid_namespace() -> int:
     try:
         return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return 0

@@ -6,6 +6,7 @@ import select
 import time
 from typing import Any
 
+from stampede.interruptions import pass_on
 from stampede.stalls import given_back
 
 try:
@@ -23,7 +24,8 @@ else:
         """Bytes that the other end has not taken yet from the system's own buffer."""
         try:
             return int(unpack("i", ioctl(sock.fileno(), TIOCOUTQ, b"\0\0\0\0"))[0])
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            pass_on(error)
             return 0
 
 

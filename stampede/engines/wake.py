@@ -19,6 +19,7 @@ from pathlib import Path
 
 from stampede.colour import Bell
 from stampede.engines.flock import closed, dead, pid_here
+from stampede.interruptions import pass_on
 from stampede.threads import begun
 
 __all__ = ["LOOK", "Post"]
@@ -86,7 +87,8 @@ class Post:
         mine = self._pipe
         try:
             names = os.listdir(self._wake)
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             return  # no folder, nobody waits
         for name in names:
             if mine is None or name != mine[0].name:
@@ -118,7 +120,8 @@ class Post:
             os.mkfifo(path, 0o600)
             reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # our own: no end-of-file without others
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             return False
         self._pipe = path, reader, writer
         self._thread = begun("stampede-wake", self._serve, self._pipe)
@@ -197,6 +200,7 @@ def _send(path: Path, number: int) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
+        pass_on(error)
         if error.errno == errno.ENXIO:  # nobody reads it. One that is being made is not old enough to be removed
             _remove_old(path)
         return
@@ -211,21 +215,22 @@ def _remove_old(path: Path) -> None:
     try:
         if time.time() - path.stat().st_mtime > 1:
             path.unlink()
-    except OSError:
-        pass
+    except OSError as error:
+        pass_on(error)
 
 
 def _write(fd: int, word: bytes) -> None:
     try:
         os.write(fd, word)
-    except OSError:
-        pass  # full: its reader will ring everything; or gone
+    except OSError as error:
+        pass_on(error)  # else full: its reader will ring everything; or gone
 
 
 def _read(fd: int) -> bytes:
     try:
         return os.read(fd, _FULL)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return b""
 
 
@@ -243,7 +248,8 @@ def _handle(holder: str) -> int | None:
         return None
     try:
         handle = os.pidfd_open(pid)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return None
     if handle in _ready([handle], 0):  # ended, and yet its lock stands: some child has it. Look now and then
         os.close(handle)

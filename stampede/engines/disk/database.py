@@ -24,6 +24,7 @@ from stampede.engines.disk.stamps import MARK, Stamps, Unreadable
 from stampede.engines.disk.turn import Interrupted, Turn, Turns
 from stampede.engines.flock import try_lock
 from stampede.errors import EngineClosed, EngineError
+from stampede.interruptions import pass_on
 from stampede.ports import Ticket
 from stampede.stalls import Patience
 
@@ -142,6 +143,7 @@ class Database:
             try:
                 self._opened = self._attach()
             except (OSError, *_TROUBLE) as error:
+                pass_on(error)
                 raise EngineError(
                     f"can't use {self.directory}: {error}: give a directory that can be made and written, "
                     "on a local disk with room"
@@ -211,8 +213,8 @@ class Database:
                 try:
                     if time.time() - path.stat().st_mtime > 3600:  # younger ones may be somebody's beginning
                         path.unlink()
-                except OSError:
-                    pass  # another process was first
+                except OSError as error:
+                    pass_on(error)  # else another process was first
 
     def _replace(self, opened: Opened) -> str:
         """Through the gate: a new database in the place of one that is gone or damaged, if nobody else was faster."""
@@ -500,6 +502,7 @@ class Database:
         except EngineError as failure:
             return str(failure)
         except (OSError, *_TROUBLE) as failure:
+            pass_on(failure)
             return f"it can't be replaced ({failure}): remove {self.directory}"
         finally:
             self._turns.end(turn)

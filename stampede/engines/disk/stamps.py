@@ -18,6 +18,7 @@ import os
 from pathlib import Path
 
 from stampede.engines.flock import closed, try_lock, unlock
+from stampede.interruptions import pass_on
 
 __all__ = ["GENERATIONS", "MARK", "SLOTS", "Stamps", "Unreadable", "unique"]
 
@@ -78,7 +79,8 @@ class Stamps:
         """Whether the directory still has this very file. (Its number can't be used again while we have it open.)"""
         try:
             status = os.stat(self._path)
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             return False
         return (status.st_dev, status.st_ino) == self._identity
 

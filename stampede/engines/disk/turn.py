@@ -14,6 +14,7 @@ from weakref import ref
 
 from stampede import decisions, greenlets
 from stampede.colour import BLOCKING, Bell, run_blocking
+from stampede.interruptions import pass_on
 from stampede.stacks import innermost_frames
 from stampede.stalls import Patience
 
@@ -57,8 +58,8 @@ class Turn:
         for leave in self.leave:
             try:
                 leave()
-            except OSError:
-                pass  # closed: nobody has it any more
+            except OSError as error:
+                pass_on(error)  # else it is closed: nobody has it any more
 
     def tidy_up(self) -> None:
         """End what the one before has left open."""

@@ -19,6 +19,7 @@ from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
 from stampede.engines.progress import comes, send
 from stampede.errors import EngineError
+from stampede.interruptions import pass_on
 
 __all__ = ["BlockingLine"]
 
@@ -70,6 +71,7 @@ class Connection:
                     raise ConnectionResetError("it has said what nobody had asked for, or goodbye")
                 replies = self._exchange(commands, count)
             except ConnectionError as closed:
+                pass_on(closed)
                 if not twice or isinstance(closed, EngineError):
                     raise
                 self._client.close()
@@ -80,6 +82,7 @@ class Connection:
             raise
         except _troubles() as error:
             self.broken = True
+            pass_on(error)
             raise trouble(self._server, error) from error
         self.asking = False
         return replies
@@ -117,7 +120,8 @@ class Connection:
         since = time.monotonic()
         try:
             some: bytes = self._sock.recv(CHUNK)
-        except TimeoutError:
+        except TimeoutError as hung:
+            pass_on(hung)
             if not comes(self._sock, since):
                 raise
             some = self._sock.recv(CHUNK)
@@ -182,6 +186,7 @@ class BlockingLine:
                 connection.connect()
             except _troubles() as error:
                 connection.close()
+                pass_on(error)
                 if not isinstance(error, EngineError):
                     server.failed()
                 raise trouble(server, error) from error

@@ -21,6 +21,7 @@ from stampede.engines.memcached.servers import Server, Servers, checked, refusal
 from stampede.engines.progress import Pace, unsent
 from stampede.engines.transport import disown, shut
 from stampede.errors import EngineError
+from stampede.interruptions import pass_on, thrown_in
 from stampede.loops import Loop, PerLoop
 from stampede.stalls import given_back, unhurried
 
@@ -138,7 +139,7 @@ class Stream(Landing):
 
     def _interrupted(self, error: BaseException) -> None:
         self.lose(ConnectionResetError(f"interrupted: {type(error).__name__}"))
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or thrown_in(error):
             raise error
 
     # -- of the transport ---------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Stream(Landing):
 
     def connection_lost(self, exc: Exception | None) -> None:
         closed = ConnectionResetError("the server has closed the connection")
-        self.lose(exc if isinstance(exc, OSError) else closed)
+        self.lose(exc if isinstance(exc, OSError) and not thrown_in(exc) else closed)
 
     def _parse(self) -> None:
         at = 0
@@ -316,6 +317,7 @@ async def _connected(server: Server, loop: Loop, again: Callable[[Server], Corou
     try:
         stream = await unhurried(connect, TimeoutError)
     except (OSError, EngineError) as error:
+        pass_on(error)
         if not isinstance(error, EngineError):
             server.failed()
         raise trouble(server, error) from error

@@ -17,6 +17,7 @@ from stampede.engines.memcached.holds import Hold, Link, Signer
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server
 from stampede.errors import EngineError
+from stampede.interruptions import pass_on
 from stampede.threads import begun
 
 __all__ = ["Witnesses"]
@@ -53,7 +54,8 @@ class Witness:
             return False
         try:
             return connection.quiet(connection.watch())
-        except (OSError, ValueError):  # another thread has just closed it
+        except (OSError, ValueError) as error:  # another thread has just closed it
+            pass_on(error)
             return False
 
 

@@ -19,6 +19,7 @@ from stampede.engines.redis.resp import MORE, left_over, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.engines.redis.shapes import OutOfStep
 from stampede.errors import EngineError
+from stampede.interruptions import pass_on
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection as Connection
@@ -89,6 +90,7 @@ class Blocking:
                     told = self._mended(list(commands), replies, told)
                     break
         except Exception as error:
+            pass_on(error)
             self._server.check()  # then the connection was closed under our hands, which may raise anything
             if isinstance(error, self._any):
                 raise trouble(self._server.name, error) from error
@@ -117,14 +119,16 @@ class Blocking:
         leave: _Leave | None = taken
         try:
             return self._tried(taken.wire, commands)
-        except self._broken:
+        except self._broken as error:
+            pass_on(error)
             leave = None  # before another thread may have it
             self._pool.give_back(taken)
             leave = self._pool.take_connected()
             if leave is None:
                 raise
             return self._exchange(leave.wire, commands)
-        except self._hung:
+        except self._hung as hung:
+            pass_on(hung)
             self._pool.hung_at = time.monotonic()
             raise
         finally:
@@ -138,7 +142,8 @@ class Blocking:
         used = wire.sock is not None
         try:
             return self._exchange(wire, commands)
-        except self._broken:
+        except self._broken as error:
+            pass_on(error)
             if not used:
                 raise
             return self._exchange(wire, commands)
@@ -169,6 +174,7 @@ class Blocking:
                 raise OutOfStep("it has said more than it was asked for")
         except TimeoutError as hung:
             self._disconnect(wire)
+            pass_on(hung)
             raise self._hung(str(hung)) from hung
         except _ODD as odd:  # what the library, or its parser, stumbles over
             self._disconnect(wire)
@@ -256,7 +262,8 @@ class _Wire:
         sock, since = self.sock, time.monotonic()
         try:
             data: bytes = sock.recv(_SIZE)
-        except TimeoutError:
+        except TimeoutError as hung:
+            pass_on(hung)
             if not progress.comes(sock, since):
                 raise
             data = sock.recv(_SIZE)

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 from stampede.colour import Bell
 from stampede.engines.redis.readers import Readers
 from stampede.engines.redis.resp import MORE, Parser, parser
+from stampede.interruptions import pass_on
 from stampede.threads import begun
 
 __all__ = ["GENERATIONS", "Ear", "News", "Stamps", "follow", "slot_of"]
@@ -281,8 +282,8 @@ class News:
                 self._poke[1].send(b"!")
             except BlockingIOError:
                 pass  # it has been poked often enough
-            except OSError:
-                pass  # the thread has ended
+            except OSError as error:
+                pass_on(error)  # else the thread has ended
 
     # -- tickets ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, made_with, never, several
 from stampede.engines.url import flag, safe_url
 from stampede.errors import OptionError
+from stampede.interruptions import pass_on
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
@@ -83,6 +84,7 @@ class Guarded(Server):
                 if self.master() != self._master:
                     self._meet()
             except (RedisError, OSError, *_ODD) as error:  # they are out of service, or at it: nothing has changed
+                pass_on(error)
                 _log.debug("no answer from the sentinels: %s", error)
             self._look = time.monotonic() + LOOK
         return self.current(connection)
@@ -106,6 +108,7 @@ class Guarded(Server):
             try:
                 self._watch.sentinels[0].ping()
             except RedisError as error:  # of all sentinels, perhaps: wrong certificates, wrong passwords
+                pass_on(error)
                 trouble = error
             raise self._unnamed(trouble) from unknown
         return found

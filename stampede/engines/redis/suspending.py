@@ -27,6 +27,7 @@ from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.engines.redis.shapes import OutOfStep
 from stampede.engines.transport import disown, shut
 from stampede.errors import EngineError
+from stampede.interruptions import pass_on
 from stampede.loops import PerLoop
 from stampede.stalls import given_back, unhurried
 
@@ -88,6 +89,7 @@ class Suspending:
             if any(isinstance(reply, Exception) for reply in question.replies):
                 await self._mended(pipe, list(commands), question)
         except Exception as error:
+            pass_on(error)
             self._server.check()
             if isinstance(error, self._any):
                 raise trouble(self._server.name, error) from error
@@ -225,6 +227,7 @@ class _Pipe:
             wire.send([command for question in asked for command in question.commands], idle=idle)
         except Exception as error:  # nobody else would tell those who wait
             wire.drop(error)
+            pass_on(error)
         except BaseException:
             wire.drop(ConnectionError("interrupted"))
             raise
@@ -420,6 +423,7 @@ class _Wire(Landing):
                 pipe.heard(self, reply)
         except Exception as error:  # these are no replies, or not to our questions
             self.drop(error)
+            pass_on(error)
         except BaseException:
             self.drop(ConnectionError("interrupted"))
             raise
