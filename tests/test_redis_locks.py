@@ -161,7 +161,7 @@ def test_who_has_a_place_waits_for_its_own_turn(server: RedisServer, open_: Open
     assert time.monotonic() - start >= 0.1
     assert run(engine.locks.release("l", first))
     start = time.monotonic()
-    run(engine.locks.wait("l", busy, LONG))  # its own
+    run(open_(server.url).locks.wait("l", busy, LONG))  # its own, as another process was told
     assert time.monotonic() - start < 0.9
     assert isinstance(run(engine.locks.acquire("l", second, LONG, waits=True)), Granted)
 
