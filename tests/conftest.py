@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
@@ -42,11 +43,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     ends = getattr(config, "workerinput", {}).get("ends")
     if ends is None:
         faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
-    else:  # one of several, who is ended ten seconds after its last test
-        faulthandler.dump_traceback_later(8, file=sys.__stderr__)
+    else:  # one of several: it waits for the others, and is ended when its own end takes ten seconds
         mark = Path(ends, config.workerinput["workerid"])  # type: ignore[attr-defined]
         mark.touch()
         atexit.register(mark.unlink)
+        threading.Thread(target=_watch_the_end, daemon=True).start()
+
+
+def _watch_the_end() -> None:
+    threading.main_thread().join()
+    faulthandler.dump_traceback_later(8, file=sys.__stderr__)
 
 
 # -- several at once: `pytest -n auto`, which `make test` says ---------------------------------------------------------
