@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("redis")
 
+from faces import BRIEF
 from herd import until
 from proxy import Proxy
 from servers import RedisServer
@@ -64,7 +65,7 @@ def test_any_number_in_one_batch_and_beside_all_callers(before: Before, face: Fa
 def test_also_when_nobody_calls_any_more(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
     """The others would wait for a lease that nobody holds, to its end."""
     proxy = before(server)
-    asked = face(proxy.url, colour)
+    asked = face(proxy.url, colour, timeout=BRIEF)
     asked("warm", lambda: 1)
     proxy.at(b"EVALSHA", answered=0, silent=True)
     assert asked("k", lambda: 1) == 1
@@ -146,7 +147,7 @@ def test_who_is_refused_by_a_lost_lease_of_this_process_is_soon_let_in(
 ) -> None:
     """The next call after the outage would find the key computed by nobody, and wait for a whole lease."""
     proxy = before(server)
-    asked = face(proxy.url, lease=60)
+    asked = face(proxy.url, lease=60, timeout=BRIEF)
     asked("warm", lambda: 1)
     proxy.at(b"EVALSHA", answered=0, silent=True)
     assert asked("k", lambda: 1, ttl=0.01) == 1
