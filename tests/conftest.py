@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from proxy import Proxy
-from servers import RedisServer, shared_redis
+from servers import RedisServer, shared_redis, to_empty
 
 # A shell that runs us in the background has Ctrl-C ignored, and so it would be in all processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -90,6 +90,14 @@ def _ends() -> Path:
 def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STAMPEDE_SETTINGS", "STAMPEDE_DISABLED"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _empty_servers() -> Iterator[None]:
+    """Which tests a worker has run before is anybody's guess: nothing that they stored is there."""
+    yield
+    while to_empty:
+        to_empty.popitem()[1]()
 
 
 @pytest.fixture

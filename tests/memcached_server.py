@@ -8,9 +8,9 @@ import signal
 import socket
 import subprocess
 import time
-from functools import lru_cache
+from functools import cache
 
-from servers import PATIENCE, Authority, free_port, missing, need
+from servers import PATIENCE, Authority, free_port, missing, need, to_empty
 
 __all__ = ["MemcachedServer", "shared_memcached"]
 
@@ -126,7 +126,11 @@ def _with_certificate(tls: Authority) -> list[str]:
     return ["-Z", "-o", f"ssl_chain_cert={tls.certificate},ssl_key={tls.key}"]
 
 
-@lru_cache(1)
 def shared_memcached() -> MemcachedServer:
-    """The session's server, for tests that need no other: empty it before use."""
-    return MemcachedServer()
+    """The session's server, for tests that need no other."""
+    server = _memcached()
+    to_empty["memcached"] = server.empty
+    return server
+
+
+_memcached = cache(MemcachedServer)

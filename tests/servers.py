@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -29,6 +29,7 @@ __all__ = [
     "need",
     "shared_cluster",
     "shared_redis",
+    "to_empty",
     "wait_until",
     "with_certificate",
 ]
@@ -428,13 +429,22 @@ def wait_until(good: Callable[[], bool], patience: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
-@lru_cache(1)
+to_empty: dict[str, Callable[[], object]] = {}
+"""The shared servers that were used since then: the end of each test empties them."""
+
+
 def shared_cluster() -> RedisCluster:
-    """The session's cluster: empty it before use, and leave its slots where they were."""
-    return RedisCluster()
+    """The session's cluster: leave its slots where they were."""
+    cluster = _cluster()
+    to_empty["cluster"] = cluster.flush
+    return cluster
 
 
-@lru_cache(1)
 def shared_redis() -> RedisServer:
-    """The session's server, for tests that need no other: empty it before use."""
-    return RedisServer()
+    """The session's server, for tests that need no other."""
+    server = _redis()
+    to_empty["redis"] = partial(server.cli, "FLUSHALL")
+    return server
+
+
+_cluster, _redis = cache(RedisCluster), cache(RedisServer)

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import trio
+from herd import until
 from interrupting import Interrupt, interrupted, points_of
 from memcached_server import shared_memcached
 from servers import shared_redis
@@ -34,7 +35,7 @@ pytestmark = [
 # What is thrown into a finalizer, or a callback of a weak reference, can't be raised anywhere.
 thrown_in = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-LONG = 5  # seconds; leases are much longer
+LONG, LONGER = 5, 30  # seconds; leases are much longer, and may be looked at after a third of theirs
 EVERY = 1_000_000
 AT_MOST = {"memory": EVERY, "disk": 60, "redis": 60, "memcached": 40}  # moments of one verb; SWEEP=whole for all
 ENGINES = ["memory://?entries=20", "memory://?codec=sealed", "disk://{}", "redis", "memcached"]
@@ -47,7 +48,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
     logging.getLogger("stampede").setLevel(logging.CRITICAL)
     with Cache(url, ttl=600, lease=60, early=0, on_engine_error="raise") as cache:
         yield cache
-        gc.collect()  # what was interrupted before it began says so here
+        until(all_is_told, LONGER)  # what was interrupted before it began says so here
     logging.getLogger("stampede").setLevel(logging.NOTSET)
 
 
@@ -62,6 +63,11 @@ def other() -> Iterator[ThreadPoolExecutor]:
     """Another thread."""
     with ThreadPoolExecutor(1) as other:
         yield other
+
+
+def all_is_told() -> bool:
+    gc.collect()
+    return not any(is_new(each) for each in gc.get_objects())
 
 
 def flying(cache: Cache) -> bool:

@@ -238,6 +238,7 @@ def test_a_lease_that_comes_too_late_is_given_back(before: Before, face: Faces, 
     assert asked("k", lambda: 1, wait=WAIT) == 1
     proxy.let_go()
     until(lambda: not shared_redis().cli("KEYS", "*}l"))
+    until(lambda: not asked.down)  # that it could be given back is noticed
     assert asked("k", lambda: 2, wait=WAIT) == 2
 
 

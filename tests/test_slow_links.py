@@ -31,9 +31,9 @@ def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow
     proxy.rate = RATE
     if request.param == "redis":
         server.cli("FLUSHALL")
-        return server.url, f"{proxy.url}?socket_timeout=0.15", proxy
+        return server.url, f"{proxy.url}?socket_timeout=0.3", proxy
     server.empty()
-    return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=0.15", proxy
+    return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=0.3", proxy
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])

@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from herd import until
 from memcached_server import shared_memcached
 from proxy import Proxy
-from servers import shared_redis, wait_until
+from servers import shared_redis
 
 from stampede import Cache
 
-PATIENCE = 0.1
+PATIENCE = 0.25
 """Seconds that a reply, or a connection, may take."""
 
-STALL = 0.25
+STALL = 0.6
 
 
 class Link(NamedTuple):
@@ -75,7 +76,7 @@ def block_at_reply(proxy: Proxy, loop: asyncio.AbstractEventLoop) -> None:
     proxy.at(b"", after=block)
 
 
-WHEN = {"connecting": ("", ""), "asking": ("warm", ""), "impatient": ("warm", "0.1")}
+WHEN = {"connecting": ("", ""), "asking": ("warm", ""), "impatient": ("warm", str(PATIENCE))}
 when = pytest.mark.parametrize("warm, wait", WHEN.values(), ids=WHEN)
 
 
@@ -141,9 +142,9 @@ class Child:
 
     def _stop(self) -> None:
         pid = self._popen.pid
-        wait_until(lambda: _states(pid) == {"S"})  # it waits for the reply
+        until(lambda: _states(pid) == {"S"})  # it waits for the reply
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: _states(pid) == {"T"})
+        until(lambda: _states(pid) == {"T"})
         go_on = threading.Timer(STALL, os.kill, (pid, signal.SIGCONT))
         go_on.start()
         if self._late:
@@ -174,7 +175,7 @@ def test_a_stopped_process_takes_the_reply(link: Link, colour: str, warm: str, w
     assert link.proxy.met == 1
 
 
-@pytest.mark.parametrize("wait", ["", "0.1"], ids=["patient", "impatient"])
+@pytest.mark.parametrize("wait", ["", str(PATIENCE)], ids=["patient", "impatient"])
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_who_stood_still_with_the_server_waits_for_it(link: Link, colour: str, wait: str) -> None:
     """A machine that stands still for a moment would have all its processes go on without each other."""
