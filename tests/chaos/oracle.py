@@ -86,12 +86,13 @@ class _Judge:
         self.changes: dict[str, list[_Change]] = defaultdict(list)  # that have returned
         self.allows: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.bumps: dict[str, list[tuple[float, float]]] = defaultdict(list)  # when all keys of its kind were ended
-        self.first: dict[str, float] = {}  # call of each process
+        self.first: dict[tuple[str, str], float] = {}  # call of each process in each of these
         for call in self.calls:
             self._note(call)
 
     def _note(self, call: Call) -> None:
-        self.first.setdefault(call.worker, call.began)
+        for key in call.keys:
+            self.first.setdefault((call.worker, _scope(key)), call.began)
         if call.verb not in _ALLOWS:
             return
         sure = call.ok and not self._forgotten(call)
@@ -195,7 +196,8 @@ class _Judge:
         for fault in self.history.faults:
             if fault.effect.keeps or fault.began > change.ended:
                 continue
-            if self.first[change.call.worker] > fault.began and call.began < fault.ended + lag:
+            known = self.first.get((change.call.worker, _scope(key)), inf)
+            if known > fault.began and call.began < fault.ended + lag:
                 return True
             if any(began < fault.ended and fault.began < ended and call.began < ended + NOISE
                    for began, ended in self.bumps[key]):  # fmt: skip
@@ -392,6 +394,12 @@ class _Judge:
 
     def _found(self, what: str, key: str, call: Call, since: float = inf) -> Finding:
         return Finding(what, key, min(call.began, since), min(call.ended, call.began + 60))
+
+
+def _scope(key: str) -> str:
+    """Whose generation it is in: that of its cache, or of its function."""
+    face, kind, _ = key.split("/")
+    return face if face == "cache" else f"{face}/{kind}"
 
 
 def _of(call: Call) -> str:
