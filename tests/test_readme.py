@@ -588,6 +588,12 @@ TRIED: dict[str, tuple[str, str, str, str]] = {
         "redis_processes::test_storms_of_cancellations",
         "memcached_faults::test_a_cancelled_task_leaves_the_others_replies_alone",
     ),
+    "a time limit interrupts": (
+        "time_limits::test_while_a_value_is_read interrupts::test_a_call_that_is_interrupted",
+        "time_limits::test_while_a_value_is_written interrupts::test_a_call_that_is_interrupted",
+        "interrupts::test_a_call_that_is_interrupted",
+        "interrupts::test_a_call_that_is_interrupted",
+    ),
     "a process forks": (
         "fork::test_a_fork_inside_a_computation",
         "disk_processes::test_both_sides_of_a_fork_go_on processes::test_a_child_leaves_its_parents_lease_alone",

@@ -398,8 +398,7 @@ class _Judge:
 
 def _scope(key: str) -> str:
     """Whose generation it is in: that of its cache, or of its function."""
-    face, kind, _ = key.split("/")
-    return face if face == "cache" else f"{face}/{kind}"
+    return "cache" if key.startswith("cache/") else key.rpartition("/")[0]
 
 
 def _of(call: Call) -> str:
