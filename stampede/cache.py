@@ -293,8 +293,7 @@ class Cache:
         `on_engine_error` says. Computations under way end: their callers get the value, and it is not stored. Leases
         and locks that are held end with their time, as they can't be given back any more.
         """
-        if self._core.outage is not None:
-            self._core.outage.closed = True
+        self._core.close()
         self.engine.close()
         if self._core.front.tier is not None:
             self._core.front.tier.clear()

@@ -184,7 +184,7 @@ class Cached:
         """A call that the generated hit could not answer; blocking."""
         if switch.off:
             return self.function(*args, **kwargs)
-        closed = None
+        closed = scope = None
         while True:
             try:
                 scope, key, found = self._look(args, kwargs)
@@ -192,13 +192,13 @@ class Cached:
                     return found.value
                 return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
             except EngineClosed:
-                closed = self._other_than(closed)
+                closed = self._other_than(closed, scope)
 
     async def slow_async(self, /, *args: Any, **kwargs: Any) -> Any:
         """The same, suspending."""
         if switch.off:
             return await self.function(*args, **kwargs)
-        closed = None
+        closed = scope = None
         while True:
             try:
                 scope, key, found = self._look(args, kwargs)
@@ -206,7 +206,7 @@ class Cached:
                     return found.value
                 return landed(await self._fetch(scope, key, args, kwargs), scope.policy)
             except EngineClosed:
-                closed = self._other_than(closed)
+                closed = self._other_than(closed, scope)
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Scope, str, Resident | Entry[Any] | None]:
         """Where the value of these arguments belongs, and what is at hand of it."""
@@ -217,10 +217,13 @@ class Cached:
             self._take_home(scope, found, args, kwargs)
         return scope, key, found
 
-    def _other_than(self, closed: Home | None) -> Home:
-        """The cache to be tried now, where `configure` has closed one under a call; or the error, if it is the same."""
+    def _other_than(self, closed: Home | None, scope: Scope | None) -> Home:
+        """The cache to be tried now, where `configure` has closed one under a call; or the error, if it is the same.
+
+        The error is another engine's, which the function has asked, if the one of `scope` isn't closed.
+        """
         home = self._find()
-        if home is closed:
+        if home is closed or (scope is not None and not scope.core.closed):
             raise
         self.unbind()  # who was binding while it was closed has bound to the closed one
         return home
@@ -289,15 +292,15 @@ class Cached:
     async def _many(self, calls: list[tuple[Any, ...]]) -> list[Any]:
         if switch.off:
             return [await self.colour.call(functools.partial(self.function, *args)) for args in calls]
-        closed = None
+        closed = scope = None
         while True:
             try:
-                return await self._all_of(calls)
+                scope = self.scope
+                return await self._all_of(scope, calls)
             except EngineClosed:
-                closed = self._other_than(closed)
+                closed = self._other_than(closed, scope)
 
-    async def _all_of(self, calls: list[tuple[Any, ...]]) -> list[Any]:
-        scope = self.scope
+    async def _all_of(self, scope: Scope, calls: list[tuple[Any, ...]]) -> list[Any]:
         keys = [self.key(*args) for args in calls]
         wanted = dict(zip(keys, calls, strict=True))
         values = {key: found.value for key in wanted if (found := scope.at_hand(key)) is not None}

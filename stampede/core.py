@@ -61,6 +61,7 @@ class Core:
         self.front = front
         self.outage = outage
         self.note = note
+        self.closed = False
         if engine.audience is not None:
             engine.audience.add(self)
         self.flights = Flights()
@@ -70,6 +71,12 @@ class Core:
 
     def damaged(self, key: str, why: str) -> None:
         self.note(events.BadBytes, "", key, why)
+
+    def close(self) -> None:
+        """Before its engine is: whoever hears of that finds it so."""
+        self.closed = True
+        if self.outage is not None:
+            self.outage.closed = True
 
     def is_down(self) -> bool:
         return self.outage is not None and self.outage.down

@@ -16,6 +16,7 @@ from herd import Herd, Origin, had
 
 from stampede import (
     Cache,
+    EngineError,
     OptionError,
     SettingsError,
     cache_without_dogpiling,
@@ -151,6 +152,29 @@ def test_configure_again_and_again_while_threads_call(scheme: str, tmp_path: Pat
     stop.set()
     assert callers.join() == [None] * 8
     assert wrong == []
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("many", [False, True], ids=["call", "many"])
+@pytest.mark.parametrize("url", ["memory://", "memory://?codec=sealed"])
+def test_an_engine_that_the_function_itself_found_closed(url: str, many: bool, colour: str) -> None:
+    """It would be taken for that of the function's own cache, and the function called a second time."""
+    calls = []
+    with Cache("memory://") as other:
+        pass
+
+    def get(number: int) -> object:
+        calls.append(number)
+        return other.get("k")
+
+    async def aget(number: int) -> object:
+        return get(number)
+
+    configure(url=url)
+    function = cached(get if colour == "sync" else aget)
+    with pytest.raises(EngineError, match="was closed"):
+        had(function.many([(1,)]) if many else function(1))
+    assert calls == [1]
 
 
 # -- cache= -----------------------------------------------------------------------------------------------------------
