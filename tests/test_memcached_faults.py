@@ -204,7 +204,8 @@ def test_a_fill_cut_at_every_byte_says_what_it_did(server: MemcachedServer, prox
             assert stored == (entry is not None)
             assert stored or (sign and where == "sent"), key
             late = had(claims.fill(key, token, some(b"again")))
-            assert run_blocking(near.store.get([key])) == [entry]
+            (then,) = run_blocking(near.store.get([key]))
+            assert (then and then.id) == (entry and entry.id)
             assert not late
         engine.close()
     assert proxy.met == 2 * len(cuts)
@@ -368,6 +369,7 @@ def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
     engine.close()
 
 
+@pytest.mark.alone
 def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> None:
     """A frozen server would freeze every caller."""
     engine = MemcachedEngine(own_server.address, timeout=0.2, connect_timeout=0.2)

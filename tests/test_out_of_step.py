@@ -20,7 +20,7 @@ from faces import BRIEF, never
 from interrupting import interrupted
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
-from servers import RedisServer, shared_redis
+from servers import PATIENCE, RedisServer, shared_redis
 
 from stampede import Cache, EngineError, LockLost, events
 from stampede.testing import isolated
@@ -32,11 +32,13 @@ engines = pytest.mark.parametrize("engine", ["redis", "memcached"])
 class Face(faces.Face):
     """One cache on either, with short times."""
 
-    def __init__(self, server: RedisServer | MemcachedServer, proxy: Proxy, colour: str, **options: Any) -> None:
+    def __init__(
+        self, server: RedisServer | MemcachedServer, proxy: Proxy, colour: str, timeout: float = BRIEF, **options: Any
+    ) -> None:
         redis = isinstance(server, RedisServer)
         url = f"redis://127.0.0.1:{proxy.port}/0" if redis else f"memcached://127.0.0.1:{proxy.port}"
         terms = ("socket_timeout", "socket_connect_timeout") if redis else ("timeout", "connect_timeout")
-        super().__init__(f"{url}?{'&'.join(f'{term}={BRIEF}' for term in terms)}", colour, **options)
+        super().__init__(f"{url}?{'&'.join(f'{term}={timeout}' for term in terms)}", colour, **options)
 
     def turn(self, name: str) -> None:
         """Take a lock, and give it back."""
@@ -106,7 +108,7 @@ def test_a_reply_too_many(face: Faces, before: Before, engine: str, frame: bytes
 def test_a_fitting_reply_too_many(face: Faces, before: Before, engine: str, colour: str) -> None:
     """No look at it tells that it is another question's: the connection may not be asked while there is one."""
     proxy = before(server_of(engine))
-    asked = face(shared_redis() if engine == "redis" else shared_memcached(), proxy, colour)
+    asked = face(shared_redis() if engine == "redis" else shared_memcached(), proxy, colour, timeout=PATIENCE)
     asked.run("set", "k", 1)
     for pair in list(proxy._pairs):
         pair._client.sendall(b":0\r\n" if engine == "redis" else b"EN\r\n")

@@ -17,12 +17,15 @@ pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
 from faces import LONG, Face
-from herd import Herd, until
+from herd import PATIENCE, Herd, until
 from memcached_server import shared_memcached
 from proxy import Proxy
 from servers import shared_redis
 
 from stampede import Cache, WaitTimeout
+from stampede.engines.redis.scripts import Scripts
+
+pytestmark = pytest.mark.alone
 
 Before = Callable[[Any], Proxy]
 Faces = Callable[..., Face]
@@ -236,7 +239,10 @@ def test_a_lease_that_comes_too_late_is_given_back(before: Before, face: Faces, 
     asked("warm", lambda: 1)
     proxy.hold()
     assert asked("k", lambda: 1, wait=WAIT) == 1
+    came = threading.Event()
+    proxy.at(Scripts().claim.hash, after=came.set)
     proxy.let_go()
+    assert came.wait(PATIENCE)
     until(lambda: not shared_redis().cli("KEYS", "*}l"))
     until(lambda: not asked.down)  # that it could be given back is noticed
     assert asked("k", lambda: 2, wait=WAIT) == 2

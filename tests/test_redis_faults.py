@@ -257,6 +257,7 @@ def dawdles(proxy: Proxy) -> None:
     proxy.delay = 2 * BRIEF
 
 
+@pytest.mark.alone
 @both
 @pytest.mark.parametrize("trouble", [swallows, dawdles])
 def test_a_dead_engine_is_hardly_asked(
@@ -312,6 +313,7 @@ def test_by_default_a_hung_engine_costs_a_second(own: RedisServer, request: pyte
     assert sum(each > 0.4 for each in seconds[2:]) == 2
 
 
+@pytest.mark.alone
 @both
 def test_nobody_waits_longer_than_wait(own: RedisServer, before: Before, face: Faces, colour: str) -> None:
     """Promise 7: who waits for a computation, or for one who asks a hung engine, would wait for the lease, a minute."""

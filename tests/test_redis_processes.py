@@ -154,7 +154,7 @@ def compute_in_rounds(pipe: Connection, url: str, keys: int, lease: float) -> No
 def test_a_frozen_holder_stores_nothing_late(server: RedisServer, mine: Mine) -> None:
     """Promise 5: what it computed before its sleep would replace what others computed meanwhile."""
     keys, lease, dice, caught = 8, 0.025, random.Random(2), 0
-    cache = mine(local=False, lease=lease)
+    cache = mine(local=False)
     with other(compute_in_rounds, server.url, keys, lease) as holder:
         assert holder.hear() == "ready"
         for number in range(100):

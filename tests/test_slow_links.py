@@ -85,6 +85,7 @@ def test_a_server_that_hangs_in_the_middle_of_a_value_is_noticed(
     assert time.monotonic() - began < 2
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["read", "got", "stored"])
 def test_a_small_value_overtakes_a_large_one(way: str, before: Callable[[Any], Proxy]) -> None:
     """One large value would hold up every call of its loop for as long as it takes."""
