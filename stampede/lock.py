@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from stampede import greenlets
+from stampede.block import Block, BlockEnd, Blocks
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, running_loop
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.fill import quietly
-from stampede.grip import Block, BlockEnd, Blocks, Grip
+from stampede.grip import Grip
 from stampede.guarded_locks import GuardedLocks, guarded
 from stampede.pace import Pace
 from stampede.policy import seconds

@@ -29,6 +29,7 @@ LAYERS = """
     cached
     hot faces
     lock limiter batch
+    block
     core grip
     loaders
     front fill places gather
