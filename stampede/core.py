@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
@@ -171,35 +172,32 @@ class Scope:
     async def learn(self, colour: Colour, patience: float | None = None) -> str:
         """The prefix of every key in today's generation, as far as the engine can be asked (for so many seconds)."""
         outage, epoch = self.core.outage, self.core.epoch
-        probing = outage is not None and outage.down
-        if outage is not None and probing and not outage.may_ask():
+        probed = outage if self.core.is_down() else None
+        if probed is not None and not probed.may_ask():
             return self._unsure()
         # Who probes asks this first, and the engine itself: what is known may have ended during the outage.
-        store, ask = self._store(colour), self._todays if probing else self._generations
+        ask = partial(self._generations if probed is None else self._todays, self._store(colour))
 
         def late(_: object, error: BaseException | None) -> None:
-            if outage is not None and probing and error is None:
-                outage.answered()
+            if probed is not None and error is None:
+                probed.answered()
 
         try:
             if outage is None or patience is None:
-                own, whole = await ask(store)
+                told: tuple[str, str] | Late = await ask()
             else:
-                told = await Guarded(colour, outage).ask(lambda: ask(store), patience, late)
-                if isinstance(told, Late):
-                    return self._unsure()
-                own, whole = told
+                told = await Guarded(colour, outage).ask(ask, patience, late)
         except EngineClosed:
             raise
         except EngineError as error:
             if outage is not None:
-                outage.failed(error)
-                if probing and error.partial:
-                    outage.answered()  # the rest is up
+                outage.failed(error, probing=probed is not None)
             return self._unsure()
-        if outage is not None and probing:
-            outage.answered()
-        return self._keep_prefix(epoch, own, whole)
+        if isinstance(told, Late):
+            return self._unsure()
+        if probed is not None:
+            probed.answered()
+        return self._keep_prefix(epoch, *told)
 
     async def _todays(self, store: Store) -> tuple[str, str]:
         """Those of today, as the engine itself says."""
@@ -498,9 +496,7 @@ class Scope:
             except EngineClosed:
                 raise
             except EngineError as error:
-                outage.failed(error)
-                if probing and error.partial:
-                    outage.answered()  # the rest is up
+                outage.failed(error, probing=probing)
             else:
                 if probing:
                     outage.answered()

@@ -77,10 +77,13 @@ class Outage(Questions):
     def may_ask(self) -> bool:
         return self._breaker.allow(time.monotonic())
 
-    def failed(self, error: EngineError) -> None:
+    def failed(self, error: EngineError, *, probing: bool = False) -> None:
+        """`probing`: it counted as down when it was asked."""
         self.last = error
         if error.partial:
             self._failed_partly(error)
+            if probing:
+                self.answered()  # the rest is up
             return
         with self._lock:
             news = not self._breaker.open
@@ -172,9 +175,7 @@ class GuardedClaims:
                 outage.closed = True
                 raise
             except EngineError as error:
-                outage.failed(error)
-                if probing and error.partial:
-                    outage.answered()  # the rest is up
+                outage.failed(error, probing=probing)
                 if error.refused:
                     keeps = BRIEFLY
                 else:
