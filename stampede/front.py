@@ -15,6 +15,7 @@ from typing import Any
 
 from stampede import early
 from stampede.entry import Entry
+from stampede.interruptions import pass_on
 from stampede.local import Resident, Tier
 from stampede.outcome import Landing
 from stampede.policy import Policy
@@ -159,7 +160,8 @@ def _holds(resident: Resident) -> bool:
         return resident.stamp is None or (
             resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp
         )
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         return False  # the engine has taken its tickets back
 
 

@@ -16,6 +16,7 @@ from servers import wait_until
 
 from stampede import Cache, watch
 from stampede.engines.disk import database, opened
+from stampede.engines.disk.founding import stamps_of
 
 
 def zeroed(directory: Path) -> None:
@@ -93,7 +94,7 @@ def renamed(directory: Path) -> None:
 
 
 def without_stamps(directory: Path) -> None:
-    (directory / f"stamps-{database.FORMAT}").unlink()
+    stamps_of(directory).unlink()
 
 
 def without_database(directory: Path) -> None:

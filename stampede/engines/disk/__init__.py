@@ -13,8 +13,9 @@ from weakref import finalize
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour, in_thread
-from stampede.engines.disk.database import Database, Locked
+from stampede.engines.disk.database import Database
 from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
+from stampede.engines.disk.trouble import Locked
 from stampede.engines.url import number, options_of, parts_of, safe_url, whole
 from stampede.engines.wake import LOOK
 from stampede.entry import Entry, Verdict

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from stampede.engines.disk import boot
 from stampede.engines.disk.stamps import Stamps
+from stampede.interruptions import pass_on
 from stampede.watch import Watch
 
 __all__ = ["LOOK", "Opened"]
@@ -44,12 +45,19 @@ class Opened:
         self.looked = boot.clock()
         self._lent: memoryview | None = None
         self._lending = threading.RLock()  # a finalizer may hit in the middle of this
-        self._left = False
+        self.left = False  # for another, or closed: nobody begins anything with it
         self._moved = 0.0, 0.0  # when the process was last seen to do something, and the processor's time by then
 
     @property
     def current(self) -> bool:
-        return self.stamps.current and os.path.exists(self._file_name)
+        if not self.stamps.current:
+            return False
+        try:
+            os.stat(self._file_name)
+        except OSError as error:
+            pass_on(error)
+            return False
+        return True
 
     def rested(self) -> sqlite3.Connection | None:
         """A connection that nobody is using."""
@@ -67,7 +75,7 @@ class Opened:
 
     def _lend(self) -> memoryview | None:
         with self._lending:
-            if self._lent is None and not self._left:
+            if self._lent is None and not self.left:
                 now = time.monotonic()
                 self._moved = now, time.process_time()
                 if _watch.add(self, now + LOOK):  # before they are lent: it may be interrupted in between
@@ -82,7 +90,8 @@ class Opened:
                 return None
             since, before = self._moved
             if spent - before > NOTHING:
-                self._moved = since, _ = now, spent
+                since = now
+                self._moved = now, spent
             if not gone and now - since < REST:
                 return now + LOOK
             if gone:
@@ -99,7 +108,7 @@ class Opened:
     def leave(self) -> None:
         """Void what was lent, and lend no more."""
         with self._lending:
-            self._left = True
+            self.left = True
             self._take_back()
 
     def start_again(self) -> None:

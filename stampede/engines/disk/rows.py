@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from stampede import early, forks
 from stampede.engines.disk.boot import clock
-from stampede.engines.disk.database import Damaged, Database, Locked, Write
+from stampede.engines.disk.database import Database, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
+from stampede.engines.disk.trouble import Damaged, Locked
 from stampede.engines.flock import Life, dead, sweep
 from stampede.engines.wake import Post
 from stampede.entry import GRACE, Entry, Verdict
