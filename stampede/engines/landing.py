@@ -13,6 +13,8 @@ ROOM = 1 << 16
 BLANK = b"\xff\x00\x91\xa5\x00\xf8\x0e\xff"
 """What lies at the begin of the room while nothing has been read into it. No reply begins like this."""
 
+_BEGIN = slice(len(BLANK))
+
 
 class Landing(asyncio.BufferedProtocol, ABC):
     """A connection's protocol that hears of every byte, or that it has missed some.
@@ -41,8 +43,9 @@ class Landing(asyncio.BufferedProtocol, ABC):
             self.missed()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        self.look_for_missed()
-        self._room[: len(BLANK)] = BLANK
+        if self._reading:
+            self.look_for_missed()
+        self._room[_BEGIN] = BLANK
         self._reading = True
         return self._seen  # TLS fills slices of it
 

@@ -55,9 +55,8 @@ class Pace:
         self._moved, self._hidden = now, 0.0
 
     def sends(self, size: int) -> None:
-        """So many bytes are on their way, which may go on where nobody sees them."""
-        if size > LARGE:
-            self._hidden = max(self._hidden, min(size, HIDDEN) / SLOWEST)
+        """So many bytes, more than `LARGE`, are on their way, which may go on where nobody sees them."""
+        self._hidden = max(self._hidden, min(size, HIDDEN) / SLOWEST)
 
     def heard(self, now: float) -> None:
         self._moved = now

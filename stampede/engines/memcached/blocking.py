@@ -23,7 +23,7 @@ from stampede.interruptions import pass_on
 
 __all__ = ["BlockingLine"]
 
-CHUNK = 1 << 17
+CHUNK = 1 << 16
 
 _ODD = (TypeError, ValueError, LookupError, AttributeError)
 """What bytes of another shape, or a socket that was closed meanwhile, can raise here and in the library."""
@@ -40,6 +40,7 @@ class Connection:
         self._server = server
         self._client = server.client()
         self._sock: Any = None
+        self._watch: select.poll | None = None
         self.born = 0.0
         self.longest = 0
 
@@ -49,7 +50,7 @@ class Connection:
         if not self._server.longest:
             self._server.longest = int(self._client.stats("settings").get(b"item_size_max", 1 << 20))
         self._sock = self._client.sock
-        self._watch = self.watch()
+        self._watch = None if hasattr(self._sock, "pending") else self.watch()  # TLS sends what is no reply, too
         self.longest = self._server.longest
         self.born = time.monotonic()
 
@@ -138,7 +139,7 @@ class Connection:
         looks with a `watch` of his own."""
         if self.broken:
             return False
-        if hasattr(self._sock, "pending"):  # TLS sends what is no reply, too
+        if self._watch is None:
             return not self._sock.pending()
         return not (watch or self._watch).poll(0)
 

@@ -174,7 +174,7 @@ def _unpacked(value: bytes, at: int, left: int) -> Entry[bytes] | None:
         version, flags, id, freshlag, keeplag, cost, margin, ttl = _ENTRY.unpack_from(value, at)
     except error:
         return None
-    if version != _VERSION or not (isfinite(freshlag + keeplag) and abs(cost) < inf and margin >= 0 and ttl >= 0):
+    if version != _VERSION or not (-inf < freshlag + keeplag < inf and -inf < cost < inf and margin >= 0 and ttl >= 0):
         return None
     fresh = inf if flags & _ALWAYS_FRESH else left - freshlag
     keep = inf if flags & _ALWAYS_KEPT else left - keeplag

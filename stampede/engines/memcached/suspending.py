@@ -18,7 +18,7 @@ from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
-from stampede.engines.progress import Pace, unsent
+from stampede.engines.progress import LARGE, Pace, unsent
 from stampede.engines.transport import disown, shut
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on, thrown_in
@@ -126,10 +126,11 @@ class Stream(Landing):
             return
         try:
             asked = [question for question in self._waiting if not question.answer.done()]
-            commands = b"".join([question.commands for question in asked])
+            commands = asked[0].commands if len(asked) == 1 else b"".join([question.commands for question in asked])
             if not self._flying:
                 self._pace.begin(time.monotonic())
-            self._pace.sends(len(commands))
+            if len(commands) > LARGE:
+                self._pace.sends(len(commands))
             self._flying.extend(asked)
             self._waiting.clear()
             if asked:

@@ -405,7 +405,8 @@ class _Wire(Landing):
         data = packed(self.connection, commands)
         if idle:
             self._pace.begin(time.monotonic())
-        self._pace.sends(len(data))
+        if len(data) > LARGE:
+            self._pace.sends(len(data))
         self._transport.write(data)
 
     def left(self, patience: float) -> float:
