@@ -138,7 +138,9 @@ class Cache:
         if switch.off:
             return cast(T, run_blocking(BLOCKING.call(function)))
         if options:
-            _check_names(options)
+            for name in options:  # a set's own comparison would make a set of them
+                if name not in _NAMES:
+                    DEFAULT.with_options(**options)  # an error of every call, not only of those that compute
         found = self._root.at_hand(self._key(key))
         if found is not None:
             return cast(T, found.value)
@@ -156,7 +158,9 @@ class Cache:
         if switch.off:
             return await SUSPENDING.call(function)
         if options:
-            _check_names(options)
+            for name in options:  # a set's own comparison would make a set of them
+                if name not in _NAMES:
+                    DEFAULT.with_options(**options)  # an error of every call, not only of those that compute
         found = self._root.at_hand(self._key(key))
         if found is not None:
             return found.value
@@ -330,12 +334,6 @@ class Cache:
         if not isinstance(key, str):
             raise KeyingError(f"the key {key!r} is of type {type(key).__name__}: give a str")
         return self._root_prefix + key
-
-
-def _check_names(options: Mapping[str, Any]) -> None:
-    """A misspelt one is an error of every call, not only of those that compute."""
-    if not _NAMES.issuperset(options):
-        DEFAULT.with_options(**options)
 
 
 _NAMES = frozenset(OPTIONS)

@@ -307,11 +307,15 @@ class Flights:
             leader.owes = False
         with decisions.lock:
             flight.ended = True
-            flight.unborn = flight.answers = None  # they refer to the flight
-            if landing is not None and flight.bell is not _unheard and not flight.detached:
+            if flight.unborn is not None or flight.answers is not None:
+                flight.unborn = flight.answers = None  # they refer to the flight
+            bell = flight.bell
+            if bell is not _unheard and landing is not None and not flight.detached:
                 flight.landing = landing.for_followers()
-            self._forget(flight)
-        flight.bell.ring()
+            if self._flights.get(flight.key) is flight:
+                self._flights.pop(flight.key, None)  # a finalizer may have done so just now
+        if bell is not _unheard:
+            bell.ring()
         if leader is not None:
             leader.work = None  # not before: until here, its end comes again if this one is interrupted
             leader.flight = flight.leader = None

@@ -219,12 +219,12 @@ class GuardedClaims:
             keeps = REFUGE_TTL
             stored: bool | Late = Late.LATE
             try:
-                patience = outage.patience(token)
-                if self._guarded is None or patience == inf:
+                lease = outage.granted.get(token)
+                if self._guarded is None or lease is None or lease.patience == inf:
                     stored = await self._port.fill(key, token, entry)
                 else:
                     late = partial(self._filled, key, token)
-                    stored = await self._guarded.ask(partial(self._port.fill, key, token, entry), patience, late)
+                    stored = await self._guarded.ask(partial(self._port.fill, key, token, entry), lease.patience, late)
             except EngineClosed:
                 return False
             except EngineError as error:
