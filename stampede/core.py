@@ -331,7 +331,7 @@ class Scope:
         leader: Leader,
     ) -> Landing:
         core, epoch = self.core, self.core.epoch
-        means, loop = (self._suspending, _loop()) if colour.suspending else (self._blocking, None)
+        means, loop = (self._suspending, running_loop() or _loop()) if colour.suspending else (self._blocking, None)
         prefix, front = self._recall() or await self.learn(colour, policy.wait), core.front
         physical = prefix + key
         seen = sample = None

@@ -387,7 +387,7 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             if not await call.means.colour.park(flight.bell, pause) and not flight.watched:
                 flight.look(call.now)
     finally:
-        flight.leave(call.leader)
+        flight.owner.leave(flight, call.leader)
     landing, offered = flight.landing, flight.offered
     if call.policy.refuses_stale and any(each is not None and each.is_stale for each in (landing, offered)):
         return None

@@ -40,14 +40,11 @@ class Flight:
     """All callers of one key in this process."""
 
     # Of the class until they are set: every miss makes one of these, and most are never followed.
-    bell: Bell = _unheard  # until the first follower comes
     callers = 1
     loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
     landing: Landing | None = None
     offered: Landing | None = None  # to be had without waiting, while the leader computes
     cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
-    unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
-    answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
     span: tuple[str, float, float] | None = None  # its computation's label and lease, and when it must have ended
     followed = inf  # since when
     latest = -inf  # when the last of its followers began, as far as the leader needs to know
@@ -64,6 +61,10 @@ class Flight:
         self.thread = get_ident() if loop is None else None  # of a blocking leader
         self.greenlet = greenlets.here() if loop is None else None  # of that thread
         self.leader = leader  # ends with its coroutine, whatever happens; None: it has landed
+        # What every flight is asked for at its end.
+        self.bell: Bell = _unheard  # until the first follower comes
+        self.unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
+        self.answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
         if leader is not None:
             leader.flight = self  # both ways, until it ends
 
@@ -125,14 +126,13 @@ class Flight:
     @property
     def orphaned(self) -> bool:
         """The leader is gone, or its loop was closed under it: it will never land."""
-        if self.ended:
-            return False
-        if self.leader is not None and self.leader.gone:
-            return True
-        return self.thread is None and self.loop is not None and self.loop.is_closed()
+        return not self.ended and not self.is_under_way()
 
     def is_under_way(self) -> bool:
-        return not self.ended and not self.orphaned
+        leader = self.leader
+        if self.ended or (leader is not None and leader.gone):
+            return False
+        return self.thread is not None or self.loop is None or not self.loop.is_closed()
 
     def led_by(self, work: Coroutine[Any, Any, Any]) -> None:
         """The computation goes on without its caller."""
@@ -226,8 +226,6 @@ class Flights:
         self, key: str, loop: Loop | None, *, anew: bool = False, leader: Leader | None = None
     ) -> tuple[Flight, bool]:
         """The key's flight, and whether the caller is to lead it. `anew`: never one that is under way."""
-        if loop is not None:
-            heed(loop)
         with decisions.lock:
             flight = self._flights.get(key)
             if flight is not None and not anew and flight.is_under_way():
@@ -244,6 +242,8 @@ class Flights:
             else:
                 older, leading = flight, True
                 flight = self._flights[key] = Flight(self, key, loop, leader)
+        if leading and loop is not None:
+            heed(loop)
         if older is not None and older.is_under_way():
             self._cut(older)
         elif older is not None:
@@ -264,7 +264,7 @@ class Flights:
 
     def lead(self, key: str, loop: Loop | None, leader: Leader | None = None) -> Flight | None:
         """A new flight for the caller to lead; None if there is one, or if the caller computes: perhaps this key."""
-        if _inside.get():
+        if key in self._flights or _inside.get():
             return None
         if loop is not None:
             heed(loop)

@@ -50,7 +50,10 @@ class PerLoop(Generic[T]):
         self._loops: dict[int, weakref.ref[Loop]] = {}
 
     def get(self, loop: Loop) -> T | None:
-        return _ours(loop).things.get(self._number)
+        try:
+            return loop._stampede.things.get(self._number)  # type: ignore[attr-defined, no-any-return]
+        except AttributeError:
+            return None
 
     def put(self, loop: Loop, thing: T) -> T:
         number, loops = next(_numbers), self._loops
@@ -99,12 +102,15 @@ def on_close(told: _Told) -> None:
     those[number] = weakref.ref(told, lambda _: those.pop(number, None))
 
 
-def heed(loop: Loop) -> None:
+def heed(loop: Any) -> None:
     """Have it told when this one is closed."""
-    ours = _ours(loop)
-    if not ours.heeded:
-        ours.heeded = True
-        loop.call_later(_TEN_YEARS, _Closing(), context=Context())
+    try:
+        if loop._stampede.heeded:
+            return
+    except AttributeError:
+        pass  # nothing of ours is in it yet
+    _ours(loop).heeded = True
+    loop.call_later(_TEN_YEARS, _Closing(), context=Context())
 
 
 def unheeded(loop: Any) -> None:

@@ -86,8 +86,10 @@ class Suspending:
             except BaseException:
                 question.drop()
                 raise
-            if any(isinstance(reply, Exception) for reply in question.replies):
-                await self._mended(pipe, list(commands), question)
+            for reply in question.replies:
+                if isinstance(reply, Exception):
+                    await self._mended(pipe, list(commands), question)
+                    break
         except Exception as error:
             pass_on(error)
             self._server.check()
@@ -280,22 +282,23 @@ class _Pipe:
         self._flush()
 
     def heard(self, wire: _Wire, reply: Any) -> None:
-        if isinstance(reply, self._readonly):  # another server is the master now: a new connection may find it
-            raise ConnectionError(str(reply)) from reply
-        if isinstance(reply, Exception) and str(reply).startswith("Protocol error"):  # it says no more than that
-            raise ConnectionError(str(reply)) from reply
-        if not wire.flying:
+        if isinstance(reply, Exception) and (isinstance(reply, self._readonly) or _is_all(reply)):
+            raise ConnectionError(str(reply)) from reply  # another server is the master now: a new one may find it
+        flying = wire.flying
+        if not flying:
             raise OutOfStep("it has said more than it was asked for")
-        question = wire.flying[0]
-        self._scripts.check(question.commands[len(question.replies)], reply)
-        question.replies.append(reply)
-        if len(question.replies) == len(question.commands):
+        question = flying[0]
+        replies, commands = question.replies, question.commands
+        self._scripts.check(commands[len(replies)], reply)
+        replies.append(reply)
+        if len(replies) == len(commands):
             question.told = wire.told
             if question.heard is not None:
                 question.heard()
-            if not question.future.done():
-                question.future.set_result(None)
-            wire.flying.popleft()  # not before: until it is answered, it is asked again on another connection
+            future = question.future
+            if not future.done():
+                future.set_result(None)
+            flying.popleft()  # not before: until it is answered, it is asked again on another connection
 
     def broken(self, wire: _Wire, error: Exception) -> None:
         """What was under way is asked once more on a new connection: every verb may be sent twice."""
@@ -366,18 +369,22 @@ class _Pipe:
             wire.disown()
 
 
+def _is_all(refusal: Exception) -> bool:
+    """So a server speaks to one who has not logged in, and says no more than that."""
+    return str(refusal).startswith("Protocol error")
+
+
 class _Wire(Landing):
     """A connection that the client library has made, with its bytes read and written by us."""
-
-    dead = False
-    told = 0  # which connection the server has agreed to tell of changes in what is read here
-    following = 0  # and which we have asked it to
 
     def __init__(self, connection: Any, pipe: _Pipe) -> None:
         super().__init__()
         self.connection = connection
         self._pipe = pipe
         self._news = pipe._news
+        self.dead = False
+        self.told = 0  # which connection the server has agreed to tell of changes in what is read here
+        self.following = 0  # and which we have asked it to
         self.flying: deque[_Question] = deque()  # questions that were sent, in the order of their replies
         self._parser: Parser = parser(connection._parser.parse_error)
         self._transport: asyncio.Transport = connection._writer.transport

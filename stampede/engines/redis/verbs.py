@@ -172,14 +172,14 @@ class Keys(Versioned):
         news.follow()
         slot = its.slot
         stamp = news.stamps[slot]  # before the question is sent: see News
-        answer = told = None
         if its.entry not in self._large:
             args = claim_args(token, ask, its.channel, self._most)
             answer, told = await self._line.read(self._scripts.claim(self._named(its), *args))
-        if answer is None or is_large(answer):
-            command = self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel))
-            answer, told = await self._line.read(command, self._abandoning(key, token))
-            self._size(its, answer[2])
+            if not is_large(answer):
+                return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
+        command = self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel))
+        answer, told = await self._line.read(command, self._abandoning(key, token))
+        self._size(its, answer[2])
         return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
 
     def _named(self, its: Names) -> Sequence[bytes]:
