@@ -265,6 +265,12 @@ class SteppedServer(RedisServer):
         whole, millionths = self.cli("TIME").split()
         return begun - SLOW <= int(whole) + int(millionths) / 1e6 - seconds <= time.time() + SLOW
 
+    def stop(self) -> None:
+        pid = self._process.pid if self._process is not None else 0
+        super().stop()
+        for left in Path("/dev/shm").glob(f"*faketime_s*_{pid}"):  # by the library, in one that is killed
+            left.unlink(missing_ok=True)
+
     def close(self) -> None:
         super().close()
         Path(self._moment).unlink(missing_ok=True)

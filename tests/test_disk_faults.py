@@ -272,12 +272,12 @@ def whole_life(engine: DiskEngine) -> None:
     assert get(engine, "last") == b"last"
 
 
-def test_every_byte(tmp_path: Path) -> None:
+def test_every_byte(memory_path: Path) -> None:
     """One byte that SQLite doesn't call corruption would end every call in an error, for ever, or in one of Python's.
 
     Of the bytes that mean something every ninth is flipped; EVERY_BYTE=1 flips them all.
     """
-    engine = DiskEngine(tmp_path / "whole")
+    engine = DiskEngine(memory_path / "whole")
     for number in range(3):
         put(engine, key=f"k{number}")
     run_blocking(engine.store.bump("f"))
@@ -289,7 +289,7 @@ def test_every_byte(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     whole, (stamps,) = file.read_bytes(), engine.directory.glob("stamps*")
-    directory = tmp_path / "flipped"
+    directory = memory_path / "flipped"
     telling = [at for at, byte in enumerate(whole) if byte or at < 100]
     for at in telling[:: 1 if os.environ.get("EVERY_BYTE") else 9]:
         directory.mkdir()
