@@ -58,6 +58,7 @@ class DiskEngine(Engine):
         if not 0 < timeout < 3600:
             raise OptionError(f"timeout is {timeout!r}: give seconds, more than 0")
         self.directory = Path(directory).expanduser().absolute()
+        self.silence = timeout  # of one who waits for a writer that is frozen
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
         self.claims = self.store = _Keys(rows, BLOCKING, _here)
         self.aclaims = self.astore = _Keys(rows, SUSPENDING, in_thread)
