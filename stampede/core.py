@@ -142,10 +142,10 @@ class Scope:
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
         # The engine's of these, as their two generations, and when this process heard of a newer one.
         self._left: list[tuple[str, str, float]] = []
-        if running_loop() is None:
+        if running_loop() is None and not core.is_down():
             run_blocking(self.learn(BLOCKING, policy.wait))
         else:
-            self._recall()  # and no question, which would keep all its tasks
+            self._recall()  # and no question: it would keep all tasks of the loop, or its caller twice
 
     def _ports(
         self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None, colour: Colour | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from math import inf
 from typing import Any
 
 from stampede.interruptions import pass_on
@@ -60,6 +61,11 @@ class Pace:
 
     def heard(self, now: float) -> None:
         self._moved = now
+
+    @property
+    def since(self) -> float:
+        """When it last moved; never, if something large may be on its way."""
+        return inf if self._hidden else self._moved
 
     def left(self, patience: float, unsent: int, now: float) -> float:
         """Seconds until it is to be called hung, if nothing moves until then."""

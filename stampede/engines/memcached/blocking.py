@@ -11,13 +11,15 @@ import select
 import time
 from collections.abc import Sequence
 from functools import cache
+from math import inf
 from typing import Any
 from weakref import ref
 
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
-from stampede.engines.progress import comes, send
+from stampede.engines.progress import LARGE, comes, send
+from stampede.engines.vigil import NOT_TO_OTHERS, hang_up
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 
@@ -32,12 +34,19 @@ _ODD = (TypeError, ValueError, LookupError, AttributeError)
 class Connection:
     """One connection, for one question at a time."""
 
-    __slots__ = ("__weakref__", "_client", "_server", "_sock", "_watch", "asking", "born", "broken", "longest")
+    __slots__ = (
+        "__weakref__", "_client", "_cut", "_server", "_sock", "_vigil", "_watch", "asking", "born", "broken", "longest",
+        "sends", "since",
+    )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
         self.broken = False
         self.asking = False  # with a question under way; or left with one
+        self.since = inf  # when it began to wait for what it waits for
+        self.sends = False  # it isn't waiting yet: what it sends is large
+        self._cut = 0.0
         self._server = server
+        self._vigil = server.vigil
         self._client = server.client()
         self._sock: Any = None
         self._watch: select.poll | None = None
@@ -46,13 +55,14 @@ class Connection:
 
     def connect(self) -> None:
         """Have it stand; EngineError also if the server is too old."""
+        asking, self.asking, self.since = self.asking, True, time.monotonic()
         checked(self._server, self._client.version())
         if not self._server.longest:
             self._server.longest = int(self._client.stats("settings").get(b"item_size_max", 1 << 20))
         self._sock = self._client.sock
         self._watch = None if hasattr(self._sock, "pending") else self.watch()  # TLS sends what is no reply, too
         self.longest = self._server.longest
-        self.born = time.monotonic()
+        self.asking, self.since, self.born = asking, inf, time.monotonic()
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
         replies = self.send(commands, count, twice=twice)
@@ -73,7 +83,7 @@ class Connection:
                 replies = self._exchange(commands, count)
             except ConnectionError as closed:
                 pass_on(closed)
-                if not twice or isinstance(closed, EngineError):
+                if not twice or isinstance(closed, EngineError) or self._cut == self.since:
                     raise
                 self._client.close()
                 self.connect()
@@ -84,12 +94,28 @@ class Connection:
         except _troubles() as error:
             self.broken = True
             pass_on(error)
+            error = self.told(error)
             raise trouble(self._server, error) from error
         self.asking = False
         return replies
 
+    def told(self, error: Exception) -> Exception:
+        """What has ended its wait, if the server has."""
+        if self._cut == self.since:
+            return TimeoutError(NOT_TO_OTHERS)
+        if isinstance(error, TimeoutError):
+            self._vigil.ends(self.since, self._server.options["timeout"])
+        return error
+
+    def cut(self) -> None:
+        """By another thread: it waits in vain."""
+        self._cut = self.since
+        hang_up(self._client.sock)
+
     def _exchange(self, commands: bytes, count: int) -> list[Reply]:
+        self.since, self.sends = inf, len(commands) > LARGE
         send(self._sock, commands)
+        self.sends = False
         replies = self._replies(count)
         check(commands, replies[0])
         return replies
@@ -118,14 +144,16 @@ class Connection:
             buffer += more
 
     def _received(self) -> bytes:
-        since = time.monotonic()
+        self.since = time.monotonic()
         try:
             some: bytes = self._sock.recv(CHUNK)
         except TimeoutError as hung:
             pass_on(hung)
-            if not comes(self._sock, since):
+            if not comes(self._sock, self.since):
                 raise
             some = self._sock.recv(CHUNK)
+        if some:
+            self._vigil.heard = time.monotonic()
         return some
 
     def watch(self) -> select.poll:
@@ -171,6 +199,8 @@ class BlockingLine:
     def start_again(self) -> None:
         """In a forked child: the connections are the parent's."""
         self._pools = {server: _Pool() for server in self.servers.all}
+        for server, pool in self._pools.items():
+            server.vigil.waiters = pool.hang_up
 
     async def take(self, name: bytes) -> Link:
         return self.connection(self.servers.of(name))
@@ -190,6 +220,7 @@ class BlockingLine:
                 pass_on(error)
                 if not isinstance(error, EngineError):
                     server.failed()
+                error = connection.told(error)
                 raise trouble(server, error) from error
             server.breaker.succeeded(time.monotonic())
         return connection
@@ -230,6 +261,14 @@ class _Pool:
 
     def _gone(self, connection: ref[Connection]) -> None:
         self._all.pop(connection, None)
+
+    def hang_up(self, before: float) -> None:
+        """On all whose server has hung since then; unless something large is on its way there."""
+        waiting = [each for refer in list(self._all) if (each := refer()) is not None and each.asking]
+        if not any(each.sends for each in waiting):
+            for each in waiting:
+                if each.since < before:
+                    each.cut()
 
     def close_free(self) -> None:
         while self.free:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stampede.breaker import Breaker
 from stampede.colour import Bell
 from stampede.engines.memcached.meta import Reply
+from stampede.engines.vigil import Vigil
 from stampede.errors import EngineClosed, EngineError, OptionError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Server:
         self.options = _DEFAULTS | dict(options)
         self.others: list[Server] = []  # of its ring
         self.breaker = Breaker()
+        self.vigil = Vigil()
         self.longest = 0  # bytes of an item that it takes; 0: not asked yet
 
     def admit(self) -> None:

@@ -20,10 +20,11 @@ from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
 from stampede.engines.progress import LARGE, Pace, unsent
 from stampede.engines.transport import disown, shut
+from stampede.engines.vigil import NOT_TO_OTHERS
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on, thrown_in
 from stampede.loops import Loop, PerLoop
-from stampede.stalls import given_back, unhurried
+from stampede.stalls import NEXT, given_back, unhurried
 
 __all__ = ["SuspendingLine"]
 
@@ -153,7 +154,8 @@ class Stream(Landing):
 
     def landed(self, data: memoryview) -> None:
         try:
-            self._pace.heard(time.monotonic())
+            self._server.vigil.heard = now = time.monotonic()
+            self._pace.heard(now)
             self._buffer += data
             self._parse()
         except (EngineError, ValueError, IndexError) as error:
@@ -205,9 +207,15 @@ class Stream(Landing):
         patience = self._server.options["timeout"]
         if patience is None:
             return inf
-        left = self._pace.left(patience, unsent(self._transport), time.monotonic())
+        left, vigil = self._pace.left(patience, unsent(self._transport), time.monotonic()), self._server.vigil
+        since = self._pace.since
+        if left > 0 and vigil.hangs(since):
+            if sure:
+                self.lose(TimeoutError(NOT_TO_OTHERS))
+            return -NEXT
         if left <= 0 and sure:
             self.lose(TimeoutError(f"no answer in {patience:g} s"))
+            vigil.ends(since, patience)
         # Overdue, it may be our own loop that was blocked, and the answer be there to be read.
         return left if left > 0 else -given_back(-left, patience)
 

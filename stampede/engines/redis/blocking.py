@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import accumulate
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -18,6 +19,7 @@ from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, left_over, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.engines.redis.shapes import OutOfStep
+from stampede.engines.vigil import NOT_TO_OTHERS, Vigil, hang_up
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 
@@ -45,6 +47,8 @@ class Blocking:
         self._server = server
         self._scripts = scripts
         self._news = news
+        self._vigil = server.vigil
+        self._vigil.waiters = self._hang_up
         self.start_again()
         self._broken = (exceptions.ConnectionError, OSError)
         self._hung = exceptions.TimeoutError
@@ -161,28 +165,41 @@ class Blocking:
         wire.following = told
         return replies, wire.told
 
+    def _hang_up(self, before: float) -> None:
+        """On all connections whose server has hung since then; unless something large is on its way there."""
+        waiting = [wire for wire in list(self._pool.all) if wire.asking]
+        if not any(wire.sends for wire in waiting):
+            for wire in waiting:
+                if wire.since < before:
+                    wire.cut()
+
     def _replies(self, wire: _Wire, commands: Sequence[Command]) -> list[Any]:
-        wire.asking = True
+        wire.asking, wire.since = True, inf
         try:
             if wire.sock is None:
                 wire.connect()
             elif wire.speaks():
                 raise OutOfStep("it has said what nobody had asked for")
-            progress.send(wire.sock, packed(wire.connection, commands))
+            wire.send(packed(wire.connection, commands))
             replies = [self._read(wire, command) for command in commands]
             if wire.has_more():
                 raise OutOfStep("it has said more than it was asked for")
-        except TimeoutError as hung:
-            self._disconnect(wire)
-            pass_on(hung)
-            raise self._hung(str(hung)) from hung
-        except _ODD as odd:  # what the library, or its parser, stumbles over
-            self._disconnect(wire)
-            raise OutOfStep(f"{type(odd).__name__}: {odd}") from odd
         except RecursionError:
             raise  # hanging up would get stuck half way, too: it is done before the next question
-        except BaseException:
+        except Exception as error:
+            since, cut = wire.since, wire.is_cut()
             self._disconnect(wire)  # replies that nobody reads would be taken for those of the next question
+            pass_on(error)
+            if cut:
+                raise self._hung(NOT_TO_OTHERS) from error
+            if isinstance(error, (TimeoutError, self._hung)):
+                self._vigil.ends(since, self._server.patience)
+                raise self._hung(str(error)) from error
+            if isinstance(error, _ODD):  # what the library, or its parser, stumbles over
+                raise OutOfStep(f"{type(error).__name__}: {error}") from error
+            raise
+        except BaseException:
+            self._disconnect(wire)
             raise
         wire.asking = False
         return replies
@@ -211,10 +228,14 @@ class Blocking:
 class _Wire:
     """A connection that the client library has made, with its bytes read and written by us."""
 
-    __slots__ = ("_parser", "_watch", "asking", "connection", "following", "sock", "told")
+    __slots__ = (
+        "_cut", "_parser", "_vigil", "_watch", "asking", "connection", "following", "sends", "since", "sock", "told",
+    )  # fmt: skip
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, vigil: Vigil) -> None:
         self.connection = connection
+        self._vigil = vigil
+        self._cut = 0.0
         self._forget()
 
     def _forget(self) -> None:
@@ -225,10 +246,14 @@ class _Wire:
         self.told = 0  # and of which it has agreed to
         # With a question under way; or left with one, since even hanging up took a deeper stack than there was.
         self.asking = False
+        self.since = inf  # when it began to wait for what it waits for
+        self.sends = False  # it isn't waiting yet: what it sends is large
 
     def connect(self) -> None:
         connection: Any = self.connection
+        self.since = time.monotonic()
         connection.connect()
+        self.since = inf
         if left_over(connection._parser):
             raise OutOfStep("it has said what nobody had asked for")
         sock = connection._sock
@@ -241,6 +266,21 @@ class _Wire:
     def disconnect(self) -> None:
         self.connection.disconnect()
         self._forget()
+
+    def cut(self) -> None:
+        """By another thread: it waits in vain."""
+        self._cut = self.since
+        connection: Any = self.connection
+        hang_up(connection._sock)
+
+    def is_cut(self) -> bool:
+        """Whether that was done, and in this very wait."""
+        return self._cut == self.since
+
+    def send(self, data: bytes) -> None:
+        self.sends = len(data) > progress.LARGE
+        progress.send(self.sock, data)
+        self.sends = False
 
     def speaks(self) -> bool:
         """Whether there is something to read before anything was asked: its end, or a reply too many, which would be
@@ -259,16 +299,17 @@ class _Wire:
         return reply
 
     def _received(self) -> bytes:
-        sock, since = self.sock, time.monotonic()
+        sock, self.since = self.sock, time.monotonic()
         try:
             data: bytes = sock.recv(_SIZE)
         except TimeoutError as hung:
             pass_on(hung)
-            if not progress.comes(sock, since):
+            if not progress.comes(sock, self.since):
                 raise
             data = sock.recv(_SIZE)
         if not data:
             raise ConnectionError("the server closed the connection")
+        self._vigil.heard = time.monotonic()
         return data
 
 
@@ -282,7 +323,7 @@ class _Pool:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._idle: list[_Wire] = []
-        self._all: list[_Wire] = []
+        self.all: list[_Wire] = []
         self._free: SimpleQueue[_Leave] = SimpleQueue()  # for each that may be in use: faster than a Semaphore
         for _ in range(server.max_connections):
             self._free.put(_Leave(self))
@@ -300,8 +341,8 @@ class _Pool:
         try:
             leave.wire = self._idle.pop()
         except IndexError:
-            wire = _Wire(self._server.connection())
-            self._all.append(wire)
+            wire = _Wire(self._server.connection(), self._server.vigil)
+            self.all.append(wire)
             leave.wire = wire
         return leave
 
@@ -323,7 +364,7 @@ class _Pool:
         with self._lock:
             self._waiting += 1
             try:
-                while any(self._leads(each) for each in self._all):
+                while any(self._leads(each) for each in self.all):
                     leave = self._idle_connected()
                     if leave is not None:
                         return leave
@@ -376,7 +417,7 @@ class _Pool:
             self.give_back(leave)
 
     def close(self) -> None:
-        for wire in list(self._all):
+        for wire in list(self.all):
             wire.disconnect()
 
 

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from stampede.engines.redis.scripts import is_damage
 from stampede.engines.url import flag, safe_url
+from stampede.engines.vigil import Vigil
 from stampede.errors import EngineClosed, EngineError, OptionError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Server:
     def __init__(self, name: str, kind: str, options: Mapping[str, Any]) -> None:
         """`kind` is the name of a class of connections, which the library has in both colours."""
         self.name = name
+        self.vigil = Vigil()
         self._kind = kind
         self.max_connections = int(options.get("max_connections") or 50)
         self.timeout = float(options.get("timeout", 20.0))

@@ -26,10 +26,11 @@ from stampede.engines.redis.resp import MORE, Parser, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.engines.redis.shapes import OutOfStep
 from stampede.engines.transport import disown, shut
+from stampede.engines.vigil import NOT_TO_OTHERS
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 from stampede.loops import PerLoop
-from stampede.stalls import given_back, unhurried
+from stampede.stalls import NEXT, given_back, unhurried
 
 __all__ = ["Suspending"]
 
@@ -192,6 +193,7 @@ class _Pipe:
         self._waiting: deque[_Question] = deque()
         self._wire: _Wire | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._connects = inf  # since when
         self._odd = False  # the last connection failed in a way that no server makes it fail
         self._attendant = Attendant()
 
@@ -254,6 +256,7 @@ class _Pipe:
     async def _connect(self) -> None:
         connection: Any = None
         made = False
+        self._connects = time.monotonic()
 
         async def connect() -> None:
             nonlocal connection
@@ -326,13 +329,20 @@ class _Pipe:
             self._wire.drop(ConnectionError("the server closed the connection"))
         self._flush()
         wire, patience = self._wire, self._server.patience
+        if wire is None and self._server.vigil.hangs(self._connects):
+            self._fail_waiting(self._hung(NOT_TO_OTHERS))  # who comes later finds out whether it has connected
         if wire is None or not wire.flying:
             return inf if self._waiting else None
         if patience is None:
             return inf
-        left = wire.left(patience)
+        left, vigil, since = wire.left(patience), self._server.vigil, wire.since
+        if left > 0 and vigil.hangs(since):
+            if sure:
+                wire.drop(self._hung(NOT_TO_OTHERS))
+            return -NEXT
         if left <= 0 and sure:
             wire.drop(self._hung(f"no reply within {patience:g} s"))
+            vigil.ends(since, patience)
         # Overdue, it may be our own loop that was blocked, and the reply be there to be read.
         return left if left > 0 else -given_back(-left, patience)
 
@@ -382,6 +392,7 @@ class _Wire(Landing):
         self.connection = connection
         self._pipe = pipe
         self._news = pipe._news
+        self._vigil = pipe._server.vigil
         self.dead = False
         self.told = 0  # which connection the server has agreed to tell of changes in what is read here
         self.following = 0  # and which we have asked it to
@@ -420,12 +431,18 @@ class _Wire(Landing):
         """Seconds until it is to be called hung."""
         return self._pace.left(patience, unsent(self._transport), time.monotonic())
 
+    @property
+    def since(self) -> float:
+        """When it began to wait for what it waits for."""
+        return self._pace.since
+
     def landed(self, data: memoryview) -> None:
         if self.dead:
             return
         pipe, gets = self._pipe, self._parser.gets
         try:
-            self._pace.heard(time.monotonic())
+            self._vigil.heard = now = time.monotonic()
+            self._pace.heard(now)
             self._parser.feed(data)
             while (reply := gets()) is not MORE:
                 pipe.heard(self, reply)
