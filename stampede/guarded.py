@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any, TypeVar
+from weakref import ReferenceType, ref
 
 from stampede import forks, stalls
 from stampede.colour import Bell, Colour
@@ -28,6 +29,10 @@ ALONE = 1.0
 """Seconds of waiting that are worth being kept by nothing but the engine."""
 
 
+class _Question:
+    """One under way: as long as somebody has it. What interrupts its caller may come before it can be ended."""
+
+
 class Questions:
     """What is known of an engine that may hang: which questions have no answer yet."""
 
@@ -38,19 +43,20 @@ class Questions:
 
     def _ask_again(self) -> None:
         """In a forked child: who asked is not here."""
-        self._asked: dict[object, float] = {}  # questions under way, of callers that don't wait to the end
+        # Questions under way, of callers that don't wait to the end; and since when.
+        self._asked: dict[ReferenceType[_Question], float] = {}
 
     def failed(self, error: EngineError) -> None:
         """The engine couldn't be asked."""
 
-    def begin(self) -> object:
+    def begin(self) -> _Question:
         """A question is asked, whose caller doesn't wait for its answer to the end."""
-        question = object()
-        self._asked[question] = _clock()
+        question = _Question()
+        self._asked[ref(question)] = _clock()
         return question
 
-    def end(self, question: object) -> None:
-        self._asked.pop(question, None)
+    def end(self, question: _Question) -> None:
+        self._asked.pop(ref(question), None)
 
     def hangs_for(self, seconds: float) -> bool:
         """Whether such a question has been without an answer for so long."""
@@ -58,9 +64,9 @@ class Questions:
         try:
             while (first := next(iter(self._asked.items()), None)) is not None:
                 question, began = first
-                if now - began < seconds + FORGOTTEN:
+                if question() is not None and now - began < seconds + FORGOTTEN:
                     return now - began >= seconds
-                self.end(question)  # its loop rests, or is gone, and would keep callers from the engine for ever
+                self._asked.pop(question, None)  # its loop rests, or is gone: it would keep callers from the engine
         except RuntimeError:  # another thread has asked one in this moment
             pass
         return False

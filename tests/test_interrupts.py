@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from time import monotonic, sleep
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from memcached_server import shared_memcached
 from servers import shared_redis
 
 from stampede import Cache, EngineError, WaitTimeout
+from stampede.guarded_locks import _sides
 from stampede.places import _refreshers
 from stampede.ports import Ask, Granted
 
@@ -145,6 +147,29 @@ def test_a_connection_that_was_borrowed_comes_back(other: ThreadPoolExecutor) ->
     with Cache(shared_redis().url + "?max_connections=2&timeout=0.5", on_engine_error="raise") as cache:
         cache.set("k", "value")
         swept(cache, lambda number: cache.get("k"), still, whole=True)
+
+
+@thrown_in
+@pytest.mark.parametrize("what", ["call", "lock"])
+def test_a_question_of_who_was_interrupted_is_none_that_hangs(what: str) -> None:
+    """For seconds all impatient callers would do without the engine, and locks be refused, as if it hung."""
+    with Cache(shared_redis().url, early=0) as cache:
+        function, lock = cache.cached(wait=1)(lambda number: number), cache.lock("n", wait=1)
+
+        def locked() -> None:
+            with lock:
+                pass
+
+        act = (lambda: function.refresh(1)) if what == "call" else locked
+        asked: Any = cache._core.outage if what == "call" else _sides.get(cache.engine)
+        points: list[tuple[CodeType, int]] = []
+        points_of(act, points.append)
+        for number in [number for number, (code, _) in enumerate(points) if "guarded" in code.co_filename]:
+            interrupted(act, number)
+            deadline = monotonic() + LONG / 2
+            while asked.hangs_for(0) and monotonic() < deadline:
+                sleep(0.0005)  # what another thread has asked for it is still to be answered
+            assert not asked.hangs_for(0)
 
 
 @thrown_in
