@@ -33,9 +33,9 @@ _HIT = """\
         if e_.end > now_() and (e_.stamp is None or e_.stamps[e_.slot] == e_.stamp):
             e_.hits += 1
             return e_.value
-    except Exception_ as x_:
+    except fail_.kind as x_:
         if x_.__traceback__.tb_next is not None:
-            pass_on_(x_)
+            fail_.pass_on(x_)
     return {wait}slow_({passing})
 """
 
@@ -44,6 +44,13 @@ def {name}({whole}):
     {own}
     return {key}
 """
+
+
+class _Fail:
+    """What a hit needs when it fails, under one name: every further one that is closed over costs each hit."""
+
+    kind = Exception
+    pass_on = staticmethod(pass_on)
 
 
 class Hot:
@@ -91,7 +98,7 @@ class Hot:
             if first not in self._whole.ignored:
                 own = f"{new('own_')} = {first}.__stampede_key__()"
                 pairs = pairs.replace(", ", f", {new('type_')}({new('own_')}), {new('own_')}, ", 1)
-        for name in ("slow_", "e_", "fast_", "now_", "Exception_", "x_", "pass_on_"):
+        for name in ("slow_", "e_", "fast_", "now_", "fail_", "x_"):
             template = template.replace(name, new(name))
         name = self._function.__name__
         source = template.format(
@@ -110,8 +117,7 @@ class Hot:
             new("fast_"): self.fast,
             new("now_"): time.monotonic,
             new("type_"): type,
-            new("Exception_"): Exception,
-            new("pass_on_"): pass_on,
+            new("fail_"): _Fail,
             **self._whole.defaults,
             **rest.defaults,
         }
