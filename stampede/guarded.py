@@ -112,7 +112,8 @@ class Guarded:
         self, work: Callable[[float], Coroutine[Any, Any, T]], patience: float, grace: float = GRACE
     ) -> T | Late:
         """The same of what takes as long as somebody computes, `patience` at most, which is no hanging question. It may
-        look now and then, and be kept by that. It may end early: there is time for more."""
+        look now and then, and be kept by that. It may end early: there is time for more. UNASKED: there is no place to
+        wait in."""
         questions = self._questions
         if patience == inf or not questions.silence:
             return await work(patience)
@@ -123,4 +124,4 @@ class Guarded:
             if isinstance(error, EngineError) and not isinstance(error, EngineClosed):
                 questions.failed(error)
 
-        return await within(self._colour, work(patience), patience + grace, ended)
+        return await within(self._colour, work(patience), patience + grace, ended, waits=True)

@@ -103,7 +103,7 @@ class GuardedLocks:
         except EngineError:
             habit.silent = True  # or as good as: who is refused again and again needn't hear it twice
             raise
-        if isinstance(answer, Late):
+        if answer is Late.LATE:
             raise self._hangs(_clock() - began - timeout)
 
     async def release(self, name: str, token: bytes) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import Enum
 from math import inf
+from random import uniform
 from typing import Any, TypeAlias, TypeVar, final
 
 from stampede import forks, stalls
@@ -144,6 +145,10 @@ class Workers:
                 del job
 
 
+MOMENT = 0.25
+"""Seconds between two questions of one who finds no place to wait in."""
+
+
 @final
 class Late(Enum):
     """What there is instead of a result that takes too long."""
@@ -156,18 +161,31 @@ Told: TypeAlias = Callable[[Any, BaseException | None], object]
 """Is given the result, or the error."""
 
 
-async def within(colour: Colour, work: Coroutine[Any, Any, T], seconds: float, late: Told) -> T | Late:
-    """The result of the work, or LATE: then it goes on beside the caller, and `late` is told how it ended."""
+async def within(
+    colour: Colour, work: Coroutine[Any, Any, T], seconds: float, late: Told, *, waits: bool = False
+) -> T | Late:
+    """The result of the work, or LATE: then it goes on beside the caller, and `late` is told how it ended.
+
+    Blocking, it takes a place. Where none is free, UNASKED: for work that only `waits` after a moment, so that its
+    caller asks instead, now and then; for a question when its time is over.
+    """
     loop = running_loop()
     if colour.suspending and loop is not None:
         return await _within_loop(hold_task(loop.create_task(work)), seconds, late)
-    place = _askers.reserve()
-    if place is None:
-        return await work
+    began, place = time.monotonic(), (_waiters if waits else _askers).reserve()
+    if place is None and waits:
+        time.sleep(max(min(seconds, MOMENT * uniform(0.8, 1.2)), 0.0))
+    while place is None:
+        left = began + seconds - time.monotonic()
+        if waits or left <= 0:
+            work.close()
+            return Late.UNASKED
+        time.sleep(min(left, stalls.NEXT))  # a question takes no longer
+        place = _askers.reserve()
     errand = _Errand(work, late)
-    _askers.run(place, errand.run)
+    (_waiters if waits else _askers).run(place, errand.run)
     del place
-    answer: T | Late = errand.result(seconds)
+    answer: T | Late = errand.result(began + seconds - time.monotonic())
     return answer
 
 
@@ -237,3 +255,4 @@ class _Errand:
 
 
 _askers = Workers(1000, "stampede-ask")
+_waiters = Workers(1000, "stampede-wait")  # of their own: who waits for somebody's computation keeps no question

@@ -23,6 +23,7 @@ from stampede import Cache, EngineError, Lock, LockTimeout, try_lock
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.guarded_locks import FADES, LEAST, MOST, Habit
+from stampede.workers import Workers
 
 Before = Callable[[Any], Proxy]
 
@@ -257,6 +258,20 @@ def test_who_waits_in_vain_is_told_so_and_not_that_it_hangs(world: Worlds, engin
         its.lock(wait=0).__enter__()
     held.release()
     assert its.is_free()
+
+
+def test_who_finds_no_place_to_wait_in_has_its_lock_all_the_same(
+    world: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as may do wait already: it would be told that the server hangs, or wait where nothing bounds it."""
+    monkeypatch.setattr("stampede.workers._waiters", Workers(0, "stampede-wait"))
+    its = world("redis", "sync")
+    held, lock = Lock("l", on=its.direct, lease=LEASE), its.lock(wait=HUNG)
+    assert held.acquire()
+    assert not lock.acquire(WAIT)
+    threading.Timer(WAIT, held.release).start()
+    assert lock.acquire()
+    lock.release()
 
 
 def test_how_long_an_engine_has_is_what_it_has_needed() -> None:

@@ -24,6 +24,7 @@ from servers import shared_redis
 
 from stampede import Cache, WaitTimeout
 from stampede.engines.redis.scripts import Scripts
+from stampede.workers import Workers
 
 pytestmark = pytest.mark.alone
 
@@ -257,3 +258,51 @@ def test_a_batch_waits_for_an_engine_that_is_slow(before: Before, face: Faces, e
     asked.run("set", "k", 1)
     proxy.delay = 0.12
     assert asked.many(["k"], lambda keys: dict.fromkeys(keys, 2)) == {"k": 1}
+
+
+@engines
+def test_nor_where_no_place_is_left_to_wait_in(
+    before: Before, face: Faces, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds none would wait where nothing bounds it; or not hear of what others compute."""
+    monkeypatch.setattr("stampede.workers._waiters", Workers(1, "stampede-wait"))
+    monkeypatch.setattr("stampede.workers.MOMENT", 0.05)
+    proxy, url = hanging(engine, before)
+    holder, waiter = face(f"{engine}://127.0.0.1:{proxy.target}"), face(url)
+    keys, begun, end = ["a", "b", "c"], Herd(), threading.Event()
+    for key in keys:
+        held = threading.Event()
+        begun = Herd(lambda key=key, held=held: holder(key, lambda: (held.set(), end.wait(LONG), key)[2]))
+        assert held.wait(LONG)
+    waiter("warm", lambda: 1)
+    well = Herd(*[lambda key=key: waiter(key, lambda: "mine", wait=2.0) for key in keys])
+    threading.Timer(WAIT, end.set).start()
+    assert well.join() == keys
+    assert begun.join() == ["c"]
+
+
+@engines
+def test_nor_for_one_that_hangs_where_no_place_is_left(
+    before: Before, face: Faces, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would look for itself, and wait for the answer."""
+    monkeypatch.setattr("stampede.workers._waiters", Workers(0, "stampede-wait"))
+    test_nor_for_one_that_hangs_while_somebody_computes(before, face, engine, "sync")
+
+
+@engines
+def test_nor_where_no_place_is_left_to_ask_in(
+    before: Before, face: Faces, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are places wait for an engine that hangs: the next would ask it as if it had all the time."""
+    monkeypatch.setattr("stampede.workers._askers", Workers(1, "stampede-ask"))
+    proxy, url = hanging(engine, before)
+    asked = face(url)
+    asked("warm", lambda: 1, wait=WAIT)
+    proxy.hold()
+    herd = Herd(lambda: asked("hangs", lambda: 1, wait=10 * WAIT))
+    until(lambda: asked.cache._core.outage._asked)
+    began = time.monotonic()
+    assert asked("k", lambda: 2, wait=WAIT) == 2
+    assert time.monotonic() - began < SOON
+    assert herd.join() == [1]
