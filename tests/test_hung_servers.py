@@ -22,6 +22,8 @@ from stampede import Cache, EngineError
 from stampede.engines import vigil
 from stampede.testing import FakeClock
 
+pytestmark = pytest.mark.alone
+
 Before = Callable[[Any], Proxy]
 
 both = pytest.mark.parametrize("colour", ["sync", "async"])
