@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, ref
 
 from stampede import greenlets
 from stampede.block import Block, BlockEnd, Blocks
-from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, run_blocking, running_loop
+from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, run_blocking, running_loop
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.fill import quietly
 from stampede.grip import Grip
@@ -71,6 +71,7 @@ class Lock:
         if engine.locks is None or engine.alocks is None:
             raise OptionError(f"{engine.scheme}:// is no lock engine: name another with on=")
         self._engine = engine  # whoever keeps the lock keeps its engine open
+        self._suspending = PROMPT if engine.prompt else SUSPENDING
         self._locks, self._alocks = engine.locks, engine.alocks
         self._guarded = guarded(engine, engine.locks, BLOCKING), guarded(engine, engine.alocks, SUSPENDING)
 
@@ -146,14 +147,14 @@ class Lock:
     # -- and their twins ------------------------------------------------------------------------------------------
 
     async def aacquire(self, wait: float | None = None) -> bool:
-        return await self._taking(SUSPENDING, wait)
+        return await self._taking(self._suspending, wait)
 
     async def arelease(self) -> None:
-        await self._releasing(SUSPENDING)
+        await self._releasing(self._suspending)
 
     def __aenter__(self: SELF) -> Coroutine[Any, Any, SELF]:
         block = self._blocks.take(sys._getframe(1))
-        return self._entered(self._taking(SUSPENDING, self._patience, block), block)
+        return self._entered(self._taking(self._suspending, self._patience, block), block)
 
     async def _entered(self: SELF, taking: Coroutine[Any, Any, bool], block: Block | None) -> SELF:
         if not await taking:
@@ -182,7 +183,7 @@ class Lock:
         @BlockEnd
         def __aexit__(self, kind, error, trace, *, block=None) -> Coroutine[Any, Any, None]:
             """The same."""
-            return self._leaving(SUSPENDING, error, block)
+            return self._leaving(self._suspending, error, block)
 
     # -- how ------------------------------------------------------------------------------------------------------
 
@@ -226,7 +227,7 @@ class Lock:
                 self._asking.discard(grip)
                 return False  # waiting for ourselves would never end
             patience = self._wait if wait is None else seconds("wait", wait)
-            began, pace = monotonic(), Pace()
+            began, pace = monotonic(), None
             while True:
                 asked = monotonic()
                 left = began + patience - asked
@@ -246,6 +247,7 @@ class Lock:
                 if left <= 0:
                     break
                 await (port if guard is None else guard).wait(self.name, reply, left)
+                pace = pace or Pace()
                 rest = pace.rest(monotonic())
                 if rest > 0:
                     await colour.park(Bell(), min(rest, max(left, 0.0)))

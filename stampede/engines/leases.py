@@ -122,7 +122,8 @@ class Names:
         if lease is not None and lease.token == token:
             lease.end = now + seconds
             return lease.fence, None
-        self.check()
+        if self.closed:
+            self.check()
         lease = Lease(token, now + seconds, next(self._fence))
         older = self.leases.put(name, lease, now)
         return lease.fence, None if older is None else older.bell

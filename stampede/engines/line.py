@@ -45,7 +45,8 @@ class Line(Names):
 
     def acquire(self, name: str, token: bytes, seconds: float, *, waits: bool) -> Granted | Busy:
         with decisions.lock:
-            self.check()
+            if self.closed:
+                self.check()
             now = self.clock()
             holder = self.leases.get(name, now) or self._turns.get(name, now)
             told = None
@@ -53,7 +54,8 @@ class Line(Names):
                 holder = told = self._hand_on(name, now)
             if holder is None or holder.token == token:
                 self._turns.pop(name)
-                self._leave(name, token)
+                if name in self._waiting:
+                    self._leave(name, token)
                 return Granted(fence=self.grant(name, token, seconds, now)[0])
             busy = Busy(holder.token, holder.end - now)
             if waits:
@@ -88,7 +90,8 @@ class Line(Names):
 
     def release(self, name: str, token: bytes) -> bool:
         with decisions.lock:
-            self.check()
+            if self.closed:
+                self.check()
             now = self.clock()
             lease = self.standing(name, token)
             if lease is not None:
