@@ -264,7 +264,7 @@ async def land(
     try:
         if isinstance(error, LeftOut):
             return await left_out(call, hold, error)
-        if error is not None and (is_own(error) or not isinstance(error, call.policy.raises)):
+        if error is not None and (not isinstance(error, call.policy.raises) or is_own(error)):
             return await give_up(call, hold, error, kept, why, cost)
         return await store(call, hold, entry_of(call, kept, value, error, cost), error, why, cost)
     except GeneratorExit:
@@ -367,8 +367,9 @@ async def stood(call: Call) -> float:
 
 def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
     """A caller whose computation failed like this is given what is kept."""
-    theirs = is_own(error) or isinstance(error, (CodecError, RecursiveComputation))
-    return kept is not None and not call.force and not theirs and not isinstance(error, call.policy.raises)
+    if kept is None or call.force or isinstance(error, (CodecError, RecursiveComputation, *call.policy.raises)):
+        return False
+    return not is_own(error)  # last: it looks through all frames that the error has passed
 
 
 async def follow(call: Call, flight: Flight) -> Landing | None:
