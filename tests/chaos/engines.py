@@ -161,7 +161,7 @@ class Redis(_Linked):
         "restart": Effect(3, (0, 2), 4, keeps=False),
         "flush": Effect(3, (0, 0), 2.5, keeps=False),
         "full": Effect(2, (0.5, 2), 3),
-        "evict": Effect(1, (0.5, 2), 3, keeps=False),
+        "evict": Effect(1, (0.5, 2), 3, keeps=False, again=True),
     }
     lag: ClassVar = {False: 0.0, True: 0.5}
     fences_last = True

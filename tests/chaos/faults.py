@@ -28,6 +28,7 @@ class Effect(NamedTuple):
     after: float  # seconds beyond its end in which its traces may be seen
     keeps: bool = True  # the engine forgets nothing, no lock either
     forgets: bool = False  # the engine may even forget changes that it has acknowledged, and have old values again
+    again: bool = False  # and forgets more than once in a moment, perhaps which keys are the ones of today
     hides: bool = True  # engine or link can't be used, or have lost leases: no promise about other processes holds
     silent: bool = False  # and a connection stands that says nothing: who waits for news hears of that late
     unseen: float = 0.0  # seconds for which readers may go on with what there was

@@ -191,13 +191,13 @@ class _Judge:
 
     def _elsewhere(self, call: Call, key: str, has_tier: bool, change: _Change) -> bool:
         """It may look where the change was not made, for a second: in a generation of which its process has not heard
-        that it ended, which the changing one had never known, and of which an emptied server could not tell it."""
+        that it ended, which the changing one had never known, and of which a server that forgets can't tell it."""
         lag = self.world.lag_of_all[has_tier] + NOISE
         for fault in self.history.faults:
             if fault.effect.keeps or fault.began > change.ended:
                 continue
             known = self.first.get((change.call.worker, _scope(key)), inf)
-            if known > fault.began and call.began < fault.ended + lag:
+            if (fault.effect.again or known > fault.began) and call.began < fault.ended + lag:
                 return True
             if any(began < fault.ended and fault.began < ended and call.began < ended + NOISE
                    for began, ended in self.bumps[key]):  # fmt: skip
