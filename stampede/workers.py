@@ -185,7 +185,7 @@ async def within(
     errand = _Errand(work, late)
     (_waiters if waits else _askers).run(place, errand.run)
     del place
-    answer: T | Late = errand.result(began + seconds - time.monotonic())
+    answer: T | Late = errand.result(max(began + seconds - time.monotonic(), 0.0))  # we may not have run meanwhile
     return answer
 
 

@@ -23,8 +23,9 @@ from proxy import Proxy
 from servers import shared_redis
 
 from stampede import Cache, WaitTimeout
+from stampede.colour import BLOCKING, run_blocking
 from stampede.engines.redis.scripts import Scripts
-from stampede.workers import Workers
+from stampede.workers import Late, Workers, within
 
 pytestmark = pytest.mark.alone
 
@@ -306,3 +307,20 @@ def test_nor_where_no_place_is_left_to_ask_in(
     assert asked("k", lambda: 2, wait=WAIT) == 2
     assert time.monotonic() - began < SOON
     assert herd.join() == [1]
+
+
+def test_a_place_that_is_found_when_the_time_is_over() -> None:
+    """A process that doesn't run in between would ask to wait for less than no time: a ValueError."""
+
+    async def answer() -> int:
+        return 1
+
+    told: list[Any] = []
+    answered = threading.Event()
+
+    def late(result: Any, error: BaseException | None) -> None:
+        told.append(error or result)
+        answered.set()
+
+    got = run_blocking(within(BLOCKING, answer(), -1.0, late))
+    assert got == 1 or (got is Late.LATE and answered.wait(PATIENCE) and told == [1])

@@ -77,6 +77,7 @@ _STAY = (
     "stampede-refresh",
     "stampede-io",
     "stampede-ask",
+    "stampede-wait",
 )
 
 
