@@ -245,8 +245,8 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landin
         longest = call.policy.hold_of(kept.cost if kept else 0.0)
         flight.computes(call.label, call.policy.lease, longest)
         with means.hold(call, longest) as hold, flight.inside():
-            value, error = await ended(means.colour.call(call.origin))
-            landing = await land(call, kept, hold, value, error, call.now - began)
+            # No name is given to its error, which refers to us: Python 3.12 links each frame to its caller's.
+            landing = await land(call, kept, hold, *await ended(means.colour.call(call.origin)), call.now - began)
     except BaseException:
         # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
         drop(call)
