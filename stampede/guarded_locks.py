@@ -21,9 +21,12 @@ T = TypeVar("T")
 
 _clock = time.monotonic
 
-LEAST = 0.2
+LEAST = 0.5
 """Seconds that an engine has for an answer, beyond what its caller waits for the lock: more than a call gives it, as a
-call goes on without it, and who is not told of its lock has an error."""
+call goes on without it, and who is not told of its lock has an error. On a busy machine tenths are soon gone."""
+
+AGAIN = 0.2
+"""The same of one that had no answer for the last question."""
 
 MOST = 1.0
 """The same of one that is known to be slow, or has not answered yet: it may be far away, and has to be connected to.
@@ -50,14 +53,14 @@ class Habit:
 
     def failed(self, seconds: float) -> None:
         """There was no answer. Sooner than one is to be had, that says nothing of the next."""
-        if seconds >= LEAST:
+        if seconds >= AGAIN:
             self.silent = True
 
     def grace(self, now: float) -> float:
         """Seconds within which the next answer comes, if it is well."""
-        if self._longest is None:
-            return LEAST if self.silent else MOST
-        return min(max(2 * self._faded(now), LEAST), MOST)
+        if self._longest is None and not self.silent:
+            return MOST
+        return min(max(2 * self._faded(now), AGAIN if self.silent else LEAST), MOST)
 
     def _faded(self, now: float) -> float:
         return 0.0 if self._longest is None else self._longest * 0.5 ** ((now - self._at) / FADES)

@@ -22,7 +22,7 @@ from servers import shared_redis
 from stampede import Cache, EngineError, Lock, LockTimeout, try_lock
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
-from stampede.guarded_locks import FADES, LEAST, MOST, Habit
+from stampede.guarded_locks import AGAIN, FADES, LEAST, MOST, Habit
 from stampede.workers import Workers
 
 Before = Callable[[Any], Proxy]
@@ -286,10 +286,11 @@ def test_how_long_an_engine_has_is_what_it_has_needed() -> None:
     habit.answered(2 * MOST, 2.0)  # it stood still, for once
     assert 0.7 < habit.grace(2.0) < 0.8
     assert habit.grace(2.0 + 4 * FADES) == LEAST
-    habit.failed(LEAST / 2)  # it refuses: the next question has its answer as soon
+    habit.failed(AGAIN / 2)  # it refuses: the next question has its answer as soon
     assert not habit.silent
     habit.failed(LEAST)
     assert habit.silent
+    assert habit.grace(2.0 + 4 * FADES) == AGAIN
     habit.answered(0.7, 3.0)
     assert not habit.silent
     assert habit.grace(3.0) == MOST
@@ -299,6 +300,6 @@ def test_an_engine_that_has_never_answered_and_hangs_is_known_to() -> None:
     """Each lock would wait a second for it."""
     habit = Habit()
     habit.failed(MOST)
-    assert habit.grace(0.0) == LEAST
+    assert habit.grace(0.0) == AGAIN
     habit.answered(20.0, 0.0)
     assert habit.grace(0.0) == LEAST
