@@ -22,7 +22,7 @@ from interrupting import Line, lines_in, lines_of, looked
 from memcached_server import shared_memcached
 from servers import RedisServer, shared_redis
 
-from stampede import Cache, EngineError, RecursiveComputation, events
+from stampede import Cache, EngineError, RecursiveComputation, decisions, events
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.rows import key_number
 from stampede.errors import OptionError
@@ -177,7 +177,10 @@ def test_a_finalizer_or_signal_may_call_where_what_is_known_of_an_engine_changes
         key = next(keys)
         cache.get_or_compute(key, lambda: 1)
         cache.invalidate(key)
-        assert not cache.lock("held").acquire(wait=0.001)
+        try:
+            assert not cache.lock("held").acquire(wait=0.001)
+        except EngineError:  # in time, and not never: who asks for it waits for the thread that is interrupted here
+            assert decisions.lock._is_owned()
         for error in (partly, EngineError()):
             cache._core.outage.failed(error)
             cache._core.outage.answered()
@@ -425,7 +428,7 @@ print("alive")
     assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout == "alive\n"
 
 
-@pytest.mark.parametrize("one, two", [("_adopt", "put"), ("_forget", "decide"), ("_adopt", "_forget")])
+@pytest.mark.parametrize("one, two", [("_adopt", "put"), ("end", "decide"), ("_adopt", "end")])
 def test_finalizers_that_interrupt_two_threads_do_not_wait_for_each_other(one: str, two: str) -> None:
     """Each would want the lock in the middle of whose part the other's thread was interrupted: both hang, for ever."""
     with Cache("memory://", ttl=60) as cache:
@@ -442,7 +445,7 @@ def _interrupted_in(name: str, function: Any, met: threading.Barrier) -> None:
     where: list[Line] = []
 
     def at(line: Line) -> None:
-        if sys._getframe(2).f_code.co_name == name and not where:
+        if sys._getframe(2).f_code.co_name == name and decisions.lock._is_owned() and not where:
             where.append(line)
             with suppress(threading.BrokenBarrierError):
                 met.wait(0.2)  # where one lock is held by both, they don't meet
