@@ -6,8 +6,8 @@ what is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -17,8 +17,8 @@ from stampede.core import Scope, later
 from stampede.errors import WaitTimeout
 from stampede.fill import admitted, drop, land, never_begun, quietly, served
 from stampede.flight import Flight, inside_all
-from stampede.loaders import Loader, Wanted
-from stampede.outcome import Landing, LeftOut
+from stampede.loaders import Answer, Loader, Wanted
+from stampede.outcome import Landing, LeftOut, empty
 from stampede.places import Place
 from stampede.policy import Policy
 from stampede.ports import Granted, Ticket
@@ -36,10 +36,8 @@ async def fetch_many(
     batch = _Batch(scope, colour, loader, policy)
     landings = await batch.claim(keys)
     for key in batch.others:
-        try:
+        with suppress(LeftOut):
             landings[key] = await scope.fetch(colour, key, loader.origin(key), policy)
-        except LeftOut as nothing:
-            landings[key] = Landing(error=nothing)
     return {key: landing for key, landing in landings.items() if not isinstance(landing.error, LeftOut)}
 
 
@@ -173,11 +171,15 @@ class _Batch:
         return {each.key: served(each.call, each.kept, "computing", until=self._policy.lease) for each in kept}
 
     async def _refresh(self, kept: list[Wanted]) -> None:
-        await self._keep(await self._compute(kept))
+        landings = await self._compute(kept)
+        await self._keep(landings)
+        empty(landings)
 
     async def _compute(self, granted: list[Wanted]) -> dict[str, Landing]:
         """Load under all the leases; then each key lands by itself."""
         landings: dict[str, Landing] = {}
+        answers: Mapping[str, Answer] = {}
+        landing: Landing | BaseException | None = None
         try:
             with ExitStack() as stack:
                 hold = {}
@@ -202,7 +204,8 @@ class _Batch:
         finally:
             for each in granted:
                 each.call.means.flights.end(each.flight, landings.get(each.key))
-        return landings
+            del answers, landing  # their errors refer to this frame
+        return landings  # those in here are let go of by whoever raises one
 
     async def _keep(self, landings: dict[str, Landing]) -> None:
         """What is known now is kept in this process, as far as it may be."""

@@ -26,7 +26,7 @@ from stampede.local import Tier
 from stampede.lock import Lock
 from stampede.metrics import Counters, Observers, Stats, log_events, unread
 from stampede.outage import Outage
-from stampede.outcome import Landing, landed
+from stampede.outcome import Landing, empty, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
@@ -244,9 +244,11 @@ class Cache:
         try:
             found |= {key: landed(landings[key], policy) for key in missing if key in landings}
         except StopIteration as end:  # a function's own
+            empty(landings)
             raise Stopped(end) from end
-        finally:
-            del landings  # one error may be that of many keys, and refers to this frame
+        except BaseException:
+            empty(landings)  # one error may be that of many keys
+            raise
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:

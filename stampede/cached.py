@@ -29,7 +29,7 @@ from stampede.hot import Hot
 from stampede.keys import Parameters, key_maker, scope_name
 from stampede.loaders import OneByOne
 from stampede.local import Resident
-from stampede.outcome import landed
+from stampede.outcome import empty, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy, nearest
 from stampede.settings.checks import CACHE, checked
 
@@ -310,9 +310,11 @@ class Cached:
         try:
             values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
         except StopIteration as end:  # a function's own
+            empty(landings)
             raise Stopped(end) from end
-        finally:
-            del landings  # one error may be that of many keys, and refers to this frame
+        except BaseException:
+            empty(landings)  # one error may be that of many keys
+            raise
         return [values[key] for key in keys]
 
     def stats(self) -> Any:

@@ -284,7 +284,8 @@ class _Suspending:
             if crowd.unborn is not None:
                 crowd.unborn()
             raise
-        crowd.cancel = lambda: _soon(loop, task.cancel)
+        if not task.done():  # as an eager one may be
+            crowd.cancel = lambda: _soon(loop, task.cancel)
         task.add_done_callback(lambda ended: crowd.unborn() if crowd.unborn else None)
         try:
             await asyncio.wait([task])

@@ -253,7 +253,10 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landin
         raise
     finally:
         means.flights.end(flight, landing)
-    return landing
+    try:
+        return landing
+    finally:
+        del landing  # as above
 
 
 async def land(
@@ -322,6 +325,7 @@ async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why
 
 async def left_out(call: Call, hold: Hold, error: LeftOut) -> Landing:
     """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value."""
+    error.__traceback__ = None  # nobody is shown it, and it refers to those who keep the error
     if hold.foreign:
         return Landing(error=error)
     as_of = await stood(call)
@@ -387,9 +391,9 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             pause = patience if flight.watched else min(patience, SAFETY)
             if not await call.means.colour.park(flight.bell, pause) and not flight.watched:
                 flight.look(call.now)
+        landing, offered = flight.landing, flight.offered
     finally:
-        flight.owner.leave(flight, call.leader)
-    landing, offered = flight.landing, flight.offered
+        flight.owner.leave(flight, call.leader)  # with the last one its landing goes
     if call.policy.refuses_stale and any(each is not None and each.is_stale for each in (landing, offered)):
         return None
     # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.

@@ -45,6 +45,7 @@ class Flight:
     landing: Landing | None = None
     offered: Landing | None = None  # to be had without waiting, while the leader computes
     cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
+    forsaken = False  # its leader's caller is gone: `callers` are followers only
     span: tuple[str, float, float] | None = None  # its computation's label and lease, and when it must have ended
     followed = inf  # since when
     latest = -inf  # when the last of its followers began, as far as the leader needs to know
@@ -116,7 +117,13 @@ class Flight:
         self.asked = None
 
     def leave(self, leader: Leader | None = None) -> bool:
+        if leader is None:
+            self.forsaken = True
         return self.owner.leave(self, leader)
+
+    @property
+    def has_followers(self) -> bool:
+        return self.callers > (0 if self.forsaken else 1)
 
     def hand_over(self) -> None:
         """The computation goes on in another thread: its caller isn't inside it any more."""
@@ -292,12 +299,14 @@ class Flights:
                 flight.callers, leader.follows = flight.callers - 1, None
             else:
                 return False
-            last = flight.callers == 0 and not flight.ended and flight.cancel is not None
-            if last:
+            if flight.ended and flight.landing is not None and not flight.has_followers:
+                flight.landing = None  # its error refers to frames that refer to the flight
+            cancel = flight.cancel if flight.callers == 0 and not flight.ended else None
+            if cancel is not None:
                 self._forget(flight)
-        if last and flight.cancel is not None:
-            flight.cancel()
-        return last
+        if cancel is not None:
+            cancel()
+        return cancel is not None
 
     def end(self, flight: Flight, landing: Landing | None) -> None:
         """Land: the followers share what may be shared, and claim again otherwise."""
@@ -309,8 +318,10 @@ class Flights:
             flight.ended = True
             if flight.unborn is not None or flight.answers is not None:
                 flight.unborn = flight.answers = None  # they refer to the flight
+            if flight.cancel is not None:
+                flight.cancel = None  # and this to the task, which refers to its error
             bell = flight.bell
-            if bell is not _unheard and landing is not None and not flight.detached:
+            if bell is not _unheard and landing is not None and not flight.detached and flight.has_followers:
                 flight.landing = landing.for_followers()
             if self._flights.get(flight.key) is flight:
                 self._flights.pop(flight.key, None)  # a finalizer may have done so just now

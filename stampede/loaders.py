@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -63,14 +63,14 @@ class Together:
         return _picked(await self._values([key]), self._names[key])
 
     async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
-        clock = wanted[0].call.means.clock
-        began = clock()
         keys = [each.key for each in wanted]
-        values, error = await ended(self._values(keys))
-        cost = clock() - began
-        if values is None:
-            return dict.fromkeys(keys, Answer(None, error, cost))
-        return {key: _answer(partial(_picked, values, self._names[key]), cost) for key in keys}
+        answer = await _had(wanted[0].call.means.clock, self._values(keys))
+        try:
+            if answer.error is not None:
+                return dict.fromkeys(keys, answer)
+            return {key: _answer(partial(_picked, answer.value, self._names[key]), answer.cost) for key in keys}
+        finally:
+            del answer  # its error refers to this frame
 
     async def _values(self, keys: list[str]) -> Mapping[str, Any]:
         names = [self._names[key] for key in keys]
@@ -78,6 +78,11 @@ class Together:
         if not isinstance(values, Mapping):
             raise TypeError(f"the function of many keys returned {type(values).__name__}: it must map keys to values")
         return values
+
+
+async def _had(clock: Callable[[], float], work: Awaitable[Any]) -> Answer:
+    began = clock()
+    return Answer(*await ended(work), clock() - began)
 
 
 def _picked(values: Mapping[str, Any], name: str) -> Any:
@@ -90,6 +95,8 @@ def _answer(get: Callable[[], Any], cost: float) -> Answer:
     """One key's value, or what is wrong with it: its neighbours are kept all the same."""
     try:
         return Answer(get(), None, cost)
+    except LeftOut as nothing:
+        return Answer(None, nothing.with_traceback(None), cost)
     except Exception as error:
         return Answer(None, error, cost)
 
@@ -111,8 +118,6 @@ class OneByOne:
     async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
         run = _Run(self._colour)
         works = [_Work(run, each, self._origins[each.key]) for each in wanted]
-        for work in works:
-            work.wanted.flight.answers = work.answers
         try:
             await (run.all_at_once(works) if self._colour.suspending else run.in_turn(works))
         except GeneratorExit:
@@ -120,9 +125,16 @@ class OneByOne:
         except BaseException as error:  # the caller's own cancellation
             if all(work.answer is not None for work in works):
                 raise  # it came too late for any of them
-            for work in works:
-                work.answer = work.answer or Answer(None, error, 0.0)
-        return {work.wanted.key: work.answer for work in works if work.answer is not None}
+            _fail(works, error)
+        try:
+            return {work.wanted.key: work.answer for work in works if work.answer is not None}
+        finally:
+            works.clear()  # the errors in them refer to this frame
+
+
+def _fail(works: list[_Work], error: BaseException) -> None:
+    for work in works:
+        work.answer = work.answer or Answer(None, error, 0.0)
 
 
 class _Run:
@@ -135,8 +147,11 @@ class _Run:
 
     async def in_turn(self, works: list[_Work]) -> None:
         for work in works:
-            if (await work.done()).error is not None and not work.covered:
-                return
+            try:
+                if (await work.done()).error is not None and not work.covered:
+                    return
+            finally:
+                del work  # its error refers to this frame
 
     async def all_at_once(self, works: list[_Work]) -> None:
         await until_one_fails([work.begin() for work in works], self._end)
@@ -157,6 +172,7 @@ class _Work:
         self._origin = origin
         self._begun = False
         self._bell = Bell()
+        wanted.flight.answers = self.answers
 
     @property
     def covered(self) -> bool:
@@ -167,24 +183,29 @@ class _Work:
     async def begin(self) -> None:
         """As one of many at once: raises what ends them all."""
         answer = await self.done()
-        if answer.error is not None and not self.covered:
-            raise answer.error
+        try:
+            if answer.error is not None and not self.covered:
+                raise answer.error
+        finally:
+            del self, answer  # the error refers to this frame
 
     async def done(self) -> Answer:
         if self.answer is not None:
             return self.answer
         self._begun = True
-        clock, inside = self.wanted.call.means.clock, _inside.set(self)
-        began = clock()
+        inside = _inside.set(self)
         try:
-            value, error = await ended(self._run.colour.call(self._origin))
+            answer = await _had(self.wanted.call.means.clock, self._run.colour.call(self._origin))
         finally:
             _inside.reset(inside)
-        if error is not None and self._run.ended:  # cancelled, as another one has failed
-            raise error
-        self.answer = answer = Answer(value, error, clock() - began)
-        self._bell.ring()
-        return answer
+        try:
+            if answer.error is not None and self._run.ended:  # cancelled, as another one has failed
+                raise answer.error
+            self.answer = answer
+            self._bell.ring()
+            return answer
+        finally:
+            del self, answer  # the error refers to this frame
 
     async def answers(self, call: Call) -> Landing:
         """For a computation of this very batch: the value as it is, or will be."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -12,7 +13,7 @@ from stampede.interruptions import pass_on
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
-__all__ = ["Landing", "LeftOut", "comes_back", "landed", "own_copy"]
+__all__ = ["Landing", "LeftOut", "comes_back", "empty", "landed", "own_copy"]
 
 
 # Not frozen, for the same reason as an entry; nobody writes to one.
@@ -59,6 +60,12 @@ def landed(landing: Landing, policy: Policy) -> Any:
     if entry.raised:
         raise _revived(entry, policy.raises)
     return entry.value
+
+
+def empty(landings: Mapping[str, Landing]) -> None:
+    """Let go of the errors that nobody is to be given: they refer to frames that refer to these landings."""
+    for landing in landings.values():
+        landing.error = None
 
 
 def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseException], ...]) -> bool:
