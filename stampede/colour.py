@@ -329,8 +329,14 @@ async def _to_the_end(work: asyncio.Future[T]) -> T:
     if cancelled is not None:
         if not work.cancelled():
             work.exception()  # seen: the cancellation goes first
-        raise cancelled
-    return work.result()
+        try:
+            raise cancelled
+        finally:
+            del cancelled  # it would refer to itself through this frame
+    try:
+        return work.result()
+    finally:
+        del work  # it has its error, which refers to this frame
 
 
 def hold_task(task: asyncio.Task[T]) -> asyncio.Task[T]:

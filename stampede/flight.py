@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from math import inf
 from threading import get_ident
 from typing import Any
+from weakref import ref
 
 from stampede import decisions, forks, greenlets
 from stampede.colour import Bell, Loop
@@ -180,19 +181,26 @@ class _Extent:
         for flight in self._flights:
             if flight.thread == 0:
                 flight.thread, flight.greenlet = get_ident(), greenlets.here()
-        self._before = before = _inside.get()
-        _inside.set((*(each for each in before if not each.ended), *self._flights) if before else self._flights)
+        self._before = _inside.get()
+        _inside.set(tuple(map(ref, (*_around(), *self._flights) if self._before else self._flights)))
 
     def __exit__(self, *exc: object) -> None:
         _inside.set(self._before)
 
 
-_inside: ContextVar[tuple[Flight, ...]] = ContextVar("stampede_inside", default=())
+# Weakly: tasks, timers and connections that are begun in a computation have a copy of its context for as long as they
+# live, and the flight has its error, with all frames that this has passed. Who computes refers to its flight.
+_inside: ContextVar[tuple[ref[Flight], ...]] = ContextVar("stampede_inside", default=())
+
+
+def _around() -> list[Flight]:
+    """The flights inside whose computations the caller is."""
+    return [flight for refer in _inside.get() if (flight := refer()) is not None and not flight.ended]
 
 
 def nested() -> bool:
     """Is this call made by a computation, which holds a lease?"""
-    return any(not flight.ended for flight in _inside.get())
+    return bool(_around())
 
 
 def outside() -> None:
@@ -283,7 +291,7 @@ class Flights:
 
     def computing(self, key: str) -> Flight | None:
         """The flight of this key, inside whose computation the caller itself is."""
-        for flight in _inside.get():
+        for flight in _around():
             if flight.key == key and flight.owner is self and flight.is_under_way():
                 return flight
         # Perhaps it is the very thread that leads it, in a context of its own (a signal, a finalizer).

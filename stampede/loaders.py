@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 from stampede.call import Call
 from stampede.colour import Bell, Colour, ended, kept_whole, run_blocking, running_loop, until_one_fails
@@ -193,7 +194,7 @@ class _Work:
         if self.answer is not None:
             return self.answer
         self._begun = True
-        inside = _inside.set(self)
+        inside = _inside.set(ref(self))
         try:
             answer = await _had(self.wanted.call.means.clock, self._run.colour.call(self._origin))
         finally:
@@ -209,7 +210,8 @@ class _Work:
 
     async def answers(self, call: Call) -> Landing:
         """For a computation of this very batch: the value as it is, or will be."""
-        asking = _inside.get()
+        inside = _inside.get()
+        asking = inside() if inside is not None else None
         if self.answer is None and asking is not None:
             if self._waits_for(asking):
                 raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
@@ -238,4 +240,4 @@ class _Work:
             await self.done()
 
 
-_inside: ContextVar[_Work | None] = ContextVar("stampede_batch", default=None)
+_inside: ContextVar[ref[_Work] | None] = ContextVar("stampede_batch", default=None)  # weakly, as a flight's own is

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
+from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Loop", "PerLoop", "heed", "on_close", "unheeded"]
+__all__ = ["Loop", "PerLoop", "heed", "nobodys", "on_close", "unheeded"]
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
@@ -72,6 +73,12 @@ class PerLoop(Generic[T]):
                 if thing is not None:
                     taken.append((loop, thing))
         return taken
+
+
+def nobodys(begin: Callable[..., T], *args: Any) -> T:
+    """What it gives. What it begins in a loop is for all callers, so that it has no copy of this one's context: for as
+    long as a connection lasts, that would keep whatever it refers to, as a request."""
+    return Context().run(begin, *args)
 
 
 class _Closing:

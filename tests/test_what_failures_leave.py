@@ -8,6 +8,8 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from memcached_server import shared_memcached
 from servers import shared_redis
 
 from stampede import Cache, WaitTimeout
+from stampede.colour import SUSPENDING
 
 
 class Large:
@@ -37,6 +40,7 @@ class Failing:
         self.held: list[weakref.ref[Large]] = []
         self.go = threading.Event()
         self.go.set()
+        self.begins: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)  # and before it fails
 
     def left(self) -> list[Large]:
         return [large for each in self.held if (large := each()) is not None]
@@ -50,7 +54,7 @@ class Failing:
     async def suspending(self, *_: Any) -> Any:
         large = Large()
         self.held.append(weakref.ref(large))
-        await asyncio.sleep(0)
+        await self.begins()
         raise ValueError("in vain")
 
 
@@ -109,6 +113,41 @@ async def aherd(cache: Cache, failing: Failing) -> None:
     await asyncio.gather(*[acall(cache, failing) for _ in range(3)])
 
 
+async def rested(cache: Cache, failing: Failing) -> None:
+    async def begins() -> None:
+        while guards := [task for task in asyncio.all_tasks() if task.get_name() == "stampede-guard"]:
+            await asyncio.wait(guards)  # what is asked next begins one in here
+
+    failing.begins = begins
+    await aherd(cache, failing)
+
+
+async def outlived(cache: Cache, failing: Failing) -> None:
+    async def begins() -> None:
+        beside.append(asyncio.ensure_future(asyncio.Event().wait()))
+        await asyncio.sleep(0)
+
+    beside: list[asyncio.Future[object]] = []
+    failing.begins = begins
+    await aherd(cache, failing)
+    await all_gone(failing)
+    for each in beside:
+        each.cancel()
+
+
+async def given_up(cache: Cache, failing: Failing) -> None:
+    failing.begins = asyncio.Event().wait
+    tasks = [asyncio.ensure_future(cache.aget_or_compute("k", failing.suspending)) for _ in range(3)]
+    while not failing.held:
+        await asyncio.sleep(0)
+    for each in tasks:
+        each.cancel()
+    assert all(
+        isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*tasks, return_exceptions=True)
+    )
+    del tasks
+
+
 async def abatch(cache: Cache, failing: Failing) -> None:
     with pytest.raises(ValueError, match="in vain"):
         await cache.aget_or_compute_many(["a", "b"], failing.suspending)
@@ -144,7 +183,15 @@ def test_a_failed_call(cache: Cache, way: Callable[[Cache, Failing], None]) -> N
         gc.enable()
 
 
-@pytest.mark.parametrize("way", [acall, aherd, abatch, cancelled])
+async def all_gone(failing: Failing) -> None:
+    assert failing.held
+    deadline = time.monotonic() + 5
+    while failing.left() and time.monotonic() < deadline:
+        await asyncio.sleep(0)  # the loop lets go of the tasks' last steps
+    assert failing.left() == []
+
+
+@pytest.mark.parametrize("way", [acall, aherd, rested, outlived, given_up, abatch, cancelled])
 def test_a_failed_async_call(cache: Cache, way: Callable[[Cache, Failing], Awaitable[None]]) -> None:
     """The same, in an event loop that goes on."""
 
@@ -155,12 +202,74 @@ def test_a_failed_async_call(cache: Cache, way: Callable[[Cache, Failing], Await
         gc.disable()
         try:
             await way(cache, failing)
-            deadline = time.monotonic() + 5
-            while failing.left() and time.monotonic() < deadline:
-                await asyncio.sleep(0)  # the loop lets go of the tasks' last steps
-            assert failing.held
-            assert failing.left() == []
+            await all_gone(failing)
         finally:
             gc.enable()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+_request: ContextVar[Large] = ContextVar("request")
+
+
+def test_a_connection_keeps_nothing_of_who_was_the_first_to_ask(cache: Cache, uncollected: None) -> None:
+    """What a context refers to, as a request and all that is behind it, would stay as long as the connection."""
+    failing = Failing()
+
+    async def ask() -> None:
+        large = Large()
+        failing.held.append(weakref.ref(large))
+        _request.set(large)
+        await cache.aget_or_compute("k", int)
+
+    async def main() -> None:
+        await asyncio.create_task(ask())
+        await all_gone(failing)
+
+    asyncio.run(main())
+
+
+def test_a_value_that_no_engine_keeps(cache: Cache, uncollected: None) -> None:
+    """The codec's refusal would keep the value, however large."""
+    failing = Failing()
+
+    async def unkept() -> Any:
+        large = Large()
+        failing.held.append(weakref.ref(large))
+        return lambda: large
+
+    async def main() -> None:
+        await cache.aget_or_compute("k", unkept)
+        await cache.aclear()
+        await all_gone(failing)
+
+    asyncio.run(main())
+
+
+def test_who_is_cancelled_while_something_is_brought_to_its_end(uncollected: None) -> None:
+    """As while a value is stored: the cancellation would refer to itself."""
+    failing = Failing()
+
+    async def ask() -> None:
+        large = Large()
+        failing.held.append(weakref.ref(large))
+        await SUSPENDING.whole(asyncio.sleep(0.01))
+
+    async def main() -> None:
+        task = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del task
+        await all_gone(failing)
 
     asyncio.run(main())

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from stampede.loops import nobodys
+
 __all__ = ["LOOK", "Attendant"]
 
 _NAME = "stampede-guard"
@@ -30,11 +32,14 @@ class Attendant:
         many it is overdue and to be waited for all the same. Then it is told so."""
         if self._task is not None and not self._task.done():
             return
+        self._task = nobodys(self._begun, loop, look)
+
+    def _begun(self, loop: asyncio.AbstractEventLoop, look: Look) -> asyncio.Task[None]:
         task = loop.create_task(_attend(look), name=_NAME)
         # A loop that is closed without cancelling its tasks has nothing to complain of.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         task.add_done_callback(lambda task: self._ended(loop, look, task))
-        self._task = task
+        return task
 
     def leave(self) -> None:
         """There are no questions any more."""

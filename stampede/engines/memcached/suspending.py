@@ -23,7 +23,7 @@ from stampede.engines.transport import disown, shut
 from stampede.engines.vigil import NOT_TO_OTHERS
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on, thrown_in
-from stampede.loops import Loop, PerLoop
+from stampede.loops import Loop, PerLoop, nobodys
 from stampede.stalls import NEXT, given_back, unhurried
 
 __all__ = ["SuspendingLine"]
@@ -277,7 +277,7 @@ class SuspendingLine:
             coming = None
         if coming is None:
             server.admit()
-            coming = streams[server] = loop.create_task(_connected(server, loop, self.reach))
+            coming = streams[server] = nobodys(loop.create_task, _connected(server, loop, self.reach))
             coming.add_done_callback(_seen)
         try:
             return await asyncio.shield(coming)

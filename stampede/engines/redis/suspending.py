@@ -29,7 +29,7 @@ from stampede.engines.transport import disown, shut
 from stampede.engines.vigil import NOT_TO_OTHERS
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
-from stampede.loops import PerLoop
+from stampede.loops import PerLoop, nobodys
 from stampede.stalls import NEXT, given_back, unhurried
 
 __all__ = ["Suspending"]
@@ -213,7 +213,7 @@ class _Pipe:
         wire = self._wire
         if wire is None:
             if self._connecting is None or self._connecting.done():
-                self._connecting = asyncio.ensure_future(self._connect())
+                self._connecting = nobodys(asyncio.ensure_future, self._connect())
             return
         if not self._server.current(wire.connection):
             wire.drop(ConnectionError("this is not the master any more"))
