@@ -410,9 +410,9 @@ class Sentinels:
         wait_until(lambda: all(self._knows(each, replicas, sentinels - 1) for each in self.sentinels))
 
     def _knows(self, sentinel: RedisServer, replicas: int, others: int) -> bool:
-        words = sentinel.cli("SENTINEL", "MASTER", self.service).split()
-        known = dict(zip(words[::2], words[1::2], strict=False))
-        return known["num-slaves"] == str(replicas) and known["num-other-sentinels"] == str(others)
+        lines = sentinel.cli("SENTINEL", "MASTER", self.service).split("\n")  # a master has an empty runid at first
+        known = dict(zip(lines[::2], lines[1::2], strict=False))
+        return known.get("num-slaves") == str(replicas) and known.get("num-other-sentinels") == str(others)
 
     @property
     def url(self) -> str:

@@ -38,7 +38,8 @@ def put(engine: DiskEngine, key: str, number: int) -> None:
 
 
 def look(engine: DiskEngine, key: str) -> Found | None:
-    reply = engine._rows.answer(key, new_id(), Ask(60.0))
+    rows = engine._rows
+    reply = rows.database.patiently(lambda: rows.answer(key, new_id(), Ask(60.0)))  # a writer may keep readers out
     return reply if isinstance(reply, Found) else None
 
 
