@@ -180,7 +180,7 @@ class Keeper:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # what is due next, for the thread that watches
         self._turn = threading.Condition(self._lock)  # to watch
-        self._holds: set[Hold] = set()
+        self._holds: dict[Hold, None] = {}
         self._new: deque[tuple[float, Hold]] = deque()  # with their moments, since the watch looked the last time
         self._due: list[tuple[float, int, Hold]] = []
         self._alarm = inf  # when the watch looks again; less than ever: when somebody takes it over
@@ -196,7 +196,7 @@ class Keeper:
     def add(self, hold: Hold) -> None:
         """Without a lock, as a rule: most holds end before the watch looks for what is new."""
         hold.due = moment = self._clock() + hold.lease / 3
-        self._holds.add(hold)
+        self._holds[hold] = None  # no call, which could be interrupted behind it, before it is in the queue
         self._new.append((moment, hold))
         if moment < self._alarm or len(self._new) > 64:
             with self._lock:
@@ -220,13 +220,13 @@ class Keeper:
         begun("stampede-keeper", self._run)  # or leases won't be renewed, or later
 
     def remove(self, hold: Hold) -> None:
-        self._holds.discard(hold)  # from the queue it goes when its time comes
+        self._holds.pop(hold, None)  # from the queue it goes when its time comes
 
     def release_all(self) -> None:
         """Give every lease back, when the interpreter exits under computations that still run."""
         with self._lock:
             self.over = True
-            holds, self._holds = list(self._holds), set()
+            holds, self._holds = list(self._holds), {}
         for hold in holds:
             hold.disown()
 
@@ -234,7 +234,7 @@ class Keeper:
         """Have a lease given back, and soon, whose holder is gone. From a finalizer: nothing is asked here."""
         hold.alive = _never
         hold.due = moment = self._clock()
-        self._holds.add(hold)
+        self._holds[hold] = None  # no call, as in `add`
         self._new.append((moment, hold))
         with self._lock:  # as `add` does it, and fewer calls deep: the stack may be at its end
             kept = self._threads
@@ -337,7 +337,7 @@ class Keeper:
             if renews:
                 hold.under_way = None
             if again is None:
-                self._holds.discard(hold)
+                self._holds.pop(hold, None)
             elif hold in self._holds:
                 self._schedule(again, hold)
 

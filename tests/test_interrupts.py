@@ -43,6 +43,13 @@ AT_MOST = {"memory": EVERY, "disk": 60, "redis": 60, "memcached": 40}  # moments
 ENGINES = ["memory://?entries=20", "memory://?codec=sealed", "disk://{}", "redis", "memcached"]
 
 
+@pytest.fixture(autouse=True)
+def _all_is_told() -> Iterator[None]:
+    """What was interrupted before it began says so here, and in no later test."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(params=ENGINES, ids=lambda url: url.partition(":")[0] + ("-sealed" if "sealed" in url else ""))
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
     servers = {"redis": shared_redis, "memcached": shared_memcached}

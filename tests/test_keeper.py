@@ -8,11 +8,15 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
 from bare import LONG, PLAIN, Gate, Room, World, until
+from interrupting import interrupted
 
 from stampede.errors import EngineError
 from stampede.events import Computed, LeaseLost
@@ -381,7 +385,6 @@ def test_a_forked_child_keeps_its_own_holds_only() -> None:
 
 def test_an_ended_hold_lets_its_call_go() -> None:
     """The arguments of every call would live for a third of a lease after it."""
-    import weakref
 
     class Call:
         def drop(self) -> None: ...
@@ -416,11 +419,28 @@ def test_a_frozen_holder_stores_nothing() -> None:
 
 def test_a_hold_that_has_ended_is_forgotten() -> None:
     """Its engine, long closed, would live on in the frame of the thread that waits for the next lease."""
-    import weakref
-
     keeper, port = Keeper(), Port()
     left = weakref.ref(port)
     with hold_of(keeper, port, lease=0.03):
         pass
     del port
     until(lambda: left() is None)
+
+
+@pytest.mark.parametrize("verb", ["add", "let_go"])
+def test_who_is_interrupted_on_the_way_in_leaves_no_hold(verb: str) -> None:
+    """Its call, with its arguments, and its engine would live as long as the process does."""
+    keeper = Keeper()
+    enter = getattr(keeper, verb)
+    for number in count():
+        port = Port()
+        left = weakref.ref(port)
+        hold = hold_of(keeper, port, lease=0.01, alive=lambda: False)
+        error = interrupted(partial(enter, hold), number)
+        swept = error is None
+        del port, hold, error
+        with hold_of(keeper, Port(), lease=0.01) as later:  # so that the keeper looks, whoever was to tell it
+            until(lambda: left() is None and not {*keeper._holds} - {later})
+        if swept:
+            break
+    assert number > 3
