@@ -127,8 +127,11 @@ with Cache(url) as cache:
 
 def _states(pid: int) -> set[str]:
     """Of all its threads."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
-    return {each.read_text().rpartition(")")[2].split()[0] for each in tasks}
+    states = set()
+    for each in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended just now
+            states.add(each.read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 class Child:
