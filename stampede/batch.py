@@ -6,6 +6,7 @@ what is kept.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
@@ -99,8 +100,8 @@ class _Batch:
                     call.owes(False)
                     call.means.flights.end(flight, None)
             led = {key: led for key, led in self._led.items() if key not in landings} if landings else self._led
-            answers = await self._scope.at_once(
-                self._colour, [admitted(each.call, each.flight) for each in led.values()]
+            answers = deque(
+                await self._scope.at_once(self._colour, [admitted(each.call, each.flight) for each in led.values()])
             )
         except GeneratorExit:
             for call, flight, _ in self._led.values():
@@ -109,7 +110,9 @@ class _Batch:
         except BaseException:  # some may have been granted by now
             await self._let_go(self._led.values())
             raise
-        for key, answer in zip(led, answers, strict=True):
+        answer: Landing | Granted | BaseException | None = None
+        for key in led:
+            answer = answers.popleft()  # an error refers to this frame: at the end it has none left
             if isinstance(answer, Granted):
                 granted.append(Wanted(key, led[key].call, led[key].flight, answer.entry))
             elif isinstance(answer, Landing):
@@ -118,9 +121,13 @@ class _Batch:
                 self.others.append(key)
             else:
                 trouble = answer
+        del answer
         if trouble is not None:
-            await self._let_go(granted)
-            raise trouble
+            try:
+                await self._let_go(granted)
+                raise trouble
+            finally:
+                del trouble
         return landings, granted
 
     def _lead(self, today: str, key: str) -> None:

@@ -57,6 +57,7 @@ def run_together(
     """What each coroutine returned or raised. `ask` answers questions, each with a result or an error."""
     results: list[Any] = [None] * len(work)
     answers: dict[int, Any] = dict.fromkeys(range(len(work)))
+    answer: Any = None
     try:
         while answers:
             questions: dict[int, Asked] = {}
@@ -70,7 +71,8 @@ def run_together(
                 except BaseException as error:
                     results[number] = error
             answers = dict(zip(questions, ask(list(questions.values())), strict=True)) if questions else {}
+        return results
     finally:
         for coroutine in work:
             coroutine.close()  # those that an interruption left waiting
-    return results
+        del results, answers, answer  # the errors in them refer to this frame

@@ -183,8 +183,9 @@ class _Work:
 
     async def begin(self) -> None:
         """As one of many at once: raises what ends them all."""
-        answer = await self.done()
+        answer = None
         try:
+            answer = await self.done()
             if answer.error is not None and not self.covered:
                 raise answer.error
         finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from herd import until
 from memcached_server import shared_memcached
 from servers import shared_redis
 
@@ -168,6 +169,21 @@ async def cancelled(cache: Cache, failing: Failing) -> None:
         await task
 
 
+async def cancelled_many(cache: Cache, failing: Failing) -> None:
+    async def never(_: int) -> None:
+        large = Large()
+        failing.held.append(weakref.ref(large))
+        begun.set()
+        await asyncio.Event().wait()
+
+    begun = asyncio.Event()
+    task = asyncio.ensure_future(cache.cached(never).many([(1,), (2,)]))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 @pytest.mark.parametrize("way", [call, function, batch, many, stale, answer, herd])
 def test_a_failed_call(cache: Cache, way: Callable[[Cache, Failing], None]) -> None:
     """Its frames would go on holding connections, rows and requests until the collector came."""
@@ -191,7 +207,7 @@ async def all_gone(failing: Failing) -> None:
     assert failing.left() == []
 
 
-@pytest.mark.parametrize("way", [acall, aherd, rested, outlived, given_up, abatch, cancelled])
+@pytest.mark.parametrize("way", [acall, aherd, rested, outlived, given_up, abatch, cancelled, cancelled_many])
 def test_a_failed_async_call(cache: Cache, way: Callable[[Cache, Failing], Awaitable[None]]) -> None:
     """The same, in an event loop that goes on."""
 
@@ -273,3 +289,27 @@ def test_who_is_cancelled_while_something_is_brought_to_its_end(uncollected: Non
         await all_gone(failing)
 
     asyncio.run(main())
+
+
+def test_a_batch_that_waits_in_vain(tmp_path: Path, uncollected: None) -> None:
+    """Each key that is computed elsewhere would leave its refusal, and with it what the function of the batch holds."""
+    computing, waiting = Failing(), Failing()
+    computing.go.clear()
+    with Cache(f"disk://{tmp_path}", ttl=60) as cache, Cache(f"disk://{tmp_path}", ttl=60) as elsewhere:
+        other = threading.Thread(target=call, args=(elsewhere, computing))
+        other.start()
+        until(lambda: computing.held)
+        try:
+            _wait_in_vain(cache, waiting)
+            assert waiting.held
+            assert waiting.left() == []
+        finally:
+            computing.go.set()
+            other.join()
+
+
+def _wait_in_vain(cache: Cache, waiting: Failing) -> None:
+    large = Large()
+    waiting.held.append(weakref.ref(large))
+    with pytest.raises(WaitTimeout):
+        cache.get_or_compute_many(["k"], lambda _: {"k": large}, wait=0.01)
