@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import Enum
+from inspect import CORO_CREATED, getcoroutinestate
 from math import inf
 from random import uniform
 from typing import Any, TypeAlias, TypeVar, final
 
 from stampede import forks, stalls
-from stampede.colour import Colour, hold_task, run_blocking, running_loop
+from stampede.colour import Colour, Loop, hold_task, run_blocking, running_loop
 from stampede.threads import begun
 from stampede.watch import watch
 
@@ -171,7 +172,11 @@ async def within(
     """
     loop = running_loop()
     if colour.suspending and loop is not None:
-        return await _within_loop(hold_task(loop.create_task(work)), seconds, late)
+        try:
+            return await _within_loop(hold_task(loop.create_task(work)), seconds, late)
+        except BaseException:
+            _forsake(work, loop)
+            raise
     began, place = time.monotonic(), (_waiters if waits else _askers).reserve()
     if place is None and waits:
         time.sleep(max(min(seconds, MOMENT * uniform(0.8, 1.2)), 0.0))
@@ -187,6 +192,14 @@ async def within(
     del place
     answer: T | Late = errand.result(max(began + seconds - time.monotonic(), 0.0))  # we may not have run meanwhile
     return answer
+
+
+def _forsake(work: Coroutine[Any, Any, T], loop: Loop) -> None:
+    """Who was interrupted before he had its task: what it takes would be taken behind its giving back."""
+    if getcoroutinestate(work) == CORO_CREATED:
+        for task in asyncio.all_tasks(loop):
+            if task.get_coro() is work:
+                task.cancel()
 
 
 async def _within_loop(task: asyncio.Task[T], seconds: float, late: Told) -> T | Late:

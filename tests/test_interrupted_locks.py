@@ -137,12 +137,12 @@ def nothing_is_left(lock: Lock, engine: Engine, other: ThreadPoolExecutor, use: 
     assert not kept(engine)
 
 
-def swept(engine: Engine, act: Callable[[], Any], still: Callable[[], Any]) -> None:
+def swept(engine: Engine, act: Callable[[], Any], still: Callable[[], Any], *, whole: bool = False) -> None:
     """Do it again and again, interrupted a little later each time; after each time, look at how things are."""
     points: list[object] = []
     points_of(act, points.append)
     assert points
-    at_most = EVERY if os.environ.get("SWEEP") == "whole" else AT_MOST.get(engine.scheme, 40)
+    at_most = EVERY if whole or os.environ.get("SWEEP") == "whole" else AT_MOST.get(engine.scheme, 40)
     for number in count(0, max(1, len(points) // at_most)):
         error = interrupted(act, number)
         if error is None:
@@ -180,7 +180,7 @@ def test_a_task_s_lock_that_is_interrupted(
         runner.run(asyncio.sleep(0))  # what goes on in a task of its own goes on while its loop runs
         nothing_is_left(lock, engine, other, use)
 
-    swept(engine, lambda: runner.run(use(lock)), still)
+    swept(engine, lambda: runner.run(use(lock)), still, whole=engine.scheme == "disk")
     runner.run(use(lock))
     assert not lock.held
 
