@@ -5,11 +5,15 @@ from __future__ import annotations
 import dis
 import gc
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
+
+import stampede
 
 __all__ = ["Interrupt", "Line", "Point", "interrupted", "lines_in", "lines_of", "looked", "points_of"]
 
@@ -21,9 +25,12 @@ class Interrupt(TimeoutError):
     """What a signal's handler raises. Engines raise TimeoutError, too, when they can't be asked."""
 
 
+OURS = str(Path(stampede.__file__).parent) + os.sep
+
+
 def ours(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return "/stampede/" in name or "<stampede" in name
+    return name.startswith((OURS, "<stampede"))
 
 
 def lines_of(act: Callable[[], object], at: Callable[[Line], object]) -> None:
