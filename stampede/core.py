@@ -332,7 +332,12 @@ class Scope:
     ) -> Landing:
         core, epoch = self.core, self.core.epoch
         means, loop = (self._suspending, running_loop() or _loop()) if colour.suspending else (self._blocking, None)
-        prefix, front = self._recall() or await self.learn(colour, policy.wait), core.front
+        prefix, front = self._recall(), core.front
+        if prefix is None:
+            began = _clock()
+            prefix = await self.learn(colour, policy.wait)
+            if policy.wait is not None:  # it is for all that he waits for, one after the other
+                policy = policy.with_options(wait=max(policy.wait - (_clock() - began), 0.0))
         physical = prefix + key
         seen = sample = None
         if front.tier is not None:

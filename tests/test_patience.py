@@ -215,6 +215,24 @@ def test_nor_for_one_that_hangs_while_somebody_computes(before: Before, face: Fa
     assert herd.join() == [True]
 
 
+@engines
+def test_nor_for_one_thing_after_the_other(before: Before, face: Faces, engine: str) -> None:
+    """Who asks for today's generation first, and joins a flight then, would have all his time again."""
+    proxy, url = hanging(engine, before)
+    asked = face(url)
+    asked("warm", lambda: 1)
+    proxy.hold()
+    herd = Herd(lambda: asked("k", lambda: 1))
+    until(lambda: asked.cache._core.flights._flights)
+    generations = asked.cache._core.engine.recalls._generations
+    generations.forget() if engine == "redis" else generations.known.clear()
+    began = time.monotonic()
+    with suppress(WaitTimeout):
+        asked("k", lambda: 1, wait=4 * WAIT)
+    assert time.monotonic() - began < 4 * WAIT + SOON
+    assert herd.join() == [1]
+
+
 @both
 def test_a_value_that_is_not_sent_leaves_no_lease(before: Before, face: Faces, colour: str) -> None:
     """As another question hangs, it is kept here only: all other processes would wait for a lease that nobody holds."""
