@@ -188,9 +188,13 @@ async def within(
         time.sleep(min(left, stalls.NEXT))  # a question takes no longer
         place = _askers.reserve()
     errand = _Errand(work, late)
-    (_waiters if waits else _askers).run(place, errand.run)
-    del place
-    answer: T | Late = errand.result(max(began + seconds - time.monotonic(), 0.0))  # we may not have run meanwhile
+    try:
+        (_waiters if waits else _askers).run(place, errand.run)
+        del place
+        answer: T | Late = errand.result(max(began + seconds - time.monotonic(), 0.0))  # we may not have run meanwhile
+    except BaseException:
+        errand.leave()
+        raise
     return answer
 
 
@@ -248,15 +252,15 @@ class _Errand:
         else:
             self._late(self._result, self._error)
 
+    def leave(self) -> None:
+        """The caller was interrupted: what comes of it is told, unless it has come."""
+        self._is_first(False)
+
     def result(self, seconds: float) -> Any:
         began = time.monotonic()
-        try:
-            ended = self._done.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
-            if not ended:  # its reply may have come while this process was stopped
-                ended = self._done.acquire(timeout=stalls.given_back(time.monotonic() - began - seconds, seconds))
-        except BaseException:
-            self._is_first(False)
-            raise
+        ended = self._done.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        if not ended:  # its reply may have come while this process was stopped
+            ended = self._done.acquire(timeout=stalls.given_back(time.monotonic() - began - seconds, seconds))
         if not ended and self._is_first(False):
             return Late.LATE
         if self._error is not None:
