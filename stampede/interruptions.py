@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from inspect import CO_VARARGS
 from itertools import pairwise
+from signal import Signals
 from types import FrameType
 
 __all__ = ["pass_on", "thrown_in"]
 
 
 def thrown_in(error: BaseException) -> bool:
-    """Whether a signal's handler has raised it: nothing else is called with the very frame that calls it.
+    """Whether a signal's handler has raised it: nothing else is called with a number and the very frame that calls it.
 
-    (A tracer is, whose exceptions are thrown in, too.) Not to be seen: what another thread has had raised here, by
-    `PyThreadState_SetAsyncExc`, which leaves no frame; and what a handler raises that is no Python function.
+    (A tracer is, with that frame and an event, whose exceptions are thrown in, too.) Not to be seen: what another
+    thread has had raised here, by `PyThreadState_SetAsyncExc`, which leaves no frame; and what a handler raises that is
+    no Python function.
     """
     return any(_is_handed(frame, interrupted) for interrupted, frame in pairwise(_frames(error)))
 
@@ -59,11 +61,21 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def _is_handed(frame: FrameType, caller: FrameType) -> bool:
-    """Whether one of its arguments is that frame."""
+    """Whether it was called with a signal's number and that frame, or with that frame and what a tracer is told of."""
     code = frame.f_code
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)]
-    if not names:
+    count, starred = code.co_argcount, bool(code.co_flags & CO_VARARGS)
+    if not count and not starred:
         return False
     values = frame.f_locals
-    given = [values.get(name) for name in names]
-    return any(each is caller for each in (*given, *(given[-1] if type(given[-1]) is tuple else ())))
+    given = [values.get(name) for name in code.co_varnames[:count]]
+    if starred:
+        more = values.get(code.co_varnames[count + code.co_kwonlyargcount])
+        given += more if type(more) is tuple else ()
+    for number, each in enumerate(given):
+        if each is caller:
+            before, behind = given[number - 1] if number else None, given[number + 1] if each is not given[-1] else None
+            return type(before) in (int, Signals) or (type(behind) is str and behind in _EVENTS)
+    return False
+
+
+_EVENTS = ("call", "line", "return", "exception", "opcode")

@@ -51,7 +51,7 @@ class _Owed(ABC):
 
     def _start_again(self) -> None:
         """In a forked child: they are the parent's."""
-        self._due: dict[bytes, str] = {}  # keys by tokens
+        self._due: dict[bytes, tuple[str]] = {}  # keys by tokens
         self._lock = threading.RLock()  # a finalizer may add one in the middle of this
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
@@ -61,7 +61,7 @@ class _Owed(ABC):
 
     def add(self, key: str, token: bytes) -> None:
         """Have it given back; it may not be there at all."""
-        self._due[token] = key
+        self._due[token] = (key,)  # another one each time
         with self._lock:
             self._begin()
             if self._thread is None:
@@ -81,12 +81,14 @@ class _Owed(ABC):
             return
         due = list(self._due.items())
         trouble = last  # at the end nobody needs to hear any more
-        for (token, _), answer in zip(due, self._given_back(due), strict=True):
+        answers = self._given_back([(token, key) for token, (key,) in due])
+        for (token, owed), answer in zip(due, answers, strict=True):
             if isinstance(answer, EngineClosed):
                 self._due.clear()
                 return
             if not isinstance(answer, EngineError):
-                self._due.pop(token, None)
+                if self._due.get(token) is owed:  # or it was granted behind this, and is owed again
+                    self._due.pop(token, None)
             elif not answer.partial and not trouble:
                 trouble = True
                 self._failed(answer)

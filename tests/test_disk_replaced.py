@@ -17,6 +17,7 @@ from servers import wait_until
 from stampede import Cache, watch
 from stampede.engines.disk import database, opened
 from stampede.engines.disk.founding import stamps_of
+from stampede.watch import Watch
 
 
 def zeroed(directory: Path) -> None:
@@ -158,6 +159,21 @@ def test_who_does_something_keeps_what_he_has(caches: Callable[..., Cache], monk
     assert cache.get_or_compute("k", lambda: 2) == 1
     assert cache.stats().found == reads
     assert opened._watch._due
+
+
+def test_looking_is_not_doing_something(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with twenty such caches would never be seen to rest: its looks alone take that much time."""
+    monkeypatch.setattr(opened, "LOOK", 3600.0)  # it is looked from here
+    monkeypatch.setattr(opened, "_watch", Watch("stampede-watch-none"))
+    cache = caches(local=True)
+    assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
+    its = cache._core.engine._rows.database._opened
+    now = time.monotonic()
+    assert its.look(now)
+    until = time.thread_time() + 3 * opened.NOTHING
+    while time.thread_time() < until:
+        pass
+    assert its.look(now + opened.REST) is None
 
 
 def test_without_a_local_tier_nobody_looks(caches: Callable[..., Cache]) -> None:

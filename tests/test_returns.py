@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from servers import RedisServer
 from test_redis_faults import Face
 
 from stampede import EngineError
-from stampede.returns import Returns
+from stampede.returns import LockReturns, Returns
 
 Before = Callable[[RedisServer], Proxy]
 Faces = Callable[..., Face]
@@ -154,3 +155,32 @@ def test_who_is_refused_by_a_lost_lease_of_this_process_is_soon_let_in(
     began = time.monotonic()
     until(lambda: asked("k", lambda: 2, ttl=0.01, wait=5) == 2)
     assert time.monotonic() - began < 3
+
+
+def test_what_is_granted_behind_its_giving_back_is_given_back_again() -> None:
+    """A claim that comes late may overtake nothing, and be owed once more while others of its batch are given back."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.granted = {"slow"}
+
+        async def release(self, name: str, token: bytes) -> bool:
+            had = name in self.granted
+            self.granted.discard(name)
+            if name == "slow" and had:
+                self.granted.add("late")
+                returns.add("late", b"late")
+            return had
+
+    class Place:
+        locks = Slow()
+
+    place: Any = Place()
+    returns = LockReturns(place)
+    returns._thread = threading.current_thread()  # it is this one that gives back
+    returns.add("late", b"late")
+    returns.add("slow", b"slow")
+    returns.try_all()
+    returns.try_all()
+    assert not place.locks.granted
+    assert not returns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -220,6 +221,18 @@ def test_what_a_handler_raises_is_known(handler: Any) -> None:
     with pytest.raises(Limit) as caught:
         now()
     assert thrown_in(caught.value)
+
+
+def test_who_is_handed_a_frame_may_fail_for_itself() -> None:
+    """A function that tells of itself would never be known to fail: each caller would compute it anew."""
+
+    def told(frame: object, context: int = 1) -> None:
+        raise OSError("could not get source code")
+
+    for call in (lambda: told(sys._getframe()), lambda: told(sys._getframe(), 5)):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert not thrown_in(caught.value)
 
 
 def test_what_was_made_of_it_is_not_raised() -> None:

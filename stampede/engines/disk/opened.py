@@ -12,6 +12,7 @@ import os
 import sqlite3
 import threading
 import time
+from math import inf
 from pathlib import Path
 
 from stampede.engines.disk import boot
@@ -77,14 +78,15 @@ class Opened:
         with self._lending:
             if self._lent is None and not self.left:
                 now = time.monotonic()
-                self._moved = now, time.process_time()
+                self._moved = now, -inf
                 if _watch.add(self, now + LOOK):  # before they are lent: it may be interrupted in between
                     self._lent = memoryview(self.stamps.words)
             return self._lent
 
     def look(self, now: float) -> float | None:
         """Take the tickets back if they are good for nothing any more, or for nobody."""
-        gone, spent = not self.current, time.process_time()
+        gone = not self.current
+        spent = time.process_time() - time.thread_time()  # which looks, and is not to keep itself at it
         with self._lending:
             if self._lent is None:
                 return None
