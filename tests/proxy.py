@@ -172,9 +172,7 @@ class _Pair:
         self._proxy = proxy
         self._client = client
         self._server = server
-        self._left: int | None = None  # bytes of replies before the cut
-        self._silent = False
-        self._after: Callable[[], object] | None = None
+        self._fault: _Fault | None = None  # what is to befall the next reply
 
     def start(self) -> None:
         for work in (self._up, self._down):
@@ -205,19 +203,23 @@ class _Pair:
             if fault is not None:
                 if fault.before is not None:
                     fault.before()
-                self._after = fault.after
-                self._left, self._silent = fault.answered, fault.silent
+                self._fault = fault
                 if fault.sent is not None:
                     self._server.sendall(data[: fault.sent])
                     return
             self._proxy._slowly(self._server, data)
 
     def _down(self) -> None:
+        left: int | None = None  # bytes of replies before the cut
+        silent = False
         while data := self._server.recv(_PIECE):
             self._proxy._wait()
-            after, self._after = self._after, None
-            if after is not None:
-                after()
+            # Only now: who has got a reply may ask the next thing before we look again.
+            fault, self._fault = self._fault, None
+            if fault is not None:
+                left, silent = fault.answered, fault.silent
+                if fault.after is not None:
+                    fault.after()
             alter = self._proxy.alter
             if alter is not None:
                 data = alter(data)
@@ -225,9 +227,9 @@ class _Pair:
                 some, data = data[: self._proxy.piece], data[self._proxy.piece :]
                 if self._proxy.delay:
                     time.sleep(self._proxy.delay)
-                if self._left is not None:
-                    some = some[: self._left]
-                    self._left -= len(some)
+                if left is not None:
+                    some = some[:left]
+                    left -= len(some)
                 self._proxy._slowly(self._client, some * 2 if self._proxy.double else some)
-                if self._left == 0 and not self._silent:
+                if left == 0 and not silent:
                     return
