@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from math import isnan
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
 from stampede.entry import Entry
 from stampede.errors import CodecError, TooLarge
@@ -159,11 +160,12 @@ class Codec:
         known = (version, codec, flags & SIGNED, fingerprint) == self._expected
         if not known or isnan(cost + margin + ttl + fresh + keep):
             self._complain(version, codec, flags, fingerprint)
-        start = self._start
-        body: bytes | memoryview = blob[start:] if len(blob) < COPIED else memoryview(blob)[start:]
-        if self._max_bytes is not None and len(body) > self._max_bytes:
-            raise CodecError(f"{len(body)} bytes are more than max_bytes, {self._max_bytes}")
-        if not self._seals(key, blob[: self._head], body, blob[self._head : start]):
+        start, size = self._start, len(blob)
+        body: bytes | memoryview = blob[start:] if size < COPIED else memoryview(blob)[start:]
+        if self._max_bytes is not None and size - start > self._max_bytes:
+            raise CodecError(f"{size - start} bytes are more than max_bytes, {self._max_bytes}")
+        head, seal = blob[: self._head], blob[self._head : start]
+        if not (self._is_signed(key, head, body, seal) if self._keys else _checksum(key, head, body) == seal):
             raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
         if self._keys and (spent := _clock() - _WRITTEN.unpack_from(blob, _SIZE)[0] - SKEW) > 0:
             fresh, keep = min(fresh, fresh - spent), min(keep, keep - spent)
@@ -186,9 +188,7 @@ class Codec:
             raise CodecError("the entry was written for another return type")
         raise CodecError("a duration is not a number")
 
-    def _seals(self, key: str, head: bytes, body: bytes | memoryview, seal: bytes) -> bool:
-        if not self._keys:
-            return _checksum(key, head, body) == seal
+    def _is_signed(self, key: str, head: bytes, body: bytes | memoryview, seal: bytes) -> bool:
         return any(hmac.compare_digest(_signature(secret, key, head, body), seal) for secret in self._keys)
 
     def _inflate(self, body: bytes | memoryview) -> memoryview:
@@ -202,14 +202,10 @@ class Codec:
         return memoryview(inflated)
 
 
-def _name(key: str) -> bytes:
-    return key.encode("utf-8", "surrogatepass")
-
-
 def _checksum(key: str, head: bytes, body: bytes | memoryview) -> bytes:
-    return _CRC.pack(zlib.crc32(body, zlib.crc32(head, zlib.crc32(_name(key)))))
+    return _CRC.pack(crc32(body, crc32(head, crc32(key.encode("utf-8", "surrogatepass")))))
 
 
 def _signature(secret: bytes, key: str, head: bytes, body: bytes | memoryview) -> bytes:
-    name = _name(key)
+    name = key.encode("utf-8", "surrogatepass")
     return hmac.digest(secret, b"".join((head, len(name).to_bytes(8, "big"), name, body)), "sha256")
