@@ -25,10 +25,10 @@ from servers import shared_redis
 
 from stampede import Cache
 
-PATIENCE = 0.25
+PATIENCE = 0.4
 """Seconds that a reply, or a connection, may take."""
 
-STALL = 0.6
+STALL = 0.7
 
 
 class Link(NamedTuple):
@@ -182,7 +182,7 @@ def test_a_stopped_process_takes_the_reply(link: Link, colour: str, warm: str, w
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_who_stood_still_with_the_server_waits_for_it(link: Link, colour: str, wait: str) -> None:
     """A machine that stands still for a moment would have all its processes go on without each other."""
-    assert Child(link, colour, "warm", wait, late=PATIENCE / 3).says() == "kept 0"
+    assert Child(link, colour, "warm", wait, late=PATIENCE / 8).says() == "kept 0"
     assert link.proxy.met == 1
 
 
@@ -213,7 +213,7 @@ def test_a_question_that_was_answered_meanwhile_does_not_hang(link: Link) -> Non
 
 def test_a_hiccup_gives_back_no_more_than_it_took(link: Link) -> None:
     """A loop that is blocked for a moment now and then would wait for a server that hangs, time-out after time-out."""
-    patience, hiccup = 0.5, 0.12
+    patience, hiccup = 0.8, 0.12
 
     async def scenario(cache: Cache) -> float:
         asyncio.get_running_loop().call_later(0.1, time.sleep, hiccup)
