@@ -113,9 +113,9 @@ def test_holds_that_come_from_many_threads_are_all_renewed() -> None:
     end = threading.Event()
 
     def hold_all(own: list[Port]) -> None:
-        holds = [hold_of(keeper, port).__enter__() for port in own]
+        holds = [hold_of(keeper, port, lease=3 * SHORT).__enter__() for port in own]
         for port in own:
-            port.wait(3)
+            port.wait(2)
             hold_of(keeper, port).__enter__().end()
         assert end.wait(LONG)
         for hold in holds:
