@@ -134,6 +134,8 @@ class Scope:
         self._suspending = self._means(self.aclaims, PROMPT if core.engine.prompt else SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
         self._near = core.front.tier is not None or core.engine.looks is not None
+        # Who knows the generation. (Of two, one may be asked, and the other one hang.)
+        self._home = None if core.engine.server_of(name) is None else f"generation of {name}"
         self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
         # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
         # be asked for, one of this scope's own: no other's values are to be found in it.
@@ -186,7 +188,7 @@ class Scope:
             if outage is None or patience is None:
                 told: tuple[str, str] | Late = await ask()
             else:
-                told = await Guarded(colour, outage).ask(ask, patience, late)
+                told = await Guarded(colour, outage).ask(ask, patience, late, server=self._home)
         except EngineClosed:
             raise
         except EngineError as error:

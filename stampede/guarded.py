@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from math import inf
 from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
-from stampede import forks, stalls
+from stampede import stalls
 from stampede.colour import Bell, Colour
 from stampede.errors import EngineClosed, EngineError
 from stampede.workers import Late, Told, within
@@ -22,8 +22,8 @@ _clock = time.monotonic
 GRACE = 0.06
 """Seconds that a caller waits for an engine beyond its `wait`: with 0 nobody could be answered."""
 
-FORGOTTEN = 5.0
-"""Seconds for which a question that has no answer says that the engine hangs, to those who are as impatient."""
+EVERY = 0.5
+"""Seconds between two callers who ask one that seems to hang all the same: each pays with its own patience."""
 
 ALONE = 1.0
 """Seconds of waiting that are worth being kept by nothing but the engine."""
@@ -32,44 +32,72 @@ ALONE = 1.0
 class _Question:
     """One under way: as long as somebody has it. What interrupts its caller may come before it can be ended."""
 
+    __slots__ = ("__weakref__", "began")
+
+    def __init__(self) -> None:
+        self.began = _clock()
+
+
+class _Server:
+    """What is known of one that may hang: which questions were found to have no answer in time, and have none yet.
+
+    Found by who asked, whose thread or loop has run then. What nobody reads, as its loop is blocked, says nothing. And
+    what it answers to one it says to all: that another has no answer is a matter of its connection, or of its loop. No
+    lock: each step is one of Python's, and what two of them lose between them is one caller's moment.
+    """
+
+    __slots__ = ("_due", "_heard", "_late")
+
+    def __init__(self) -> None:
+        self._late: dict[ReferenceType[_Question], float] = {}  # and when they began
+        self._heard = 0.0  # when the last question that was answered began
+        self._due = 0.0  # when the next one asks all the same
+
+    def answered(self, question: _Question) -> None:
+        if question.began > self._heard:
+            self._heard = question.began
+
+    def late(self, question: _Question) -> None:
+        if question.began > self._heard:
+            self._late[ref(question)] = question.began
+
+    def ended(self, question: _Question) -> None:
+        self._late.pop(ref(question), None)
+
+    def hangs_for(self, seconds: float) -> bool:
+        """Whether there has been no answer for so long."""
+        while self._late:
+            try:
+                question, began = next(iter(self._late.items()))
+            except (RuntimeError, StopIteration):  # another thread has found one in this moment, or ended it
+                continue
+            if question() is not None and began > self._heard:
+                return _clock() - began >= seconds
+            self._late.pop(question, None)
+        return False
+
+    def is_due(self) -> bool:
+        """Whether it is the caller who finds out if it hangs still."""
+        now = _clock()
+        if now < self._due:
+            return False
+        self._due = now + EVERY
+        return True
+
 
 class Questions:
-    """What is known of an engine that may hang: which questions have no answer yet."""
+    """What is known of an engine that may hang: of each of its servers by itself."""
 
     def __init__(self, silence: float) -> None:
         self.silence = silence  # seconds for which one may keep its caller
-        self._ask_again()
-        forks.in_child(self._ask_again)
-
-    def _ask_again(self) -> None:
-        """In a forked child: who asked is not here."""
-        # Questions under way, of callers that don't wait to the end; and since when.
-        self._asked: dict[ReferenceType[_Question], float] = {}
+        self._servers: dict[Hashable, _Server] = {}
 
     def failed(self, error: EngineError) -> None:
         """The engine couldn't be asked."""
 
-    def begin(self) -> _Question:
-        """A question is asked, whose caller doesn't wait for its answer to the end."""
-        question = _Question()
-        self._asked[ref(question)] = _clock()
-        return question
-
-    def end(self, question: _Question) -> None:
-        self._asked.pop(ref(question), None)
-
-    def hangs_for(self, seconds: float) -> bool:
-        """Whether such a question has been without an answer for so long."""
-        now = _clock()
-        try:
-            while (first := next(iter(self._asked.items()), None)) is not None:
-                question, began = first
-                if question() is not None and now - began < seconds + FORGOTTEN:
-                    return now - began >= seconds
-                self._asked.pop(question, None)  # its loop rests, or is gone: it would keep callers from the engine
-        except RuntimeError:  # another thread has asked one in this moment
-            pass
-        return False
+    def at(self, server: Hashable) -> _Server:
+        found = self._servers.get(server)
+        return found if found is not None else self._servers.setdefault(server, _Server())
 
 
 class Guarded:
@@ -80,33 +108,42 @@ class Guarded:
         self._questions = questions
 
     async def ask(
-        self, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told, grace: float = GRACE
+        self,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        patience: float,
+        late: Told,
+        grace: float = GRACE,
+        *,
+        server: Hashable = None,
     ) -> T | Late:
-        """What it answers. LATE if it doesn't in time, UNASKED if another question is without an answer for so long."""
+        """What it answers. LATE if it doesn't in time, UNASKED if the `server` has given others no answer for so long
+        (as the engine names it)."""
         questions, seconds = self._questions, patience + grace
         if seconds >= questions.silence:
             return await work()
-        if questions.hangs_for(seconds):
-            await self._colour.park(Bell(), stalls.NEXT)  # its reply may be there, and we have not run since it came
-            if questions.hangs_for(seconds):
+        its = questions.at(server)
+        if its.hangs_for(seconds) and not its.is_due():
+            await self._colour.park(Bell(), stalls.NEXT)  # a reply may be there, to be read; or one to who asks now
+            if its.hangs_for(seconds):
                 return Late.UNASKED
-        question = questions.begin()
+        question = _Question()
 
         def ended(result: Any, error: BaseException | None) -> None:
-            questions.end(question)
+            its.ended(question)
+            if error is None:
+                its.answered(question)
             if isinstance(error, EngineClosed):
                 return
             if isinstance(error, EngineError):
                 questions.failed(error)
             late(result, error)
 
-        answer: T | Late | None = None
-        try:
-            answer = await within(self._colour, work(), seconds, ended)
-            return answer
-        finally:
-            if answer is not Late.LATE:
-                questions.end(question)
+        answer = await within(self._colour, work(), seconds, ended)
+        if answer is Late.LATE:
+            its.late(question)
+        elif answer is not Late.UNASKED:
+            its.answered(question)
+        return answer
 
     async def wait(
         self, work: Callable[[float], Coroutine[Any, Any, T]], patience: float, grace: float = GRACE

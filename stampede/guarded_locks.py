@@ -82,7 +82,8 @@ _sides: WeakKeyDictionary[Engine, _Side] = WeakKeyDictionary()
 class GuardedLocks:
     """`Locks` of one engine and colour, for callers of so much patience each."""
 
-    def __init__(self, port: Locks, side: _Side, colour: Colour) -> None:
+    def __init__(self, engine: Engine, port: Locks, side: _Side, colour: Colour) -> None:
+        self._engine = engine
         self._port = port
         self._side = side
         self._guarded = Guarded(colour, side)
@@ -94,7 +95,7 @@ class GuardedLocks:
             if error is not None or waits or isinstance(reply, Granted):
                 self._owe(name, token)
 
-        return await self._ask(lambda: self._port.acquire(name, token, lease, waits=waits), patience, late)
+        return await self._ask(name, lambda: self._port.acquire(name, token, lease, waits=waits), patience, late)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         """The same: it may be the look of one who waits that has no answer."""
@@ -118,9 +119,8 @@ class GuardedLocks:
                 self._owe(name, token)
 
         try:
-            return await self._ask(
-                lambda: self._port.release(name, token), 0.0 if self._side.habit.silent else inf, late
-            )
+            patience = 0.0 if self._side.habit.silent else inf
+            return await self._ask(name, lambda: self._port.release(name, token), patience, late)
         except EngineClosed:
             raise
         except EngineError:
@@ -138,14 +138,14 @@ class GuardedLocks:
             self._owe(name, token)
             return
         try:
-            await self._ask(lambda: self._port.release(name, token), 0.0, late)
+            await self._ask(name, lambda: self._port.release(name, token), 0.0, late)
         except EngineClosed:
             pass
         except EngineError:
             self._owe(name, token)
 
-    async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T:
-        habit, began = self._side.habit, _clock()
+    async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T:
+        habit, began, server = self._side.habit, _clock(), self._engine.server_of(name, lock=True)
 
         def ended(result: Any, error: BaseException | None) -> None:
             if error is None:
@@ -153,7 +153,7 @@ class GuardedLocks:
             late(result, error)
 
         try:
-            answer = await self._guarded.ask(work, patience, ended, habit.grace(began))
+            answer = await self._guarded.ask(work, patience, ended, habit.grace(began), server=server)
         except EngineError:
             habit.failed(_clock() - began)
             raise
@@ -181,4 +181,4 @@ def guarded(engine: Engine, port: Locks, colour: Colour) -> GuardedLocks | None:
     side = _sides.get(engine)
     if side is None:
         side = _sides.setdefault(engine, _Side(engine))
-    return GuardedLocks(port, side, colour)
+    return GuardedLocks(engine.lock_engine, port, side, colour)

@@ -52,6 +52,7 @@ class Outage(Questions):
     ) -> None:
         super().__init__(engine.silence)
         self.engine = name
+        self.server_of = engine.server_of
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
@@ -170,7 +171,8 @@ class GuardedClaims:
                     reply: Reply | Late = await self._port.claim(key, token, ask)
                 else:
                     left, late = max(ask.patience - ask.since, 0.0), partial(self._claimed, key, token, probing)
-                    reply = await guarded.ask(partial(self._port.claim, key, token, ask), left, late)
+                    work, server = partial(self._port.claim, key, token, ask), outage.server_of(key)
+                    reply = await guarded.ask(work, left, late, server=server)
             except EngineClosed:
                 outage.closed = True
                 raise
@@ -223,8 +225,8 @@ class GuardedClaims:
                 if self._guarded is None or lease is None or lease.patience == inf:
                     stored = await self._port.fill(key, token, entry)
                 else:
-                    late = partial(self._filled, key, token)
-                    stored = await self._guarded.ask(partial(self._port.fill, key, token, entry), lease.patience, late)
+                    work, late = partial(self._port.fill, key, token, entry), partial(self._filled, key, token)
+                    stored = await self._guarded.ask(work, lease.patience, late, server=outage.server_of(key))
             except EngineClosed:
                 return False
             except EngineError as error:
@@ -268,7 +270,8 @@ class GuardedClaims:
             if self._guarded is None or patience == inf:
                 await work()
                 return True
-            done = await self._guarded.ask(work, patience, partial(self._filled, key, token))
+            late = partial(self._filled, key, token)
+            done = await self._guarded.ask(work, patience, late, server=outage.server_of(key))
         except EngineClosed:
             return True
         except EngineError as error:

@@ -6,7 +6,7 @@ Every verb is `async def`, for both colours: a blocking port is one whose corout
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -289,6 +289,11 @@ class Engine(ABC):
     def lock_engine(self) -> Engine:
         """The one that has its locks."""
         return self
+
+    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
+        """Which of its servers has the key, or the lock: the others may be well while that one hangs. None: there is
+        but one, or nobody knows."""
+        return None
 
     @abstractmethod
     def ping(self) -> float:

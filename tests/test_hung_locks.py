@@ -226,6 +226,27 @@ def test_many_share_one_outage(world: Worlds, engine: str) -> None:
     until(its.is_free, bound=5)
 
 
+def test_a_server_that_hangs_says_nothing_of_the_others_of_its_ring(before: Before) -> None:
+    """Locks that the other servers have would be had by nobody."""
+    proxy, well = before(shared_memcached()), shared_memcached().port
+    with Cache(f"memcached://127.0.0.1:{proxy.port},127.0.0.1:{well}") as cache:
+        at = {name: str(cache.engine.server_of(name, lock=True)) for name in map(str, range(40))}
+        hung, others = ([name for name in at if (str(proxy.port) in at[name]) is its] for its in (True, False))
+        assert hung
+        assert others
+        for name in others:
+            with try_lock(name, on=cache) as lock:
+                assert lock
+        proxy.hold()
+        herd = Herd(lambda: [took(lambda name=name: try_lock(name, on=cache).acquire()) for name in hung[:4]])
+        while herd.waiting:
+            for name in others:
+                with try_lock(name, on=cache) as lock:
+                    assert lock
+        assert len(herd.join()[0]) == len(hung[:4])
+        proxy.let_go()
+
+
 @both
 def test_who_waits_for_long_takes_no_thread_for_it(world: Worlds, colour: str) -> None:
     """Each would take one of a bounded number, for as long as it waits."""

@@ -168,7 +168,8 @@ def test_a_question_of_who_was_interrupted_is_none_that_hangs(what: str) -> None
                 pass
 
         act = (lambda: function.refresh(1)) if what == "call" else locked
-        asked: Any = cache._core.outage if what == "call" else _sides.get(cache.engine)
+        questions: Any = cache._core.outage if what == "call" else _sides.get(cache.engine)
+        asked = questions.at(None)
         points: list[tuple[CodeType, int]] = []
         points_of(act, points.append)
         for number in [number for number, (code, _) in enumerate(points) if "guarded" in code.co_filename]:

@@ -20,12 +20,14 @@ from faces import LONG, Face
 from herd import PATIENCE, Herd, until
 from memcached_server import shared_memcached
 from proxy import Proxy
-from servers import shared_redis
+from servers import shared_cluster, shared_redis
 
-from stampede import Cache, WaitTimeout
+from stampede import Cache, WaitTimeout, guarded, workers
 from stampede.colour import BLOCKING, run_blocking
+from stampede.engines.redis.routed import GENERATIONS
 from stampede.engines.redis.scripts import Scripts
-from stampede.workers import Late, Workers, within
+from stampede.testing import FakeClock
+from stampede.workers import Late, Reserved, Workers, within
 
 pytestmark = pytest.mark.alone
 
@@ -178,22 +180,135 @@ def test_nor_by_who_is_interrupted_while_it_asks(before: Before, face: Faces, en
 
 
 @engines
-def test_the_question_of_a_loop_that_was_left_is_forgotten(
-    before: Before, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_question_of_a_loop_that_was_left_keeps_nobody_from_asking(before: Before, engine: str) -> None:
     """Nobody in that loop hears its answer: all who are impatient would do without the engine for ever."""
     proxy, url = hanging(engine, before)
-    monkeypatch.setattr("stampede.guarded.FORGOTTEN", 0.2)
     with Cache(url) as cache, asyncio.Runner() as left:
         left.run(cache.aget_or_compute("warm", lambda: 1))
         proxy.hold()
         assert left.run(cache.aget_or_compute("k", lambda: 1, wait=WAIT)) == 1
         proxy.let_go()
+        keys = [f"other{number}" for number in range(20)]
+        cache.set_many(dict.fromkeys(keys, "stored"))
+        herd = Herd(*[lambda key=key: cache.get_or_compute(key, lambda: "computed", wait=WAIT) for key in keys])
+        assert herd.join() == ["stored"] * 20
 
-        def stored() -> bool:
-            return cache.get_or_compute("other", lambda: 2, wait=WAIT) == cache.get("other") == 2
 
-        until(stored, bound=5)
+class Counted(Workers):
+    """Places to ask in, and how many have asked."""
+
+    asked = 0
+
+    def reserve(self) -> Reserved | None:
+        self.asked += 1
+        return super().reserve()
+
+
+@engines
+def test_who_is_spared_asks_no_more_than_now_and_then(
+    before: Before, face: Faces, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would take a place beside itself for as long as the engine hangs, until there are none; or nobody would ask,
+    and who finds it well again would be a matter of chance."""
+    places = Counted(100, "stampede-ask")
+    monkeypatch.setattr("stampede.workers._askers", places)
+    proxy, url = hanging(engine, before)
+    asked = face(url)
+    asked("warm", lambda: 1, wait=WAIT)
+    proxy.hold()
+    asked("first", lambda: 1, wait=0.0)
+    began, calls, places.asked = time.monotonic(), 0, 0
+    while time.monotonic() - began < 1.7 * guarded.EVERY:
+        asked(f"k{calls}", lambda: 1, wait=0.0)
+        calls += 1
+    assert calls > 10
+    assert 2 <= places.asked <= 4  # of these, one or two may be asked for the generation
+    proxy.let_go()
+    until(lambda: not places._taken)
+
+
+def test_what_is_answered_says_more_than_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection that is dead, or one loop that rests, would keep all from an engine that answers."""
+    clock = FakeClock()
+    monkeypatch.setattr(guarded, "_clock", clock)
+    its, asked = guarded._Server(), []
+    for _ in range(4):
+        clock.advance(1)
+        asked.append(guarded._Question())
+    clock.advance(1)
+    assert not its.hangs_for(0)  # nobody has found one late
+    its.late(asked[1])
+    assert its.hangs_for(3)
+    assert not its.hangs_for(3.1)  # who has more patience asks
+    its.answered(asked[0])  # it was before
+    assert its.hangs_for(3)
+    assert [its.is_due(), its.is_due()] == [True, False]
+    clock.advance(guarded.EVERY)
+    assert its.is_due()
+    its.answered(asked[2])
+    assert not its.hangs_for(0)
+    its.late(asked[0])  # found late, and overtaken
+    assert not its.hangs_for(0)
+    its.late(asked[3])
+    assert its.hangs_for(0)
+    its.ended(asked[3])  # by its time-out: what that means is for others to say
+    assert not its.hangs_for(0)
+
+
+@both
+def test_a_server_that_hangs_says_nothing_of_the_others_of_its_ring(
+    before: Before, face: Faces, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for a key of another one would compute what is stored there; as would all, where those who ask it have
+    taken all places there are."""
+    monkeypatch.setattr("stampede.workers._askers", Workers(20, "stampede-ask"))
+    proxy, well = before(shared_memcached()), shared_memcached().port
+    asked = face(f"memcached://127.0.0.1:{proxy.port},127.0.0.1:{well}", colour)
+    _one_of_two_hangs(asked, proxy.port, proxy.hold, proxy.let_go)
+
+
+@both
+def test_nor_of_the_others_of_its_cluster(face: Faces, colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same."""
+    monkeypatch.setattr("stampede.workers._askers", Workers(20, "stampede-ask"))
+    cluster = shared_cluster()
+    asked = face(cluster.url, colour)
+    asked("warm", lambda: 1)
+    generations = asked.cache._core.engine._servers._owners[GENERATIONS]
+    node = next(node for node in cluster.nodes if node.port != generations.port)
+    _one_of_two_hangs(asked, node.port, node.freeze, node.thaw)
+
+
+def _one_of_two_hangs(asked: Face, port: int, hang: Callable[[], object], heal: Callable[[], object]) -> None:
+    """Whoever asks it, over and over; and all that is at the other one is found, by those who are as impatient."""
+    places = workers._askers
+    asked("warm", lambda: 1)
+    cache = asked.cache
+    of = [cache.engine.server_of(cache._root.prefix + cache._key(f"k{number}")) for number in range(60)]
+    hung, well = ([f"k{at}" for at in range(60) if (str(port) in str(of[at])) is its] for its in (True, False))
+    assert hung
+    assert len(well) > 5
+    for key in well:
+        asked.run("set", key, "stored")
+    over = threading.Event()
+
+    def ask(some: list[str]) -> None:
+        while not over.is_set():
+            for key in some:
+                assert cache.get_or_compute(key, lambda: "computed", wait=0.0) == "computed"
+
+    hang()
+    herd = Herd(*[lambda some=hung[at::4]: ask(some) for at in range(4)])
+    try:
+        end = time.monotonic() + 0.8
+        while time.monotonic() < end:
+            assert [asked(key, lambda: "computed", wait=0.05) for key in well] == ["stored"] * len(well)
+    finally:
+        over.set()
+        ends = herd.join()
+        heal()
+    assert ends == [None] * 4
+    until(lambda: not places._taken)
 
 
 @both
@@ -314,13 +429,14 @@ def test_nor_where_no_place_is_left_to_ask_in(
     before: Before, face: Faces, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as there are places wait for an engine that hangs: the next would ask it as if it had all the time."""
-    monkeypatch.setattr("stampede.workers._askers", Workers(1, "stampede-ask"))
+    places = Workers(1, "stampede-ask")
+    monkeypatch.setattr("stampede.workers._askers", places)
     proxy, url = hanging(engine, before)
     asked = face(url)
     asked("warm", lambda: 1, wait=WAIT)
     proxy.hold()
     herd = Herd(lambda: asked("hangs", lambda: 1, wait=10 * WAIT))
-    until(lambda: asked.cache._core.outage._asked)
+    until(lambda: places._taken)
     began = time.monotonic()
     assert asked("k", lambda: 2, wait=WAIT) == 2
     assert time.monotonic() - began < SOON

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from herd import until
+from herd import Herd, until
 from memcached_server import shared_memcached
 from proxy import Proxy
 from servers import shared_redis
 
-from stampede import Cache
+from stampede import Cache, EngineError, try_lock
 
 PATIENCE = 0.4
 """Seconds that a reply, or a connection, may take."""
@@ -100,7 +100,7 @@ def test_a_blocked_loop_takes_the_reply(link: Link, runner: asyncio.Runner, warm
 
 CHILD = """
 import asyncio, sys
-from stampede import Cache
+from stampede import Cache, EngineError, try_lock
 
 url, colour, warm, wait = sys.argv[1:]
 terms = {"wait": float(wait)} if wait else {}
@@ -209,6 +209,71 @@ def test_a_question_that_was_answered_meanwhile_does_not_hang(link: Link) -> Non
 
     with Cache(link.far) as cache:
         asyncio.run(scenario(cache))
+
+
+def locked(cache: Cache) -> str:
+    with try_lock("free", on=cache) as lock:
+        return "had" if lock else "refused"
+
+
+async def locks(cache: Cache) -> str:
+    async with try_lock("its own", on=cache) as lock:
+        return "had" if lock else "refused"
+
+
+QUESTIONS: dict[str, tuple[Any, Any, str]] = {
+    "locks": (locks, locked, "had"),
+    "calls": (
+        lambda cache: cache.aget_or_compute("k", lambda: "computed", wait=0.05),
+        lambda cache: cache.get_or_compute("l", lambda: "computed", wait=0.05),
+        "kept",
+    ),
+}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["blocked", "late and blocked"])
+@pytest.mark.parametrize("kind", QUESTIONS)
+def test_a_blocked_loop_keeps_nobody_else_from_the_server(
+    link: Link, monkeypatch: pytest.MonkeyPatch, kind: str, late: bool
+) -> None:
+    """Its question has an answer, which it doesn't read, or had none for a moment: other threads would not even ask,
+    and have an error instead of a lock, or compute what is there."""
+    monkeypatch.setattr("stampede.guarded_locks.LEAST", 0.1)
+    monkeypatch.setattr("stampede.guarded_locks.AGAIN", 0.1)
+    ask, ask_at_once, answer = QUESTIONS[kind]
+    blocked, end = threading.Event(), threading.Event()
+
+    async def scenario(cache: Cache) -> None:
+        loop = asyncio.get_running_loop()
+        assert await ask(cache) == answer
+
+        def block() -> None:
+            loop.call_soon_threadsafe(lambda: (blocked.set(), end.wait(5)))
+            assert blocked.wait(5)
+
+        if late:
+            link.proxy.at(b"", before=link.proxy.hold)
+            with contextlib.suppress(EngineError):
+                await ask(cache)
+            block_here()
+            return
+        link.proxy.at(b"", after=block)
+        assert await ask(cache) == answer
+
+    def block_here() -> None:
+        blocked.set()
+        assert end.wait(5)
+
+    with Cache(link.far.replace(f"={PATIENCE}", "=2")) as cache:
+        assert ask_at_once(cache) == answer
+        herd = Herd(lambda: asyncio.run(scenario(cache)))
+        assert blocked.wait(5)
+        link.proxy.let_go()
+        time.sleep(0.25)
+        assert [ask_at_once(cache) for _ in range(3)] == [answer] * 3
+        assert set(Herd(*[lambda: ask_at_once(cache)] * 5).join()) <= {answer, "refused"}
+        end.set()
+        assert herd.join() == [None]
 
 
 def test_a_hiccup_gives_back_no_more_than_it_took(link: Link) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -66,6 +66,11 @@ class Paired(Engine):
     @property
     def lock_engine(self) -> Engine:
         return self._engines[1].lock_engine
+
+    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
+        store, locks = self._engines
+        servers = store.server_of(name), locks.server_of(BUSY + name, lock=True)
+        return None if servers == (None, None) else servers
 
     def ping(self) -> float:
         return sum(engine.ping() for engine in self._engines)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Hashable
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from weakref import finalize
@@ -73,6 +74,9 @@ class RedisEngine(Engine):
 
     def stood(self, ticket: Ticket) -> bool:
         return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
+
+    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
+        return self._servers.server_of(name, lock=lock) if isinstance(self._servers, Cluster) else None
 
     def follow(self) -> None:
         if self.coherent:

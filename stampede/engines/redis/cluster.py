@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -25,7 +25,7 @@ from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.redis.clients import Address, Server, made_with, several
 from stampede.engines.redis.master import Asking, Master, Ports, Verb
-from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, RoutedLocks
+from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, RoutedLocks, slot_of
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -161,6 +161,11 @@ class Cluster:
         owner = self._owners[GENERATIONS]
         shard = self._shards.get(owner) if owner is not None else None
         return owner is not None and (shard is None or not shard.breaker.open)
+
+    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
+        """The master of a key, or of a lock, as far as it is known."""
+        owners = self._owners
+        return owners[slot_of(name, lock=lock)] if owners else None
 
     async def _ask_generations(self, colour: Colour) -> None:
         await self.at(GENERATIONS, colour, lambda ports: ports.line.ask((b"GET", b"{stampede}g")))

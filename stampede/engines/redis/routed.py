@@ -17,7 +17,7 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError
 from stampede.ports import Ask, Asked, Busy, Found, Granted, Reply, Versioned
 
-__all__ = ["GENERATIONS", "SLOTS", "RoutedKeys", "RoutedLocks"]
+__all__ = ["GENERATIONS", "SLOTS", "RoutedKeys", "RoutedLocks", "slot_of"]
 
 T = TypeVar("T")
 
@@ -31,6 +31,11 @@ def _slot(tag: bytes) -> int:
 
 def _slot_of_key(key: str) -> int:
     return _slot(names(key).lease[1:25])
+
+
+def slot_of(name: str, *, lock: bool = False) -> int:
+    """The slot of a key, or of a lock."""
+    return _slot(tag_of(name)) if lock else _slot_of_key(name)
 
 
 GENERATIONS = _slot(b"stampede")
