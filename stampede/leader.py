@@ -7,10 +7,13 @@ awaits it is left, also where a traceback goes on keeping the frames. A weak ref
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 from weakref import ref
+
+from stampede import forks
 
 __all__ = ["Leader"]
 
@@ -25,6 +28,8 @@ class Leader:
     work: ref[Coroutine[Any, Any, Any]] | None = None
 
     def __init__(self, token: bytes, give_back: Callable[[str, bytes], object]) -> None:
+        if _unended:
+            _end_them()
         self.token = token
         self.give_back = give_back  # from a finalizer: it asks no engine by itself
 
@@ -42,10 +47,27 @@ class Leader:
             try:
                 flight.owner.end(flight, None)
             except RecursionError:
-                pass  # whoever asks for this key next sees that it is gone
+                _unended.append(flight)  # in C, which takes no stack: whoever asks for whatever next ends it
 
     @property
     def gone(self) -> bool:
         """Has its coroutine ended? Whoever asks needs no word of the weak reference, which can be lost."""
         work = self.work() if self.work is not None else None
         return getattr(work, "cr_frame", None) is None
+
+
+_unended: deque[Any] = deque()
+"""Flights whose leaders are gone, and could not end them."""
+
+forks.in_child(lambda: _unended.clear())  # they are the parent's
+
+
+def _end_them() -> None:
+    with suppress(IndexError):
+        while True:
+            flight = _unended.popleft()
+            try:
+                flight.owner.end(flight, None)
+            except BaseException:
+                _unended.append(flight)
+                raise

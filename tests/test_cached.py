@@ -897,9 +897,18 @@ def test_recursion_that_is_too_deep_leaves_nothing_behind() -> None:
     def fib(n: int) -> int:
         return n if n < 2 else fib(n - 1) + fib(n - 2)  # type: ignore[no-any-return]
 
-    with pytest.raises(RecursionError):
-        fib(5000)
-    assert _callers(fib) == 0
+    def deeper(frames: int) -> None:
+        if frames:
+            deeper(frames - 1)
+        else:
+            fib(5000)
+
+    for frames in range(20):  # of ours in a level of the recursion, each once the last that finds a place
+        with pytest.raises(RecursionError):
+            deeper(frames)
+        fib.invalidate(0)
+        fib(0)
+        assert _callers(fib) == 0
     started = time.monotonic()
     for n in range(0, 5000, 20):
         assert fib(n) >= 0
