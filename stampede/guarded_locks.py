@@ -8,12 +8,13 @@ from math import inf
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from stampede import stalls
 from stampede.colour import Colour
 from stampede.errors import EngineClosed, EngineError
 from stampede.guarded import Guarded, Questions
 from stampede.ports import Busy, Engine, Granted, Locks
 from stampede.returns import LockReturns
-from stampede.workers import Late, Told
+from stampede.workers import Late, Told, within
 
 __all__ = ["GuardedLocks", "Habit", "guarded"]
 
@@ -86,6 +87,7 @@ class GuardedLocks:
         self._engine = engine
         self._port = port
         self._side = side
+        self._colour = colour
         self._guarded = Guarded(colour, side)
 
     async def acquire(self, name: str, token: bytes, lease: float, waits: bool, patience: float) -> Granted | Busy:
@@ -128,7 +130,8 @@ class GuardedLocks:
             raise
 
     async def withdraw(self, name: str, token: bytes) -> None:
-        """Have nothing, and no place in the queue: soon, if not now. In nobody's time, if the engine hangs."""
+        """Have nothing, and no place in the queue: now, if the engine is well; if it is slow, beside the caller; and
+        soon, in nobody's time, if it hangs."""
 
         def late(_: object, error: BaseException | None) -> None:
             if error is not None:
@@ -138,11 +141,14 @@ class GuardedLocks:
             self._owe(name, token)
             return
         try:
-            await self._ask(name, lambda: self._port.release(name, token), 0.0, late)
+            answer = await within(self._colour, self._port.release(name, token), stalls.LATE, late)
         except EngineClosed:
             pass
         except EngineError:
             self._owe(name, token)
+        else:
+            if answer is Late.UNASKED:
+                self._owe(name, token)
 
     async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T:
         habit, began, server = self._side.habit, _clock(), self._engine.server_of(name, lock=True)

@@ -23,6 +23,7 @@ from stampede.guarded_locks import GuardedLocks, guarded
 from stampede.pace import Pace
 from stampede.policy import seconds
 from stampede.ports import Engine, Granted, Locks
+from stampede.stalls import LATE
 
 __all__ = ["Lock", "TryLock"]
 
@@ -221,21 +222,22 @@ class Lock:
         if block is not None:
             block.caller = ref(me)
         try:
+            patience = self._wait if wait is None else seconds("wait", wait)
+            end = monotonic() + patience  # of all that it waits for, one after the other
             if len(self._asking) > 1 or self._grips:  # more than this one
                 await self._tidy_up(colour)
             if self._own(me) is not None:
                 self._asking.discard(grip)
                 return False  # waiting for ourselves would never end
-            patience = self._wait if wait is None else seconds("wait", wait)
-            began, pace = monotonic(), None
+            pace: Pace | None = None
             while True:
                 asked = monotonic()
-                left = began + patience - asked
                 grip.asked = True
                 if guard is None:
                     reply = await port.acquire(self.name, grip.token, self._lease, waits=patience > 0)
                 else:
-                    reply = await guard.acquire(self.name, grip.token, self._lease, patience > 0, max(left, 0.0))
+                    left = max(end - asked, 0.0)
+                    reply = await guard.acquire(self.name, grip.token, self._lease, patience > 0, left)
                 if isinstance(reply, Granted):
                     grip.grant(reply.fence, self._lease, self._max_hold, asked)
                     self._refused.discard(me)  # a block that was interrupted may have left it
@@ -244,13 +246,16 @@ class Lock:
                     if block is None:
                         grip.belongs_to_its_lock()
                     return True
+                left = end - monotonic()
                 if left <= 0:
                     break
                 await (port if guard is None else guard).wait(self.name, reply, left)
                 pace = pace or Pace()
                 rest = pace.rest(monotonic())
                 if rest > 0:
-                    await colour.park(Bell(), min(rest, max(left, 0.0)))
+                    await colour.park(Bell(), min(rest, max(end - monotonic(), 0.0)))
+                if guard is not None and monotonic() > end + LATE:
+                    break  # a look has taken so long: one question more would be one too many
         except GeneratorExit:  # its loop was closed: nothing can be awaited any more
             if grip.asked and not grip.foreign:
                 grip.drop()

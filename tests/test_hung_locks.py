@@ -22,6 +22,7 @@ from servers import shared_redis
 from stampede import Cache, EngineError, Lock, LockTimeout, try_lock
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
+from stampede.engines.redis.verbs import LOOK
 from stampede.guarded_locks import AGAIN, FADES, LEAST, MOST, Habit
 from stampede.workers import Workers
 
@@ -48,19 +49,19 @@ class World:
         self.cache = Cache(f"{scheme}://127.0.0.1:{proxy.port}?{option}={hung}")
         self.direct = Cache(f"{scheme}://127.0.0.1:{proxy.target}")
         self.on: Any = self.cache if engine != "paired" else Paired(MemoryEngine(sealed=True), self.cache.engine)
-        self._runner = asyncio.Runner() if colour == "async" else None
+        self.runner = asyncio.Runner() if colour == "async" else None
 
     def lock(self, name: str = "l", make: Any = Lock, **options: Any) -> Any:
         return make(name, on=self.on, lease=LEASE, **options)
 
     def acquire(self, lock: Lock, *wait: float) -> bool:
-        return lock.acquire(*wait) if self._runner is None else self._runner.run(lock.aacquire(*wait))
+        return lock.acquire(*wait) if self.runner is None else self.runner.run(lock.aacquire(*wait))
 
     def release(self, lock: Lock) -> None:
-        if self._runner is None:
+        if self.runner is None:
             lock.release()
         else:
-            self._runner.run(lock.arelease())
+            self.runner.run(lock.arelease())
 
     def warm(self) -> None:
         """How long it takes is known from now on."""
@@ -75,8 +76,8 @@ class World:
 
     def close(self) -> None:
         self.proxy.heal()
-        if self._runner is not None:
-            self._runner.close()
+        if self.runner is not None:
+            self.runner.close()
         self.cache.close()
         self.direct.close()
 
@@ -212,6 +213,30 @@ def test_a_server_that_is_slow_is_no_server_that_hangs(world: Worlds, engine: st
         with_it = its.lock(f"l{number}", try_lock)
         assert its.acquire(with_it)
         its.release(with_it)
+
+
+@both
+@engines
+def test_a_slow_server_keeps_nobody_for_more_than_one_question(world: Worlds, engine: str, colour: str) -> None:
+    """A wait would have all its time again after each answer: to look, to ask once more, to leave the queue."""
+    its = world(engine, colour)
+    its.warm()
+    held = Lock("l", on=its.direct, lease=LEASE)
+    assert held.acquire()
+    assert not its.acquire(its.lock(wait=2 * LOOK))  # no script is missing any more
+    its.proxy.delay = 0.2 if engine != "memcached" else 0.1
+    began = time.monotonic()
+    assert not its.acquire(its.lock(), 0)
+    question = time.monotonic() - began
+    for wait in (0.3, 0.35):
+        began = time.monotonic()
+        assert not its.acquire(its.lock(wait=wait))
+        assert time.monotonic() - began < wait + 1.75 * question
+    its.proxy.delay = 0.0
+    if its.runner is not None:
+        its.runner.run(asyncio.sleep(question))
+    held.release()
+    until(its.is_free, bound=5)
 
 
 @engines

@@ -72,8 +72,11 @@ class MemcachedLocks:
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         its, began = items.name_of(name, b"l"), time.monotonic()
         with self._line.servers.pausing() as closing:
-            while (waited := time.monotonic() - began) < timeout:
-                await self._colour.park(closing, min(pause(waited, 0.0, random()), timeout - waited))
+            while True:
+                waited = time.monotonic() - began
+                await self._colour.park(closing, min(pause(waited, 0.0, random()), max(timeout - waited, 0.0)))
+                if time.monotonic() - began >= timeout:
+                    return  # who asks for it now needs no look
                 link = await self._line.take(its)
                 try:
                     seen = (await link.ask(meta.look(its), twice=True))[0]

@@ -116,6 +116,8 @@ class LockPort:
         look = LOOK * (1 + min(ahead // 10, 9)) * uniform(0.9, 1.1)
         with self._news.listen(channel, mine) as ear:
             ready = await self._colour.park(ear.ready, min(timeout, look))
+            if monotonic() >= end:
+                return  # who asks for it now needs no look
             # What was released before we listened was told to nobody here. (Who has a place is told when its turn has
             # come: that the lock has gone from hand to hand since then is no reason to ask again.)
             if await self._line.ask(self._scripts.standing((its.lock, its.turn, its.queue), busy.token, mine)):
