@@ -81,8 +81,8 @@ class CodedClaims(_Coded):
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return await self._port.fill(key, token, self.closed(key, entry))
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-        await self._port.abandon(key, token, verdict, rest)
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return await self._port.abandon(key, token, verdict, rest)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         news = await self._port.wait(key, busy, timeout)

@@ -40,8 +40,9 @@ class Gathering(Claims):
         stored: bool = await _Question("fill", key, token, entry)
         return stored
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-        await _Question("abandon", key, token, verdict, rest)
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        stood: bool = await _Question("abandon", key, token, verdict, rest)
+        return stood
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         return None  # who asks for many waits for none of them

@@ -38,6 +38,7 @@ class Grip:
         self.fence = 0
         self.hold: Hold | None = None  # kept standing by the keeper; None: it isn't granted yet
         self.asked = False
+        self.answered = True  # each time that it was
         self.leaving = False  # it is being given back
         self.over = False  # it has been, or the keeper has been told to
         self._owner: ReferenceType[Any] | None = None  # None: the lock's object, which somebody keeps
@@ -130,7 +131,7 @@ class Grip:
         if self._guard is None or keeper.over:
             run_blocking(quietly(self._port.release, self._name, self.token))
         else:
-            run_blocking(self._guard.withdraw(self._name, self.token))
+            run_blocking(self._guard.withdraw(self._name, self.token, late=not self.answered))
 
     def let_go(self) -> None:
         """Have it given back, and soon, as nobody has it any more. From a finalizer: nothing is asked here."""

@@ -95,7 +95,9 @@ class GuardedLocks:
 
         def late(reply: Any, error: BaseException | None) -> None:
             if error is not None or waits or isinstance(reply, Granted):
-                self._owe(name, token)
+                self._owe(name, token, late=error is not None)
+            else:
+                self._side.returns.forget(token)
 
         return await self._ask(name, lambda: self._port.acquire(name, token, lease, waits=waits), patience, late)
 
@@ -129,26 +131,26 @@ class GuardedLocks:
             self._owe(name, token)
             raise
 
-    async def withdraw(self, name: str, token: bytes) -> None:
+    async def withdraw(self, name: str, token: bytes, *, late: bool) -> None:
         """Have nothing, and no place in the queue: now, if the engine is well; if it is slow, beside the caller; and
-        soon, in nobody's time, if it hangs."""
+        soon, in nobody's time, if it hangs. `late`: its question has had no answer, and may come behind this."""
 
-        def late(_: object, error: BaseException | None) -> None:
-            if error is not None:
-                self._owe(name, token)
+        def told(stood: object, error: BaseException | None) -> None:
+            if error is not None or (late and stood is False):
+                self._owe(name, token, late=late)
 
         if self._side.habit.silent:
-            self._owe(name, token)
+            self._owe(name, token, late=late)
             return
         try:
-            answer = await within(self._colour, self._port.release(name, token), stalls.LATE, late)
+            answer = await within(self._colour, self._port.release(name, token), stalls.LATE, told)
         except EngineClosed:
-            pass
+            return
         except EngineError:
-            self._owe(name, token)
+            self._owe(name, token, late=late)
         else:
-            if answer is Late.UNASKED:
-                self._owe(name, token)
+            if answer is Late.UNASKED or (late and answer is False):
+                self._owe(name, token, late=late)
 
     async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T:
         habit, began, server = self._side.habit, _clock(), self._engine.server_of(name, lock=True)
@@ -176,8 +178,8 @@ class GuardedLocks:
         self._side.habit.silent = True
         return EngineError(f"{self._side.scheme}:// hangs: it has not answered for {max(seconds, 0.0):.2g} s")
 
-    def _owe(self, name: str, token: bytes) -> None:
-        self._side.returns.add(name, token)
+    def _owe(self, name: str, token: bytes, *, late: bool = False) -> None:
+        self._side.returns.add(name, token, late=late)
 
 
 def guarded(engine: Engine, port: Locks, colour: Colour) -> GuardedLocks | None:

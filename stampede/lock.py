@@ -232,12 +232,13 @@ class Lock:
             pace: Pace | None = None
             while True:
                 asked = monotonic()
-                grip.asked = True
+                grip.asked, grip.answered = True, False
                 if guard is None:
                     reply = await port.acquire(self.name, grip.token, self._lease, waits=patience > 0)
                 else:
                     left = max(end - asked, 0.0)
                     reply = await guard.acquire(self.name, grip.token, self._lease, patience > 0, left)
+                grip.answered = True
                 if isinstance(reply, Granted):
                     grip.grant(reply.fence, self._lease, self._max_hold, asked)
                     self._refused.discard(me)  # a block that was interrupted may have left it
@@ -279,7 +280,7 @@ class Lock:
         if guard is None:
             await quietly(self._port(colour).release, self.name, grip.token)
         else:
-            await guard.withdraw(self.name, grip.token)
+            await guard.withdraw(self.name, grip.token, late=not grip.answered)
         self._forget(grip)
 
     async def _tidy_up(self, colour: Colour) -> None:

@@ -37,11 +37,12 @@ PARTLY = 60.0
 class _Lease:
     """One that the engine granted."""
 
-    __slots__ = ("key", "patience")
+    __slots__ = ("key", "late", "patience")
 
-    def __init__(self, key: str, patience: float) -> None:
+    def __init__(self, key: str, patience: float, *, late: bool = False) -> None:
         self.key: str | None = key  # unless it was invalidated: what comes of it is not to be kept here
         self.patience = patience  # how long its caller waits for the engine
+        self.late = late  # or may do so yet: who asked was interrupted
 
 
 class Outage(Questions):
@@ -181,9 +182,9 @@ class GuardedClaims:
                 if error.refused:
                     keeps = BRIEFLY
                 else:
-                    outage.unknown.add(key, token)
+                    outage.unknown.add(key, token, late=True)
             except BaseException:  # interrupted: what may have been granted is given back, and no more patiently
-                outage.granted[token] = _Lease(key, ask.patience)
+                outage.granted[token] = _Lease(key, ask.patience, late=True)
                 raise
             else:
                 if type(reply) is not Late:
@@ -193,7 +194,7 @@ class GuardedClaims:
                         outage.granted[token] = _Lease(key, ask.patience)
                     return reply
                 if reply is Late.LATE:
-                    outage.unknown.add(key, token)  # now, too: its loop may rest by the time the answer comes
+                    outage.unknown.add(key, token, late=True)  # now, too: its loop may rest when it is answered
                 keeps = BRIEFLY  # it may be well
         if outage.strict:
             raise outage.trouble() from outage.last
@@ -209,10 +210,13 @@ class GuardedClaims:
         outage = self._outage
         if error is None and probing:
             outage.answered()
-        if error is not None or isinstance(reply, Granted):
+        if error is not None:
+            outage.unknown.add(key, token, late=True)
+        elif isinstance(reply, Granted):
             outage.unknown.add(key, token)
-            if error is None:
-                outage.unknown.hurry()
+            outage.unknown.hurry()
+        else:
+            outage.unknown.forget(token)
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         outage = self._outage
@@ -252,32 +256,34 @@ class GuardedClaims:
         if error is not None:
             self._outage.unknown.add(key, token)
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         outage = self._outage
         if outage.refugees.pop(token, None) is not None:
-            await self._refuge.abandon(key, token, verdict, rest)
-            return
-        if not await self._abandoned(key, token, verdict, rest):
-            outage.unknown.add(key, token)  # it goes when the engine is back
+            return await self._refuge.abandon(key, token, verdict, rest)
+        lease, stood = outage.granted.get(token), await self._abandoned(key, token, verdict, rest)
+        late = lease is not None and lease.late
+        if stood is None or (late and not stood):
+            outage.unknown.add(key, token, late=late)  # it goes when the engine is back, or when it comes
         outage.granted.pop(token, None)  # and not before: if this is interrupted it is done again, no more patiently
+        return bool(stood)
 
-    async def _abandoned(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> bool:
+    async def _abandoned(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> bool | None:
+        """Whether it stood; None: the engine can't say."""
         outage = self._outage
         if outage.down:
-            return False
+            return None
         try:
             patience, work = outage.patience(token), partial(self._port.abandon, key, token, verdict, rest)
             if self._guarded is None or patience == inf:
-                await work()
-                return True
+                return await work()
             late = partial(self._filled, key, token)
-            done = await self._guarded.ask(work, patience, late, server=outage.server_of(key))
+            stood = await self._guarded.ask(work, patience, late, server=outage.server_of(key))
         except EngineClosed:
             return True
         except EngineError as error:
             outage.failed(error)
-            return False
-        return not isinstance(done, Late)
+            return None
+        return None if isinstance(stood, Late) else stood
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         outage = self._outage

@@ -121,11 +121,11 @@ class Claims(Protocol):
         """Store if the lease stands; drop the lease and wake the herd. False: the lease was lost, nothing changed."""
         ...
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         """Drop the lease if it stands, leave the verdict under its token for a while, wake the herd.
 
         With `rest`, nobody is granted this key for so many seconds, unless by `force`: Failed, with what is kept, to
-        those who find nothing good. A token whose lease doesn't stand leaves nothing, and is no error.
+        those who find nothing good. False: a token whose lease doesn't stand, which leaves nothing, and is no error.
         """
         ...
 

@@ -2,6 +2,10 @@
 
 They are given back together, by a thread of their own, as soon as their engine can be asked: in nobody's time, however
 many they are, and also when nobody calls any more.
+
+Where their question was given up without an answer, what isn't there may come yet: a closed connection takes nothing
+back of what lies in a slow link or in the buffers of a server that stands still, and in what order a server reads what
+has come to it is its own affair. So it is asked for again for a while.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -27,8 +32,17 @@ _log = logging.getLogger("stampede")
 PAUSE = 1.0
 """Seconds between two tries."""
 
+AGAIN = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
+"""Seconds behind each of which what wasn't there, and may come yet, is asked for again. A server that stood still reads
+it in a moment; a link that has lost it sends it again within as long as it was gone."""
+
 MOST = 10_000
 """Leases to be given back: in an outage of hours the oldest have ended by themselves."""
+
+MOST_AGAIN = 1000
+"""Those of them that are asked for again: one by one, of a server that has just come back."""
+
+_clock = time.monotonic
 
 
 class Health(Protocol):
@@ -41,6 +55,18 @@ class Health(Protocol):
     def answered(self) -> None: ...
 
 
+class _Debt:
+    """One that may stand."""
+
+    __slots__ = ("due", "key", "late", "tries")
+
+    def __init__(self, key: str, late: bool) -> None:
+        self.key = key
+        self.late = late  # its question may come to the server behind us
+        self.tries = 0
+        self.due = 0.0  # when it is asked for again
+
+
 class _Owed(ABC):
     """What is to be given back to one engine."""
 
@@ -51,22 +77,31 @@ class _Owed(ABC):
 
     def _start_again(self) -> None:
         """In a forked child: they are the parent's."""
-        self._due: dict[bytes, tuple[str]] = {}  # keys by tokens
+        # By their tokens; another one each time.
+        self._due: dict[bytes, _Debt] = {}
+        self._again: dict[bytes, _Debt] = {}  # wasn't there, and may have come since
         self._lock = threading.RLock()  # a finalizer may add one in the middle of this
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
-        return len(self._due)
+        return len(self._due) + len(self._again)
 
-    def add(self, key: str, token: bytes) -> None:
-        """Have it given back; it may not be there at all."""
-        self._due[token] = (key,)  # another one each time
+    def add(self, key: str, token: bytes, *, late: bool = False) -> None:
+        """Have it given back; it may not be there at all. `late`: or not yet, as its question has had no answer."""
         with self._lock:
+            self._again.pop(token, None)
+            self._due[token] = _Debt(key, late)
             self._begin()
             if self._thread is None:
                 # If there is none to be had, the next one tries again, or the end of the interpreter.
                 self._thread = begun("stampede-returns", _tend, weakref.ref(self), self._hurry)
+
+    def forget(self, token: bytes) -> None:
+        """Its question has had an answer after all, and nothing came of it."""
+        with self._lock:
+            self._due.pop(token, None)
+            self._again.pop(token, None)
 
     def hurry(self) -> None:
         """The engine can be asked, as somebody has just seen."""
@@ -75,29 +110,54 @@ class _Owed(ABC):
 
     def try_all(self, *, last: bool = False) -> None:
         """Give back what can be given back now, unless the engine has just been found down; the last time even then."""
-        for token in [*self._due][:-MOST]:
-            self._due.pop(token, None)
-        if not self._due or not (self._may_ask() or last):
+        due = self._now_due(_clock(), last)
+        if not due or not (self._may_ask() or last):
             return
-        due = list(self._due.items())
         trouble = last  # at the end nobody needs to hear any more
-        answers = self._given_back([(token, key) for token, (key,) in due])
-        for (token, owed), answer in zip(due, answers, strict=True):
+        answers = self._given_back([(token, debt.key) for token, debt in due])
+        now = _clock()
+        for (token, debt), answer in zip(due, answers, strict=True):
             if isinstance(answer, EngineClosed):
                 self._due.clear()
+                self._again.clear()
                 return
             if not isinstance(answer, EngineError):
-                if self._due.get(token) is owed:  # or it was granted behind this, and is owed again
-                    self._due.pop(token, None)
+                self._given(token, debt, now, there=answer is not False)
             elif not answer.partial and not trouble:
                 trouble = True
                 self._failed(answer)
         if not trouble:
             self._answered()
 
+    def _now_due(self, now: float, last: bool) -> list[tuple[bytes, _Debt]]:
+        with self._lock:
+            for token, debt in [*self._again.items()]:
+                if last or debt.due <= now:
+                    self._again.pop(token, None)
+                    self._due[token] = debt
+            for some, most in (self._due, MOST), (self._again, MOST_AGAIN):
+                for token in [*some][:-most]:
+                    some.pop(token, None)
+            return [*self._due.items()]
+
+    def _given(self, token: bytes, debt: _Debt, now: float, *, there: bool) -> None:
+        with self._lock:
+            if self._due.get(token) is not debt:
+                return  # it was granted behind this, and is owed again
+            self._due.pop(token, None)
+            if debt.late and not there and debt.tries < len(AGAIN):
+                debt.due = now + AGAIN[debt.tries]
+                debt.tries += 1
+                self._again[token] = debt
+
+    def pause(self) -> float:
+        """Seconds until the next try."""
+        now = _clock()
+        return max(min([PAUSE, *[debt.due - now for debt in [*self._again.values()]]]), 0.0)
+
     @abstractmethod
     def _given_back(self, due: list[tuple[bytes, str]]) -> list[object]:
-        """For each what came of it: an EngineError, or anything else."""
+        """For each what came of it: an EngineError, False if it wasn't there, or anything else."""
 
     def _may_ask(self) -> bool:
         return True
@@ -119,10 +179,10 @@ class _Owed(ABC):
     def ended(self) -> bool:
         """Whether the thread may go, as there is nothing left."""
         with self._lock:
-            if not self._due:
+            if not self:
                 self._thread = None
                 self._end()
-            return not self._due
+            return not self
 
 
 class Returns(_Owed):
@@ -191,8 +251,9 @@ def _one_by_one(
 
 
 def _tend(refer: Callable[[], _Owed | None], hurry: threading.Event) -> None:
+    pause = PAUSE
     while True:
-        hurry.wait(PAUSE)
+        hurry.wait(pause)
         hurry.clear()
         returns = refer()
         if returns is None:
@@ -200,6 +261,7 @@ def _tend(refer: Callable[[], _Owed | None], hurry: threading.Event) -> None:
         _quietly(returns)
         if returns.ended():
             return
+        pause = returns.pause()
         del returns
 
 

@@ -103,6 +103,11 @@ class Proxy:
         with self._lock:
             self._faults.append(_Fault(needle, sent, answered, before, after, silent, times))
 
+    def left(self) -> bool:
+        """Whether a client has hung up whose request has not gone on."""
+        with self._lock:
+            return any(pair.left() for pair in self._pairs)
+
     def heal(self) -> None:
         """Nothing more goes wrong from here on."""
         with self._lock:
@@ -178,6 +183,12 @@ class _Pair:
         for work in (self._up, self._down):
             threading.Thread(target=self._run, args=(work,), name="proxy", daemon=True).start()
 
+    def left(self) -> bool:
+        try:
+            return not self._client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError as error:
+            return not isinstance(error, BlockingIOError)
+
     def cut(self) -> None:
         for end in (self._client, self._server):
             with contextlib.suppress(OSError):
@@ -188,7 +199,11 @@ class _Pair:
             with contextlib.suppress(OSError):
                 work()
         finally:
-            self.cut()
+            if work != self._up or self._fault is None:
+                self.cut()
+            else:  # what its client has asked, and doesn't wait for any more, has its reply
+                with contextlib.suppress(OSError):
+                    self._server.shutdown(socket.SHUT_WR)
             with self._proxy._lock:
                 last = self not in self._proxy._pairs
                 self._proxy._pairs.discard(self)

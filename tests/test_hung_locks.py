@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
-from herd import Herd, until
+from herd import PATIENCE, Herd, until
 from memcached_server import shared_memcached
 from proxy import Proxy
 from servers import shared_redis
@@ -38,6 +38,7 @@ asks it (for each of two questions), and a long lease."""
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stampede.returns.PAUSE", 0.05)
+    monkeypatch.setattr("stampede.returns.AGAIN", [0.05] * 40)
 
 
 class World:
@@ -168,6 +169,49 @@ def alarmed() -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, interrupt)
     yield
     signal.signal(signal.SIGALRM, before)
+
+
+@both
+@engines
+def test_a_release_that_overtakes_its_acquire_is_not_the_last(
+    world: Worlds, monkeypatch: pytest.MonkeyPatch, engine: str, colour: str
+) -> None:
+    """What holds a question back, a slow link or the buffers of a server that stood still, may let it go when it has
+    been given back: nobody would have the lock, for a whole lease."""
+    its = world(engine, colour, 0.3)
+    its.warm()
+    passes, arrived, given_back = threading.Event(), threading.Event(), threading.Semaphore(0)
+    its.proxy.at(b"late", before=lambda: passes.wait(PATIENCE), after=arrived.set)
+    its.proxy.at(b"late", after=given_back.release, times=100)
+    with monkeypatch.context() as patch:
+        patch.setattr("stampede.guarded_locks.LEAST", 0.1)
+        took(lambda: its.acquire(its.lock("late"), 0), "hangs")
+    if colour == "sync":  # its loop rests, else, and doesn't give it up
+        until(its.proxy.left)
+        while given_back.acquire(blocking=False):
+            pass
+    assert given_back.acquire(timeout=PATIENCE)
+    passes.set()
+    assert arrived.wait(PATIENCE)
+    until(lambda: its.is_free("late"), bound=5)
+
+
+@pytest.mark.usefixtures("alarmed")
+@engines
+def test_nor_is_that_of_one_who_was_interrupted(world: Worlds, engine: str) -> None:
+    """The same where its release had an answer: there was nothing yet."""
+    its = world(engine, "sync", 0.3)
+    its.warm()
+    passes, arrived, given_back = threading.Event(), threading.Event(), threading.Event()
+    its.proxy.at(b"late", before=lambda: passes.wait(PATIENCE), after=arrived.set)
+    its.proxy.at(b"late", after=given_back.set)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    with pytest.raises(KeyboardInterrupt):
+        its.lock("late").acquire()
+    assert given_back.wait(PATIENCE)
+    passes.set()
+    assert arrived.wait(PATIENCE)
+    until(lambda: its.is_free("late"), bound=5)
 
 
 @pytest.mark.usefixtures("alarmed")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
 
+import faces
 from faces import BRIEF
-from herd import until
+from herd import PATIENCE, until
+from memcached_server import shared_memcached
 from proxy import Proxy
 from servers import RedisServer
 from test_redis_faults import Face
@@ -30,14 +35,18 @@ Faces = Callable[..., Face]
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stampede.returns.PAUSE", 0.05)
+    monkeypatch.setattr("stampede.returns.AGAIN", [0.05] * 40)
 
 
 def leases(server: RedisServer) -> list[str]:
     return server.cli("KEYS", "*}l").split()
 
 
-def test_any_number_in_one_batch_and_beside_all_callers(before: Before, face: Faces) -> None:
+def test_any_number_in_one_batch_and_beside_all_callers(
+    before: Before, face: Faces, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One by one, a thousand would be a caller's business for twenty seconds; and the rest would stand to their end."""
+    monkeypatch.setattr("stampede.returns.AGAIN", ())
     server = RedisServer()
     try:
         proxy = before(server)
@@ -73,6 +82,108 @@ def test_also_when_nobody_calls_any_more(server: RedisServer, before: Before, fa
     assert leases(server)
     until(lambda: not leases(server))
     until(lambda: not asked.down)  # and that is noticed, too
+
+
+@pytest.mark.parametrize("colour, wait", [("sync", 0.1), ("async", 0.1), ("sync", None)])
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_a_giving_back_that_overtakes_its_claim_is_not_the_last(
+    server: RedisServer, before: Before, engine: str, colour: str, wait: float | None
+) -> None:
+    """What holds a claim back, a slow link or the buffers of a server that stood still, may let it go when its lease
+    has been given back: nobody would compute this key, for a whole lease."""
+    redis = engine == "redis"
+    proxy = before(server if redis else shared_memcached())
+    breakers = ("stampede.outage", *(() if redis else ("stampede.engines.memcached.servers",)))
+    url = f"{engine}://127.0.0.1:{proxy.port}?{'socket_timeout' if redis else 'timeout'}=0.3"
+    asked = faces.Face(url, colour, breakers=breakers, ttl=0, stale=60)
+    other = faces.Face(f"{engine}://127.0.0.1:{proxy.target}", ttl=0, stale=60)
+    assert asked.cache._core.outage is not None
+    unknown = asked.cache._core.outage.unknown
+    passes, arrived, given_back = threading.Event(), threading.Event(), threading.Semaphore(0)
+    with closing(asked), closing(other):
+        with pytest.raises(ZeroDivisionError):
+            asked("k", lambda: 1 / 0)  # the server knows all scripts from now on
+        asked("late", lambda: 1)
+        # What memcached grants with one command ends by itself: it is the lease over a stale value that is held back.
+        proxy.at(b"late" if redis else b"ms ", before=lambda: passes.wait(PATIENCE), after=arrived.set)
+        proxy.at(b"}l" if redis else b"late t c f v\r\n", after=given_back.release, times=100)
+        assert asked("late", lambda: 2, wait=wait) == 2
+        if colour == "sync":  # its loop rests, else, and doesn't give it up
+            until(proxy.left)
+            while given_back.acquire(blocking=False):
+                pass
+        assert given_back.acquire(timeout=PATIENCE)
+        passes.set()
+        assert arrived.wait(PATIENCE)
+        until(lambda: other("late", lambda: 3) == 3, 5.0)
+        until(lambda: not unknown)
+
+
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_nor_is_that_of_one_who_was_interrupted(server: RedisServer, before: Before, engine: str) -> None:
+    """The same where its giving back had an answer: there was nothing yet."""
+    redis = engine == "redis"
+    proxy = before(server if redis else shared_memcached())
+    asked = faces.Face(f"{engine}://127.0.0.1:{proxy.port}", ttl=0, stale=60)
+    other = faces.Face(f"{engine}://127.0.0.1:{proxy.target}", ttl=0, stale=60)
+    assert asked.cache._core.outage is not None
+    unknown = asked.cache._core.outage.unknown
+    passes, arrived, given_back = threading.Event(), threading.Event(), threading.Event()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    was = signal.signal(signal.SIGALRM, interrupt)
+    with closing(asked), closing(other):
+        with pytest.raises(ZeroDivisionError):
+            asked("k", lambda: 1 / 0)
+        asked("late", lambda: 1)
+        proxy.at(b"late" if redis else b"ms ", before=lambda: passes.wait(PATIENCE), after=arrived.set)
+        proxy.at(b"}l" if redis else b"late t c f v\r\n", after=given_back.set)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            asked("late", lambda: 2)
+        signal.signal(signal.SIGALRM, was)
+        assert given_back.wait(PATIENCE)
+        passes.set()
+        assert arrived.wait(PATIENCE)
+        until(lambda: other("late", lambda: 3) == 3, 5.0)
+        until(lambda: not unknown)
+
+
+class Place:
+    """Where every lock is as `there` says."""
+
+    def __init__(self) -> None:
+        self.locks = self
+        self.there: list[bool] = []
+        self.asked = 0
+
+    async def release(self, name: str, token: bytes) -> bool:
+        self.asked += 1
+        return self.there.pop()
+
+
+def test_what_may_come_late_is_asked_for_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server would hear for ever of each question that it has not answered; or of what it has answered, again."""
+    monkeypatch.setattr("stampede.returns.AGAIN", (0.0, 0.0))
+    monkeypatch.setattr("stampede.returns.begun", lambda *_: None)  # it is we who give back
+    place: Any = Place()
+    returns = LockReturns(place)
+
+    def asked(*there: bool, late: bool) -> int:
+        place.there, place.asked = list(reversed(there)), 0
+        returns.add("l", b"token", late=late)
+        while returns:
+            returns.try_all()
+        return int(place.asked)
+
+    assert asked(False, late=False) == 1
+    assert asked(False, False, False, late=True) == 3
+    assert asked(False, True, late=True) == 2
+    returns.add("l", b"token", late=True)
+    returns.forget(b"token")
+    assert not returns
 
 
 class Shaken:

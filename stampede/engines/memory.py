@@ -258,13 +258,14 @@ class _Verbs(Versioned):
         ring([lease])
         return stored
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         with decisions.lock:
             lease = self._keys.standing(key, token)
             if lease is not None:
                 self._keys.leases.pop(key)
                 self._keys.leave(key, token, verdict, rest)
         ring([lease])
+        return lease is not None
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         await self._keys.wait(key, busy, timeout, self._colour)

@@ -47,7 +47,8 @@ class _Nothing:
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return True
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None: ...
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return True
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         return None

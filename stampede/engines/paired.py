@@ -170,11 +170,11 @@ class _Verbs:
         await self._locks.release(BUSY + key, token)
         return stored
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         self._holds.pop(token)
         if (verdict is not None or rest > 0) and await self._locks.renew(BUSY + key, token, MOMENT):
             await self._store.set(PAST + key, _past(token, verdict, rest))
-        await self._locks.release(BUSY + key, token)
+        return await self._locks.release(BUSY + key, token)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         await self._locks.wait(BUSY + key, busy, timeout)

@@ -207,16 +207,17 @@ class Model:
         self.put(key, entry)
         return True
 
-    def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> None:
+    def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> bool:
         place, now = self.places[key], self.clock()
         if self.stands(key) != token:
-            return
+            return False
         if verdict is not None:
             place.verdicts[token] = verdict, now + TOLD
             place.why = verdict
         if rest > 0:
             place.rest = now + rest
         self.fall(key)
+        return True
 
     def put(self, key: str, entry: Entry[Any]) -> None:
         place = self.places[key]
@@ -307,8 +308,8 @@ class TrapPort:
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return await self._verb("fill", key, token, lambda: self.model.fill(key, token, entry))
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-        await self._verb("abandon", key, token, lambda: self.model.abandon(key, token, verdict, round(rest, 3)))
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return await self._verb("abandon", key, token, lambda: self.model.abandon(key, token, verdict, round(rest, 3)))
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         await Trap("effect", f"wait for {key!r}")

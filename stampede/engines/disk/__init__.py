@@ -159,8 +159,8 @@ class _Keys(_Port, Versioned):
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return await self._run(self._rows.fill, key, token, entry)
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-        await self._run(self._rows.abandon, key, token, verdict, rest)
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return await self._run(self._rows.abandon, key, token, verdict, rest)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         await self._wait(key_number(key)[0], busy, timeout)

@@ -210,7 +210,7 @@ class Rows:
             self._tell(write, number)
         return stands
 
-    def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> None:
+    def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> bool:
         number, _ = key_number(key)
         with self.database.writing() as write:
             now = clock()
@@ -222,6 +222,7 @@ class Rows:
                 _put_verdict(write, number, token, verdict, rest, now)
         if mine:
             self._tell(write, number)
+        return mine
 
     def renew(self, number: int, token: bytes, seconds: float) -> bool:
         with self.database.writing() as write:

@@ -235,7 +235,7 @@ class Keys(Versioned):
                 return reply.code == b"HD"
         return False
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         name = items.name_of(key)
         hold = self._holds.pop(name, token)
         link = await self._way(hold, name)
@@ -244,14 +244,15 @@ class Keys(Versioned):
                 seen = (await link.ask(meta.look(name), twice=True))[0]
                 item = items.read(seen)
                 if not self._ours(link, hold, token, seen, item):
-                    return
+                    return False
                 item.holder, item.lease = b"", 0.0
                 for called in [token, *(hold.aliases if hold is not None else ())]:
                     item.past.add(called, verdict, 0.0, 0.0)
                 if rest > 0:
                     item.past.add(token, None, items.standing(rest), 0.0)
                 if (await link.ask(_left(name, item, seen)))[0].code not in (b"EX", b"NS"):
-                    return
+                    return True
+            return False
         finally:
             self._line.give(link)
 

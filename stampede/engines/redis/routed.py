@@ -84,8 +84,8 @@ class RoutedKeys(Versioned):
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return await self._at(key, lambda keys: keys.fill(key, token, entry), always=True)
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-        await self._at(key, lambda keys: keys.abandon(key, token, verdict, rest))
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return await self._at(key, lambda keys: keys.abandon(key, token, verdict, rest))
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         return await self._at(key, lambda keys: keys.renew(key, token, lease))

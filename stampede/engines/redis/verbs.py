@@ -222,8 +222,8 @@ class Keys(Versioned):
         until = b"" if end is None else b"%d" % end
         return self._scripts.fill(its.all, token, entry.id, until, string, its.channel, b"%d" % SMALL)
 
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-        await self._line.ask(self._abandoning(key, token, verdict, rest))
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return bool(await self._line.ask(self._abandoning(key, token, verdict, rest)))
 
     def _abandoning(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
         its = names(key)

@@ -383,16 +383,16 @@ class ClaimsSuite(KeyedSuite):
     async def test_abandon_lets_the_next_one_try(self) -> None:
         """One error would block the key for a lease."""
         token = await self.granted()
-        await self.claims.abandon("k", token)
+        assert await self.claims.abandon("k", token)
         await self.granted()
         assert not await self.claims.fill("k", token, some())
 
     @case
     async def test_abandoning_another_token_is_harmless(self) -> None:
         """A caller whose outcome is unknown would rob the holder, or leave a verdict on it."""
-        await self.claims.abandon("k", new_id(), Verdict("failed"), rest=LONG)
+        assert not await self.claims.abandon("k", new_id(), Verdict("failed"), rest=LONG)
         token, stranger = await self.granted(), new_id()
-        await self.claims.abandon("k", stranger, Verdict("failed"), rest=LONG)
+        assert not await self.claims.abandon("k", stranger, Verdict("failed"), rest=LONG)
         assert (await self.busy()).token == token
         assert (await self.busy(awaited=stranger)).token == token
         assert await self.claims.fill("k", token, some())
