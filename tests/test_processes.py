@@ -134,7 +134,7 @@ def block_the_loop(pipe: Connection, directory: Path) -> None:
         async def compute() -> str:
             return told(pipe)  # blocks the whole loop
 
-        value: str = await cache.aget_or_compute("k", compute, lease=0.2)
+        value: str = await cache.aget_or_compute("k", compute, lease=0.5)
         return value
 
     pipe.send(asyncio.run(main()))
@@ -145,7 +145,7 @@ def test_a_blocked_loop_keeps_its_lease(tmp_path: Path) -> None:
     with other(block_the_loop, tmp_path) as holder, Cache(f"disk://{tmp_path}/cache") as cache:
         assert holder.hear() == "computing"
         with pytest.raises(WaitTimeout):
-            cache.get_or_compute("k", lambda: "computed twice", wait=0.8)
+            cache.get_or_compute("k", lambda: "computed twice", wait=1.0)
         holder.tell(Answer("value"))
         assert holder.hear() == "value"
         assert cache.get("k") == "value"
