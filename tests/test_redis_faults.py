@@ -640,7 +640,7 @@ def test_a_lock_that_was_forgotten_is_lost(
 ) -> None:
     """Two would be inside, and the first of them never hear of it."""
     asked, other = face(own.url, colour, timeout=1.0), face(own.url, timeout=1.0)
-    lock = asked.cache.lock("l", lease=0.3)
+    lock = asked.cache.lock("l", lease=0.6)
 
     def forgotten() -> None:
         assert not other.lock("l")
