@@ -6,16 +6,20 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faces import Face
 from herd import PATIENCE, Herd, until
 from memcached_server import shared_memcached
+from proxy import Proxy
 from servers import shared_redis
 
-from stampede import Cache, EngineError, Lock, LockLost
+from stampede import Cache, EngineError, Lock, LockLost, events
 from stampede.entry import new_id
+from stampede.errors import EngineClosed
 from stampede.metrics import Stats
 
 KINDS = ["memory", "sealed", "disk", "redis", "local", "memcached", "paired"]
@@ -122,3 +126,27 @@ def _target(link: Path) -> str:
         return str(link.readlink())
     except OSError:
         return ""  # it was that of the directory's own listing
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("verb", ["get_or_compute", "get", "lock"])
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_a_question_under_way_then_tells_of_no_outage(
+    engine: str, verb: str, colour: str, before: Callable[[Any], Proxy], face: Callable[..., Face]
+) -> None:
+    """What a connection says that was closed under it would pass for an outage: calls would go on without the engine
+    that is closed, and report that a server is down which is not."""
+    server: Any = shared_redis() if engine == "redis" else shared_memcached()
+    proxy = before(server)
+    asked = face(f"{engine}://127.0.0.1:{proxy.port}", colour)
+    other = Cache(engine=asked.cache.engine, observers=[asked.told.append])  # which nobody tells that it is closed
+    other.set("k", 1)
+    with other.lock("warm"):
+        pass
+    proxy.at(b"", before=asked.cache.close)
+    with suppress(EngineClosed):  # else it was answered
+        asked.cache, closed = other, asked.cache
+        asked.lock("l") if verb == "lock" else asked.run(verb, "k", *[lambda: 2] * (verb == "get_or_compute"))
+    asked.cache = closed
+    assert proxy.met == 1
+    assert not asked.count(events.EngineDown)

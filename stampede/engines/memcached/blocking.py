@@ -83,7 +83,7 @@ class Connection:
                 replies = self._exchange(commands, count)
             except ConnectionError as closed:
                 pass_on(closed)
-                if not twice or isinstance(closed, EngineError) or self._cut == self.since:
+                if not twice or isinstance(closed, EngineError) or self._cut == self.since or self._server.closed:
                     raise
                 self._client.close()
                 self.connect()

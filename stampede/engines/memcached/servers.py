@@ -40,6 +40,7 @@ class Server:
         self.breaker = Breaker()
         self.vigil = Vigil()
         self.longest = 0  # bytes of an item that it takes; 0: not asked yet
+        self.closed = False
 
     def admit(self) -> None:
         """EngineError if it was down a moment ago. A server alone is asked always: its cache knows when to."""
@@ -95,6 +96,8 @@ class Servers:
 
     def close(self) -> None:
         self.closed = True
+        for server in self.all:
+            server.closed = True
         for bell in list(self._pausing):
             bell.ring()
 
@@ -131,6 +134,8 @@ def checked(server: Server, version: bytes) -> None:
 
 def trouble(server: Server, error: BaseException) -> EngineError:
     """What went wrong, as ours."""
+    if server.closed:  # then the connection was closed under our hands, which may raise anything
+        return EngineClosed(f"memcached://{server.name}")
     if isinstance(error, EngineError):
         return error
     failure = EngineError(f"{server.name}: {type(error).__name__}: {error}")

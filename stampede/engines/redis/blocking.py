@@ -148,7 +148,7 @@ class Blocking:
             return self._exchange(wire, commands)
         except self._broken as error:
             pass_on(error)
-            if not used:
+            if not used or self._server.closed:
                 raise
             return self._exchange(wire, commands)
 
@@ -398,6 +398,8 @@ class _Pool:
     def give_back(self, leave: _Leave) -> None:
         wire = leave.take()
         if wire is not None:
+            if self._server.closed:
+                wire.disconnect()  # or it stays: it may have been connected just after all were
             if wire.sock is None:
                 self._idle.insert(0, wire)  # the last to be taken: the server may take no new ones
             else:
