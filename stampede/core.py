@@ -458,6 +458,7 @@ class Scope:
             call.policy.lease,
             max_hold,
             drop=lambda: self._lost(call),
+            owe=lambda: self._owe(call.key, call.token),
             alive=None if call.flight is None else call.flight.is_under_way,
         )
 
@@ -468,7 +469,14 @@ class Scope:
 
     def _give_back(self, key: str, token: bytes) -> None:
         """By the keeper, and soon: who asks is in a finalizer, perhaps on the thread of a loop."""
-        keeper.let_go(Hold(keeper, self.claims, key, token, 1.0, 0.0, lambda: self._abandon(key, token)))
+        drop = partial(self._abandon, key, token)
+        keeper.let_go(Hold(keeper, self.claims, key, token, 1.0, 0.0, drop, owe=lambda: self._owe(key, token)))
+
+    def _owe(self, key: str, token: bytes) -> None:
+        """By the keeper, as the interpreter ends."""
+        outage = self.core.outage
+        if outage is None or not outage.owe(key, token):
+            self._abandon(key, token)
 
     def _abandon(self, key: str, token: bytes) -> None:
         run_blocking(quietly(self.claims.abandon, key, token))

@@ -118,9 +118,24 @@ class Grip:
         keeper.add(self.hold)
 
     def _hold(self, lease: float, max_hold: float, since: float | None = None) -> Hold:
+        owe = None if self._guard is None else self._owe
         return Hold(
-            keeper, self._port, self._name, self.token, lease, max_hold, self.drop, alive=self._alive, since=since
+            keeper,
+            self._port,
+            self._name,
+            self.token,
+            lease,
+            max_hold,
+            self.drop,
+            alive=self._alive,
+            since=since,
+            owe=owe,
         )
+
+    def _owe(self) -> None:
+        """By its keeper, as the interpreter ends."""
+        assert self._guard is not None
+        self._guard.owe(self._name, self.token)
 
     def _alive(self) -> bool:
         """Of its keeper, who gives it back if not."""

@@ -178,6 +178,10 @@ class GuardedLocks:
         self._side.habit.silent = True
         return EngineError(f"{self._side.scheme}:// hangs: it has not answered for {max(seconds, 0.0):.2g} s")
 
+    def owe(self, name: str, token: bytes) -> None:
+        """Have it given back, with others, and in nobody's time."""
+        self._owe(name, token)
+
     def _owe(self, name: str, token: bytes, *, late: bool = False) -> None:
         self._side.returns.add(name, token, late=late)
 

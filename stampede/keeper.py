@@ -7,13 +7,11 @@ keep the leases of others waiting.
 
 from __future__ import annotations
 
-import atexit
 import heapq
 import itertools
 import logging
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from math import inf
@@ -22,6 +20,7 @@ from typing import Any, Protocol
 from stampede import forks
 from stampede.colour import run_blocking
 from stampede.errors import EngineError
+from stampede.returns import at_exit
 from stampede.threads import begun
 
 __all__ = ["Hold", "Keeper", "Renewable", "keeper"]
@@ -67,6 +66,7 @@ class Hold:
         "key",
         "lease",
         "on_lost",
+        "owe",
         "port",
         "token",
         "under_way",
@@ -84,6 +84,7 @@ class Hold:
         alive: Callable[[], bool] | None = None,
         on_lost: Callable[[], object] | None = None,
         since: float | None = None,
+        owe: Callable[[], object] | None = None,
     ) -> None:
         now = time.monotonic()
         self._keeper = keeper
@@ -91,6 +92,7 @@ class Hold:
         self.ends = (now if since is None else since) + lease  # `since`: before the question was sent that granted it
         self.port, self.key, self.token, self.lease = port, key, token, lease
         self.drop = drop  # gives the lease back, blocking: when its holder is gone, or at exit
+        self.owe = owe  # has it given back at exit with others of its engine, if that hears of many at once
         self.alive = alive  # False: the holder can never end (its loop was closed)
         self.on_lost = on_lost
         self.due = inf  # when the keeper looks at it again
@@ -120,12 +122,17 @@ class Hold:
         self._keeper.remove(self)
         # The keeper's queue has it until its time comes: the call behind these, with its arguments, needn't wait, nor
         # the engine, which may be closed by then, and has descriptors.
-        self.port, self.drop, self.alive, self.on_lost = _nobody, _nothing, None, None
+        self.port, self.drop, self.owe, self.alive, self.on_lost = _nobody, _nothing, None, None, None
 
     def disown(self) -> None:
         """The interpreter ends: give the lease back while there are engines; what is computed has no place to go to."""
         self.ended = self.foreign = True
         _quietly(self.drop)
+
+    def disown_with_others(self) -> None:
+        """The same, with all that this process holds."""
+        self.ended = self.foreign = True
+        _quietly(self.owe or self.drop)
 
     def lose(self) -> None:
         self._lost = True
@@ -228,7 +235,9 @@ class Keeper:
             self.over = True
             holds, self._holds = list(self._holds), {}
         for hold in holds:
-            hold.disown()
+            hold.ended = hold.foreign = True  # all at once: what is computed meanwhile is not stored
+        for hold in holds:
+            hold.disown_with_others()
 
     def let_go(self, hold: Hold) -> None:
         """Have a lease given back, and soon, whose holder is gone. From a finalizer: nothing is asked here."""
@@ -368,5 +377,4 @@ def _quietly(action: Callable[[], object]) -> None:
 
 
 keeper = Keeper()
-weakref.finalize(keeper, _nothing)  # the hook that closes engines at exit is there now: who registers later runs sooner
-atexit.register(keeper.release_all)
+at_exit(keeper.release_all)

@@ -120,6 +120,13 @@ class Outage(Questions):
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
 
+    def owe(self, key: str, token: bytes) -> bool:
+        """Have a lease given back, with others, and in nobody's time. False: it isn't the engine's."""
+        if token in self.refugees:
+            return False
+        self.unknown.add(key, token)
+        return True
+
     def patience(self, token: bytes) -> float:
         """Seconds that who has this lease waits for the engine."""
         lease = self.granted.get(token)

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from stampede import forks
@@ -25,7 +25,7 @@ from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Asked, Engine
 from stampede.threads import begun
 
-__all__ = ["PAUSE", "LockReturns", "Returns"]
+__all__ = ["PAUSE", "LockReturns", "Returns", "at_exit"]
 
 _log = logging.getLogger("stampede")
 
@@ -108,26 +108,29 @@ class _Owed(ABC):
         if self._due:
             self._hurry.set()
 
-    def try_all(self, *, last: bool = False) -> None:
-        """Give back what can be given back now, unless the engine has just been found down; the last time even then."""
+    def try_all(self, *, last: bool = False) -> bool:
+        """Give back what can be given back now, unless the engine has just been found down; the last time even then.
+        False: it is down, as has been seen."""
         due = self._now_due(_clock(), last)
         if not due or not (self._may_ask() or last):
-            return
-        trouble = last  # at the end nobody needs to hear any more
+            return True
+        trouble = False
         answers = self._given_back([(token, debt.key) for token, debt in due])
         now = _clock()
         for (token, debt), answer in zip(due, answers, strict=True):
             if isinstance(answer, EngineClosed):
                 self._due.clear()
                 self._again.clear()
-                return
+                return True
             if not isinstance(answer, EngineError):
                 self._given(token, debt, now, there=answer is not False)
             elif not answer.partial and not trouble:
                 trouble = True
-                self._failed(answer)
-        if not trouble:
+                if not last:  # then nobody needs to hear any more
+                    self._failed(answer)
+        if not trouble and not last:
             self._answered()
+        return not trouble
 
     def _now_due(self, now: float, last: bool) -> list[tuple[bytes, _Debt]]:
         with self._lock:
@@ -135,7 +138,7 @@ class _Owed(ABC):
                 if last or debt.due <= now:
                     self._again.pop(token, None)
                     self._due[token] = debt
-            for some, most in (self._due, MOST), (self._again, MOST_AGAIN):
+            for some, most in () if last else ((self._due, MOST), (self._again, MOST_AGAIN)):
                 for token in [*some][:-most]:
                     some.pop(token, None)
             return [*self._due.items()]
@@ -154,6 +157,10 @@ class _Owed(ABC):
         """Seconds until the next try."""
         now = _clock()
         return max(min([PAUSE, *[debt.due - now for debt in [*self._again.values()]]]), 0.0)
+
+    @abstractmethod
+    def engine(self) -> Engine | None:
+        """Where they are. None: that was closed."""
 
     @abstractmethod
     def _given_back(self, due: list[tuple[bytes, str]]) -> list[object]:
@@ -193,6 +200,9 @@ class Returns(_Owed):
         self._engine = engine
         self._health = weakref.ref(health)
 
+    def engine(self) -> Engine:
+        return self._engine
+
     def _may_ask(self) -> bool:
         health = self._health()
         return health is not None and (not health.down or health.may_ask())
@@ -220,17 +230,20 @@ class LockReturns(_Owed):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
-        self._engine = weakref.ref(engine)
+        self._refer = weakref.ref(engine)
         self._keeps: Engine | None = None
 
+    def engine(self) -> Engine | None:
+        return self._refer()
+
     def _begin(self) -> None:
-        self._keeps = self._engine()
+        self._keeps = self._refer()
 
     def _end(self) -> None:
         self._keeps = None
 
     def _given_back(self, due: list[tuple[bytes, str]]) -> list[object]:
-        engine = self._engine()
+        engine = self._refer()
         if engine is None or engine.locks is None:
             return [None] * len(due)
         return _one_by_one(due, engine.locks.release)
@@ -265,17 +278,32 @@ def _tend(refer: Callable[[], _Owed | None], hurry: threading.Event) -> None:
         del returns
 
 
-def _quietly(returns: _Owed, *, last: bool = False) -> None:
+def _quietly(returns: _Owed, *, last: bool = False) -> bool:
     try:
-        returns.try_all(last=last)
+        return returns.try_all(last=last)
     except BaseException:  # an engine's own bug, or one that was thrown in: the next try may do
         _log.exception("leases could not be given back")
+        return True
 
 
 def _at_exit() -> None:
-    for returns in list(_all):
-        _quietly(returns, last=True)
+    _give_back_all(list(_all))
+
+
+def _give_back_all(owing: Sequence[_Owed]) -> None:
+    """For the last time: an engine that is down is waited for once."""
+    down: set[Engine | None] = set()
+    for returns in owing:
+        engine = returns.engine()
+        if engine not in down and not _quietly(returns, last=True):
+            down.add(engine)
+
+
+def at_exit(gather: Callable[[], object]) -> None:
+    """Have this called before what is owed by then is given back: who registers later runs sooner."""
+    atexit.register(gather)
 
 
 _all: weakref.WeakSet[_Owed] = weakref.WeakSet()
+weakref.finalize(_all, int)  # the hook that closes engines at exit is there now: who registers later runs sooner
 atexit.register(_at_exit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -20,13 +21,13 @@ pytest.importorskip("pymemcache")
 import faces
 from faces import BRIEF
 from herd import PATIENCE, until
-from memcached_server import shared_memcached
+from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 from servers import RedisServer
 from test_redis_faults import Face
 
-from stampede import EngineError
-from stampede.returns import LockReturns, Returns
+from stampede import Cache, EngineError, Lock
+from stampede.returns import LockReturns, Returns, _give_back_all
 
 Before = Callable[[RedisServer], Proxy]
 Faces = Callable[..., Face]
@@ -186,6 +187,25 @@ def test_what_may_come_late_is_asked_for_a_few_times(monkeypatch: pytest.MonkeyP
     assert not returns
 
 
+def test_an_engine_that_is_down_is_asked_for_the_last_time_once() -> None:
+    """A process would leave it a time-out later for each cache and each kind of thing that it owes."""
+
+    class Down(Place):
+        async def release(self, name: str, token: bytes) -> bool:
+            self.asked += 1
+            raise EngineError("down")
+
+    down: Any = Down()
+    well: Any = Place()
+    well.there = [True]
+    owing = [LockReturns(down), LockReturns(well), LockReturns(down)]
+    for returns in owing:
+        returns._thread = threading.current_thread()  # it is we who give back
+        returns.add("l", b"token")
+    _give_back_all(owing)
+    assert (down.asked, well.asked) == (1, 1)
+
+
 class Shaken:
     """An engine of which nothing is known, and whose first answer an interruption takes the place of."""
 
@@ -252,6 +272,86 @@ print(cache.get_or_compute("k", lambda: 1), flush=True)
     process.communicate("\n", timeout=20)
     assert process.returncode == 0
     assert not leases(server)
+
+
+LEAVES = """
+import asyncio, sys, threading
+from stampede import Cache, Lock
+
+url, count = sys.argv[1], 60
+cache = Cache(url, lease=60, early=0)
+locks = [Lock(f"l{number}", on=cache, lease=60) for number in range(15)]
+assert all(lock.acquire() for lock in locks)
+begun = threading.Semaphore(0)
+
+async def compute():
+    begun.release()
+    await asyncio.sleep(60)
+
+async def all_of_them():
+    await asyncio.gather(*(cache.aget_or_compute(f"k{number}", compute) for number in range(count)))
+
+threading.Thread(target=asyncio.run, args=(all_of_them(),), daemon=True).start()
+for _ in range(count):
+    begun.acquire()
+print("held", flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def leaving(request: pytest.FixtureRequest) -> Callable[[str], Callable[[], float]]:
+    """A process that holds 15 locks and 60 leases; how long it takes to leave."""
+
+    def made(url: str) -> Callable[[], float]:
+        command = [sys.executable, "-c", LEAVES, url]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        request.addfinalizer(process.kill)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+
+        def leave() -> float:
+            began = time.monotonic()
+            process.communicate("\n", timeout=PATIENCE)
+            assert process.returncode == 0
+            return time.monotonic() - began
+
+        return leave
+
+    return made
+
+
+Leaving = Callable[[str], Callable[[], float]]
+
+
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_who_leaves_a_server_that_hangs_waits_for_it_once(leaving: Leaving, engine: str) -> None:
+    """Each lock, and each key that is being computed, would keep the process for a time-out of its own."""
+    redis = engine == "redis"
+    with closing(RedisServer() if redis else MemcachedServer()) as server:
+        leave = leaving(f"{engine}://127.0.0.1:{server.port}?{'socket_timeout' if redis else 'timeout'}=0.5")
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            assert leave() < 3.0
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_who_leaves_gives_all_back_together(server: RedisServer, before: Before, leaving: Leaving, engine: str) -> None:
+    """One by one, a thousand keys that are being computed would keep the process for twenty seconds."""
+    redis = engine == "redis"
+    proxy = before(server if redis else shared_memcached())
+    leave = leaving(f"{engine}://127.0.0.1:{proxy.port}")
+    proxy.at(b"}l" if redis else b" t c f v\r\n", times=10_000)
+    leave()
+    assert proxy.met <= 15 + 10  # locks go one by one
+    with closing(Cache(f"{engine}://127.0.0.1:{proxy.target}", early=0)) as other:
+        assert [other.get_or_compute(f"k{number}", lambda: 1, wait=0.5) for number in range(60)] == [1] * 60
+        locks = [Lock(f"l{number}", on=other) for number in range(15)]
+        assert all(lock.acquire(0) for lock in locks)
+        for lock in locks:
+            lock.release()
 
 
 def test_who_is_refused_by_a_lost_lease_of_this_process_is_soon_let_in(
