@@ -80,10 +80,9 @@ def unsent(transport: Any) -> int:
     return int(transport.get_write_buffer_size()) + _queued(transport.get_extra_info("socket"))
 
 
-def comes(sock: Any, since: float) -> bool:
+def comes(sock: Any, since: float, patience: float) -> bool:
     """Whether there is something to read after all, though the time for it, since then, ran out: if we did not run in
     it, it may have come, or need the time that we have lost."""
-    patience = sock.gettimeout()
     if hasattr(sock, "pending") and sock.pending():  # what TLS has read already
         return True
     look = select.poll()

@@ -10,14 +10,16 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from math import inf
 from typing import Any
 from weakref import ref
 
 from stampede.engines.memcached.holds import Link
-from stampede.engines.memcached.meta import Reply, check, parse
+from stampede.engines.memcached.meta import Reply, check, claimed, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
+from stampede.engines.memcached.unheard import unheard
 from stampede.engines.progress import LARGE, comes, send
 from stampede.engines.vigil import NOT_TO_OTHERS, hang_up
 from stampede.errors import EngineError
@@ -27,6 +29,12 @@ __all__ = ["BlockingLine"]
 
 CHUNK = 1 << 16
 
+LOOK = 0.05
+"""Seconds until a thread that waits for a reply has heard that it does so in vain."""
+
+BRIEF = 1 << 12
+"""Bytes that the system takes at once, where nothing else is on its way."""
+
 _ODD = (TypeError, ValueError, LookupError, AttributeError)
 """What bytes of another shape, or a socket that was closed meanwhile, can raise here and in the library."""
 
@@ -35,8 +43,8 @@ class Connection:
     """One connection, for one question at a time."""
 
     __slots__ = (
-        "__weakref__", "_client", "_cut", "_server", "_sock", "_vigil", "_watch", "asking", "born", "broken", "longest",
-        "sends", "since",
+        "__weakref__", "_asked", "_behind", "_client", "_cut", "_parsed", "_patience", "_pause", "_rest", "_server",
+        "_sock", "_vigil", "_watch", "asking", "born", "broken", "longest", "sends", "since",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
@@ -45,7 +53,13 @@ class Connection:
         self.since = inf  # when it began to wait for what it waits for
         self.sends = False  # it isn't waiting yet: what it sends is large
         self._cut = 0.0
+        self._asked = b""  # last
+        self._rest: bytes | bytearray = b""  # of what it has said to that,
+        self._behind = 0  # behind so many
+        self._parsed: list[Reply] = []  # of its replies
         self._server = server
+        self._patience: float | None = server.options["timeout"]
+        self._pause = None if self._patience is None else min(LOOK, self._patience)
         self._vigil = server.vigil
         self._client = server.client()
         self._sock: Any = None
@@ -60,6 +74,7 @@ class Connection:
         if not self._server.longest:
             self._server.longest = int(self._client.stats("settings").get(b"item_size_max", 1 << 20))
         self._sock = self._client.sock
+        self._sock.settimeout(self._pause)
         self._watch = None if hasattr(self._sock, "pending") else self.watch()  # TLS sends what is no reply, too
         self.longest = self._server.longest
         self.asking, self.since, self.born = asking, inf, time.monotonic()
@@ -75,7 +90,7 @@ class Connection:
         """The same, refusals too."""
         if self.broken or self.asking:
             raise trouble(self._server, ConnectionResetError("the connection is broken"))
-        self.asking = True
+        self.asking, self._asked = True, commands
         try:
             try:
                 if not self.quiet():
@@ -89,12 +104,14 @@ class Connection:
                 self.connect()
                 replies = self._exchange(commands, count)
         except EngineError:
-            self.broken = True
+            self.broken, self._asked = True, b""
             raise
         except _troubles() as error:
             self.broken = True
             pass_on(error)
             error = self.told(error)
+            if not isinstance(error, TimeoutError):
+                self._asked = b""  # whatever it is, it won't be answered any more
             raise trouble(self._server, error) from error
         self.asking = False
         return replies
@@ -110,20 +127,27 @@ class Connection:
     def cut(self) -> None:
         """By another thread: it waits in vain."""
         self._cut = self.since
-        hang_up(self._client.sock)
+        if self._client.sock is not self._sock:
+            hang_up(self._client.sock)  # that it connects; any other looks now and then, and its reply may be of use
 
     def _exchange(self, commands: bytes, count: int) -> list[Reply]:
-        self.since, self.sends = inf, len(commands) > LARGE
-        send(self._sock, commands)
-        self.sends = False
+        self.since = inf
+        if len(commands) > BRIEF:
+            self.sends = len(commands) > LARGE
+            self._sock.settimeout(self._patience)
+            send(self._sock, commands)
+            self._sock.settimeout(self._pause)
+            self.sends = False
+        else:
+            send(self._sock, commands)
         replies = self._replies(count)
         check(commands, replies[0])
         return replies
 
     def _replies(self, count: int) -> list[Reply]:
+        self._rest, self._parsed, self._behind = b"", [], 0
         buffer: bytes | bytearray = self._received()
-        replies: list[Reply] = []
-        at = 0
+        self._rest, replies, at = buffer, self._parsed, 0
         while True:
             if not buffer:
                 raise ConnectionResetError("the server has closed the connection")
@@ -138,9 +162,9 @@ class Connection:
             if not more:
                 raise ConnectionResetError("the server has closed the connection")
             if isinstance(buffer, bytes):
-                buffer = bytearray(buffer)
+                self._rest = buffer = bytearray(buffer)
             del buffer[:at]
-            at = 0
+            self._behind, at = len(replies), 0
             buffer += more
 
     def _received(self) -> bytes:
@@ -149,12 +173,24 @@ class Connection:
             some: bytes = self._sock.recv(CHUNK)
         except TimeoutError as hung:
             pass_on(hung)
-            if not comes(self._sock, self.since):
-                raise
-            some = self._sock.recv(CHUNK)
+            some = self._heard_late()
         if some:
             self._vigil.heard = time.monotonic()
         return some
+
+    def _heard_late(self) -> bytes:
+        """The same, or TimeoutError; looking now and then whether another knows already that it is in vain."""
+        assert self._patience is not None
+        while time.monotonic() - self.since < self._patience:
+            if self._cut == self.since:
+                raise TimeoutError(NOT_TO_OTHERS)
+            try:
+                return bytes(self._sock.recv(CHUNK))
+            except TimeoutError as hung:
+                pass_on(hung)
+        if not comes(self._sock, self.since, self._patience):
+            raise TimeoutError("timed out")
+        return bytes(self._sock.recv(CHUNK))
 
     def watch(self) -> select.poll:
         """What looks at its socket, for one thread at a time."""
@@ -174,8 +210,20 @@ class Connection:
     def close(self) -> None:
         self._client.close()
 
+    def leave(self) -> None:
+        """Ask it nothing more: its caller has left it, with or without the replies. What a claim has won there, or
+        wins yet, goes."""
+        self.broken, asked, self._asked = True, self._asked, b""
+        if asked and self._sock is not None and self._sock is self._client.sock and any(claims := claimed(asked)):
+            self._client.sock = None
+            with suppress(OSError):  # another thread has just closed it
+                unheard.add(self._sock, claims, self._parsed[: self._behind], self._rest)
+        self._client.close()
+
     def __del__(self) -> None:
         try:
+            if self.asking:
+                self.leave()
             self._client.close()
         except (AttributeError, RecursionError):
             pass  # it was never begun; or no stack is left, not even for `suppress`: the socket closes itself
@@ -229,11 +277,18 @@ class BlockingLine:
         assert isinstance(link, Connection)
         pool = self._pools.get(link._server)
         if pool is None or self.servers.closed or link.asking:
-            link.close()
             if pool is not None and link.broken:
                 pool.close_free()  # what broke one has broken them all, or they would find that out one by one
+            if link.asking:
+                link.leave()
+            link.close()
         else:
+            link._rest = b""  # it may be large
             pool.free.append(link)
+
+    def forsake(self, link: Link, name: bytes, reply: Reply | None) -> None:
+        assert isinstance(link, Connection)
+        link.asking = True  # it is heard anew
 
     def groups(self, names: Sequence[bytes]) -> list[list[int]]:
         return self.servers.groups(names)
@@ -279,4 +334,6 @@ class _Pool:
         for each in list(self._all):
             connection = each()
             if connection is not None:
+                if connection.asking:
+                    connection.leave()
                 connection.close()

@@ -86,6 +86,10 @@ class _GatheringLine:
         if isinstance(link, Connection):  # that was kept for a lease without a signature
             self._line.give(link)
 
+    def forsake(self, link: Link, name: bytes, reply: Reply | None) -> None:
+        assert isinstance(link, _GatheringLink)
+        self._line.forsake(link.connection, name, reply)
+
     def groups(self, names: Sequence[bytes]) -> list[list[int]]:
         return self.servers.groups(names)
 

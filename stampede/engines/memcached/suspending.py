@@ -16,10 +16,11 @@ from stampede.engines.attendant import Attendant
 from stampede.engines.landing import Landing
 from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
-from stampede.engines.memcached.meta import Reply, check, parse
+from stampede.engines.memcached.meta import Reply, check, claimed, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
+from stampede.engines.memcached.unheard import unheard
 from stampede.engines.progress import LARGE, Pace, unsent
-from stampede.engines.transport import disown, shut
+from stampede.engines.transport import disown, doubled, shut
 from stampede.engines.vigil import NOT_TO_OTHERS
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on, thrown_in
@@ -96,7 +97,7 @@ class Stream(Landing):
             replies = await self._asked(commands, count)
         except BaseException:
             if not answer.cancel() and not answer.cancelled() and answer.exception() is None:
-                self._unheard(commands, answer.result())  # they came in this very turn
+                self.unheard(commands, answer.result())  # they came in this very turn
             raise
         for reply in replies:
             if reply.text:
@@ -182,13 +183,13 @@ class Stream(Landing):
                 if not question.answer.done():
                     question.answer.set_result(question.replies)
                 else:
-                    self._unheard(question.commands, question.replies)
+                    self.unheard(question.commands, question.replies)
                 self._flying.popleft()  # not before: who isn't answered is told when the connection is lost
         del self._buffer[:at]
         if self._buffer and not self._flying and self.born:
             raise EngineError("memcached's reply is out of step: it is more than was asked for")
 
-    def _unheard(self, commands: bytes, replies: Sequence[Reply]) -> None:
+    def unheard(self, commands: bytes, replies: Sequence[Reply]) -> None:
         """Who asked was cancelled meanwhile. A stub that was won goes: nobody else knows by its number whose it is."""
         if replies[0].won and not self.broken:
             with suppress(EngineError):
@@ -211,20 +212,22 @@ class Stream(Landing):
         since = self._pace.since
         if left > 0 and vigil.hangs(since):
             if sure:
-                self.lose(TimeoutError(NOT_TO_OTHERS))
+                self.lose(TimeoutError(NOT_TO_OTHERS), owes=True)
             return -NEXT
         if left <= 0 and sure:
-            self.lose(TimeoutError(f"no answer in {patience:g} s"))
+            self.lose(TimeoutError(f"no answer in {patience:g} s"), owes=True)
             vigil.ends(since, patience)
         # Overdue, it may be our own loop that was blocked, and the answer be there to be read.
         return left if left > 0 else -given_back(-left, patience)
 
-    def lose(self, error: BaseException) -> None:
-        """The connection is of no use any more: whoever waits for a reply won't get it."""
+    def lose(self, error: BaseException, *, owes: bool = False) -> None:
+        """The connection is of no use any more: whoever waits for a reply won't get it. `owes`: it may come yet."""
         if self.broken and not self._flying and not self._waiting:
             return
         self.broken = True
         self._watched = None
+        if owes and self._flying:
+            self._leave()
         if self._transport is not None:
             shut(self._transport, at_once=True)
         failure = trouble(self._server, error)
@@ -238,6 +241,13 @@ class Stream(Landing):
         self._flying.clear()
         self._waiting.clear()
 
+    def _leave(self) -> None:
+        """What a claim has won there, or wins yet, goes."""
+        claims = [name for question in self._flying for name in claimed(question.commands)]
+        own = doubled(self._transport) if any(claims) else None
+        if own is not None:
+            unheard.add(own, claims, self._flying[0].replies, self._buffer)
+
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""
         self.broken = True
@@ -245,7 +255,7 @@ class Stream(Landing):
 
     def __del__(self) -> None:
         if not self.broken:
-            self.lose(ConnectionResetError("the event loop was collected"))
+            self.lose(ConnectionResetError("the event loop was collected"), owes=True)
 
 
 class SuspendingLine:
@@ -298,6 +308,11 @@ class SuspendingLine:
     def give(self, link: Link) -> None:
         pass  # it is everybody's
 
+    def forsake(self, link: Link, name: bytes, reply: Reply | None) -> None:
+        if reply is not None:  # of any other it knows itself that nobody has heard it
+            assert isinstance(link, Stream)
+            link.unheard(meta.claim(name), [reply])
+
     def groups(self, names: Sequence[bytes]) -> list[list[int]]:
         return self.servers.groups(names)
 
@@ -340,7 +355,7 @@ async def _until_the_end(stream: Stream) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        stream.lose(ConnectionResetError("the event loop has ended"))
+        stream.lose(ConnectionResetError("the event loop has ended"), owes=True)
         await asyncio.sleep(0)  # the transport closes in the next turn
 
 
@@ -360,7 +375,7 @@ def _close_all(coming: Iterable[asyncio.Future[Stream]]) -> None:
             with suppress(RuntimeError):  # its loop was closed
                 each.cancel()
     for stream in _standing(coming):
-        stream.lose(ConnectionResetError("the engine was closed"))
+        stream.lose(ConnectionResetError("the engine was closed"), owes=True)
 
 
 def _reply(buffer: bytearray, at: int) -> tuple[Reply, int] | None:

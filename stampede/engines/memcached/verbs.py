@@ -51,6 +51,10 @@ class Line(Protocol):
     async def take(self, name: bytes) -> Link: ...
     async def reach(self, server: Server) -> Link: ...
     def give(self, link: Link) -> None: ...
+    def forsake(self, link: Link, name: bytes, reply: meta.Reply | None) -> None:
+        """Who has claimed that name was interrupted, with or without the reply: what he has won goes."""
+        ...
+
     def groups(self, names: Sequence[bytes]) -> list[list[int]]:
         """The positions of names that are asked for together: one group per server."""
         ...
@@ -102,6 +106,7 @@ class Keys(Versioned):
         name = items.name_of(key)
         link = await self._line.take(name)
         given = False  # to the lease, until it is signed
+        reply: meta.Reply | None = None
         try:
             for _ in range(TRIES):
                 sent = time.monotonic()
@@ -123,6 +128,13 @@ class Keys(Versioned):
                 if verdict is not None:
                     return verdict
             raise EngineError("others change this key faster than it can be claimed")
+        except EngineError:
+            raise
+        except BaseException:
+            given = False
+            self._holds.pop(name, token)
+            self._line.forsake(link, name, reply)
+            raise
         finally:
             if not given:
                 self._line.give(link)

@@ -304,7 +304,7 @@ class _Wire:
             data: bytes = sock.recv(_SIZE)
         except TimeoutError as hung:
             pass_on(hung)
-            if not progress.comes(sock, self.since):
+            if not progress.comes(sock, self.since, sock.gettimeout()):
                 raise
             data = sock.recv(_SIZE)
         if not data:
