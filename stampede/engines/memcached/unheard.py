@@ -125,7 +125,8 @@ class Unheard:
             while lines := self._due():
                 look = select.poll()
                 for line in lines:
-                    look.register(line.sock, select.POLLIN)
+                    if line.sock.fileno() >= 0:  # or it was left twice, and has been closed
+                        look.register(line.sock, select.POLLIN)
                 look.poll(1000 * LOOK)
                 for line in lines:
                     if not _owes(line):
