@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from time import monotonic
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -36,10 +37,19 @@ async def fetch_many(
     """
     batch = _Batch(scope, colour, loader, policy)
     landings = await batch.claim(keys)
+    waited = batch.asked
     for key in batch.others:
+        began = monotonic()
         with suppress(LeftOut):
-            landings[key] = await scope.fetch(colour, key, loader.origin(key), policy)
+            landings[key] = await scope.fetch(colour, key, loader.origin(key), _left(policy, waited))
+            if not landings[key].stored:  # or it was computed here after all
+                waited += monotonic() - began
     return {key: landing for key, landing in landings.items() if not isinstance(landing.error, LeftOut)}
+
+
+def _left(policy: Policy, waited: float) -> Policy:
+    """One `wait` is for all that a caller waits for, one after the other."""
+    return policy if policy.wait is None else policy.with_options(wait=max(policy.wait - waited, 0.0))
 
 
 class _Led(NamedTuple):
@@ -61,6 +71,7 @@ class _Batch:
         self._led: dict[str, _Led] = {}
         self._work: Callable[[], Any]  # gives the coroutine that leads all these flights
         self.others: list[str] = []
+        self.asked = 0.0  # for so many seconds
 
     def claim(self, keys: Iterable[str]) -> Coroutine[Any, Any, dict[str, Landing]]:
         """What is there, and what is ours to compute."""
@@ -90,10 +101,11 @@ class _Batch:
         landings: dict[str, Landing] = {}
         granted: list[Wanted] = []
         trouble: BaseException | None = None
+        began = monotonic()
         try:
             today = await self._scope.today(self._colour, self._policy.wait)
             for key in keys:
-                self._lead(today, key)
+                self._lead(today, key, began)
             for key, (call, flight, _) in self._led.items():
                 if call.seen is not None and place is not None and not place.reserved:
                     landings[key] = later(call.seen)
@@ -103,6 +115,7 @@ class _Batch:
             answers = deque(
                 await self._scope.at_once(self._colour, [admitted(each.call, each.flight) for each in led.values()])
             )
+            self.asked = monotonic() - began
         except GeneratorExit:
             for call, flight, _ in self._led.values():
                 never_begun(call, flight)
@@ -130,10 +143,10 @@ class _Batch:
                 del trouble
         return landings, granted
 
-    def _lead(self, today: str, key: str) -> None:
+    def _lead(self, today: str, key: str, began: float) -> None:
         """Lead the key's flight, unless somebody does."""
         front = self._scope.core.front
-        call = self._scope.of_many(self._colour, today, key, self._loader.origin(key), self._policy)
+        call = self._scope.of_many(self._colour, today, key, self._loader.origin(key), self._policy, began)
         sample = front.sample(call.key)
         if call.leader is not None:
             call.leader.follow(self._work())  # and no name for it here: frames may be kept for long
@@ -217,7 +230,7 @@ class _Batch:
     async def _keep(self, landings: dict[str, Landing]) -> None:
         """What is known now is kept in this process, as far as it may be."""
         ends = [(self._led[key], landing) for key, landing in landings.items()]
-        await self._scope.keep([(led.call, landing, led.sample) for led, landing in ends])
+        await self._scope.keep([(led.call, landing, led.sample) for led, landing in ends], self._policy.wait)
 
 
 def _never_begun(close: Callable[[], object], kept: list[Wanted]) -> None:

@@ -125,6 +125,8 @@ class Scope:
         self.claims, self.store = self._ports(
             core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None, BLOCKING
         )
+        # For the keeper, who has all the time.
+        self._patient, _ = self._ports(core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None)
         many = Gathering() if core.engine.many is not None else core.engine.claims
         together, _ = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
         self.aclaims, self.astore = self._ports(
@@ -335,23 +337,25 @@ class Scope:
         core, epoch = self.core, self.core.epoch
         means, loop = (self._suspending, running_loop() or _loop()) if colour.suspending else (self._blocking, None)
         prefix, front = self._recall(), core.front
+        began, waited = None, 0.0
         if prefix is None:
             began = _clock()
             prefix = await self.learn(colour, policy.wait)
-            if policy.wait is not None:  # it is for all that he waits for, one after the other
-                policy = policy.with_options(wait=max(policy.wait - (_clock() - began), 0.0))
+            waited = _clock() - began
         physical = prefix + key
         seen = sample = None
         if front.tier is not None:
             seen, sample = None if force else front.take_due(physical), front.sample(physical)
         opening = None
         if seen is None and not force and not policy.background:
-            opening = await opened(means, physical, key, policy, loop, leader.token, leader)
+            opening = await opened(means, physical, key, policy, loop, leader.token, leader, waited)
         if isinstance(opening, Landing):
             landing = opening
         else:
+            if began is None:  # what it waits for is one wait, also for its first question
+                began = _clock() if opening is None else opening.at
             call = Call(
-                physical, key, origin, policy, means, loop, _clock(), seen, force, opening,
+                physical, key, origin, policy, means, loop, began, seen, force, opening,
                 leader=leader, token=leader.token,
             )  # fmt: skip
             landing = await (self._aside(call, sample) if policy.background and not force else fill(call))
@@ -398,7 +402,7 @@ class Scope:
             return  # he was interrupted just as he had it done, and has closed it
         await self.keep([(call, await work, sample)])
 
-    async def keep(self, ends: Iterable[tuple[Call, Landing, Ticket | None]]) -> None:
+    async def keep(self, ends: Iterable[tuple[Call, Landing, Ticket | None]], patience: float | None = None) -> None:
         """Keep in this process what calls of one colour ended with, as far as it is known to be true."""
         front, today = self.core.front, None
         placed = [
@@ -409,7 +413,7 @@ class Scope:
         if placed:  # asked now, and not before: as in `_fetch`
             today = self._recall()
         if today is None and any(landing.ticket is not None for _, _, landing in placed):
-            today = await self.learn(placed[0][1].means.colour)
+            today = await self.learn(placed[0][1].means.colour, patience)
         for resident, call, landing in placed:
             if today is None or today + call.label == call.key:
                 front.open(resident, landing, call.policy)
@@ -427,12 +431,14 @@ class Scope:
         """The prefix of every key, as `learn` tells it."""
         return self._recall() or await self.learn(colour, patience)
 
-    def of_many(self, colour: Colour, prefix: str, key: str, origin: Callable[[], Any], policy: Policy) -> Call:
+    def of_many(
+        self, colour: Colour, prefix: str, key: str, origin: Callable[[], Any], policy: Policy, began: float
+    ) -> Call:
         """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
         means, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
         leader = Leader(new_id(), self._give_back)
         return Call(
-            prefix + key, key, origin, policy, means, loop, _clock(), leader=leader, asks_on=True, token=leader.token
+            prefix + key, key, origin, policy, means, loop, began, leader=leader, asks_on=True, token=leader.token
         )
 
     def _means(self, port: Claims, colour: Colour) -> Means:
@@ -452,7 +458,7 @@ class Scope:
     def _hold(self, call: Call, max_hold: float) -> Hold:
         return Hold(
             keeper,
-            self.claims,
+            self._patient,
             call.key,
             call.token,
             call.policy.lease,

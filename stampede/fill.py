@@ -34,7 +34,14 @@ __all__ = ["admitted", "alone", "covered", "fill", "land", "never_begun", "opene
 
 
 async def opened(
-    means: Means, key: str, label: str, policy: Policy, loop: Loop | None, token: bytes, leader: Leader | None = None
+    means: Means,
+    key: str,
+    label: str,
+    policy: Policy,
+    loop: Loop | None,
+    token: bytes,
+    leader: Leader | None = None,
+    waited: float = 0.0,
 ) -> Landing | Opening | None:
     """The shortest way to a value that is there: lead the flight, claim, and nothing else.
 
@@ -44,7 +51,7 @@ async def opened(
     if flight is None:
         return None
     try:
-        ask, at = terms(means, policy), means.clock()
+        ask, at = terms(means, policy, waited), means.clock()
         try:
             reply = await means.port.claim(key, token, ask)
         except GeneratorExit:
@@ -155,7 +162,7 @@ def drop(call: Call) -> None:
 async def claim(call: Call) -> Landing | Granted:
     """The value, or the right to compute it; while somebody else computes, sleep until woken and claim again."""
     due, pace = call.seen, None
-    ask = call.opening.ask if call.opening else terms(call.means, call.policy, due, force=call.force)
+    ask = call.opening.ask if call.opening else terms(call.means, call.policy, 0.0, due, force=call.force)
     while True:
         call.asked = at = call.opening.at if call.opening else call.now
         reply = await asked(call, ask)
@@ -208,10 +215,10 @@ async def told_anew(call: Call, ask: Ask, told: Landing) -> Landing:
     return told
 
 
-def terms(means: Means, policy: Policy, seen: Entry[Any] | None = None, *, force: bool = False) -> Ask:
+def terms(means: Means, policy: Policy, waited: float, seen: Entry[Any] | None = None, *, force: bool = False) -> Ask:
     """What a call's first claim asks for."""
     draw = early.draw(policy.early, random) if means.draws and policy.early and not force else None
-    patience = inf if policy.wait is None else policy.wait
+    patience = inf if policy.wait is None else policy.wait - waited
     return Ask(policy.lease, seen=seen.id if seen else None, force=force, patience=patience, draw=draw)
 
 
@@ -220,6 +227,8 @@ async def asked(call: Call, ask: Ask) -> Reply:
     opening, call.opening = call.opening, None
     try:
         if opening is None:
+            if call.policy.wait is not None:
+                ask.patience = call.policy.wait - call.waited  # one, for all that it waits for
             call.owes(True)
             reply = await call.means.port.claim(call.key, call.token, ask)
         else:

@@ -118,7 +118,7 @@ class Guarded:
     ) -> T | Late:
         """What it answers. LATE if it doesn't in time, UNASKED if the `server` has given others no answer for so long
         (as the engine names it)."""
-        questions, seconds = self._questions, patience + grace
+        questions, seconds = self._questions, max(patience + grace, grace / 2)
         if seconds >= questions.silence:
             return await work()
         its = questions.at(server)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -18,7 +18,7 @@ from stampede.errors import EngineClosed, EngineError
 from stampede.guarded import Guarded, Questions
 from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
 from stampede.returns import Returns
-from stampede.workers import Late
+from stampede.workers import Late, Told
 
 __all__ = ["GuardedClaims", "Outage"]
 
@@ -41,7 +41,7 @@ class _Lease:
 
     def __init__(self, key: str, patience: float, *, late: bool = False) -> None:
         self.key: str | None = key  # unless it was invalidated: what comes of it is not to be kept here
-        self.patience = patience  # how long its caller waits for the engine
+        self.patience = patience  # for which its caller waits for the engine yet
         self.late = late  # or may do so yet: who asked was interrupted
 
 
@@ -127,11 +127,6 @@ class Outage(Questions):
         self.unknown.add(key, token)
         return True
 
-    def patience(self, token: bytes) -> float:
-        """Seconds that who has this lease waits for the engine."""
-        lease = self.granted.get(token)
-        return inf if lease is None else lease.patience
-
     def trouble(self) -> EngineError:
         """What a caller is told that wants to know."""
         why = "no answer so far" if self.last is None or not self.down else self.last
@@ -169,7 +164,7 @@ class GuardedClaims:
         self._guarded = guarded
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        outage, guarded, keeps = self._outage, self._guarded, REFUGE_TTL
+        outage, guarded, keeps, began = self._outage, self._guarded, REFUGE_TTL, 0.0
         if outage.closed:
             raise EngineClosed(outage.engine)
         probing = outage.down
@@ -178,9 +173,9 @@ class GuardedClaims:
                 if guarded is None or ask.patience == inf:
                     reply: Reply | Late = await self._port.claim(key, token, ask)
                 else:
-                    left, late = max(ask.patience - ask.since, 0.0), partial(self._claimed, key, token, probing)
-                    work, server = partial(self._port.claim, key, token, ask), outage.server_of(key)
-                    reply = await guarded.ask(work, left, late, server=server)
+                    began, server = time.monotonic(), outage.server_of(key)
+                    work, late = partial(self._port.claim, key, token, ask), partial(self._claimed, key, token, probing)
+                    reply = await guarded.ask(work, ask.patience, late, server=server)
             except EngineClosed:
                 outage.closed = True
                 raise
@@ -198,7 +193,8 @@ class GuardedClaims:
                     if probing:  # or it was asked before the trouble, and its answer says nothing of that
                         outage.answered()
                     if isinstance(reply, Granted):
-                        outage.granted[token] = _Lease(key, ask.patience)
+                        left = ask.patience if not began else ask.patience - (time.monotonic() - began)
+                        outage.granted[token] = _Lease(key, left)
                     return reply
                 if reply is Late.LATE:
                     outage.unknown.add(key, token, late=True)  # now, too: its loop may rest when it is answered
@@ -225,6 +221,17 @@ class GuardedClaims:
         else:
             outage.unknown.forget(token)
 
+    async def _asked(self, key: str, token: bytes, work: Callable[[], Coroutine[Any, Any, T]], late: Told) -> T | Late:
+        """By who has the lease: within what is left of its patience, of which this is a part."""
+        lease = self._outage.granted.get(token)
+        if self._guarded is None or lease is None or lease.patience == inf:
+            return await work()
+        began = time.monotonic()
+        try:
+            return await self._guarded.ask(work, lease.patience, late, server=self._outage.server_of(key))
+        finally:
+            lease.patience -= time.monotonic() - began
+
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         outage = self._outage
         keeps = outage.refugees.pop(token, None)
@@ -232,12 +239,8 @@ class GuardedClaims:
             keeps = REFUGE_TTL
             stored: bool | Late = Late.LATE
             try:
-                lease = outage.granted.get(token)
-                if self._guarded is None or lease is None or lease.patience == inf:
-                    stored = await self._port.fill(key, token, entry)
-                else:
-                    work, late = partial(self._port.fill, key, token, entry), partial(self._filled, key, token)
-                    stored = await self._guarded.ask(work, lease.patience, late, server=outage.server_of(key))
+                work, late = partial(self._port.fill, key, token, entry), partial(self._filled, key, token)
+                stored = await self._asked(key, token, work, late)
             except EngineClosed:
                 return False
             except EngineError as error:
@@ -280,11 +283,8 @@ class GuardedClaims:
         if outage.down:
             return None
         try:
-            patience, work = outage.patience(token), partial(self._port.abandon, key, token, verdict, rest)
-            if self._guarded is None or patience == inf:
-                return await work()
-            late = partial(self._filled, key, token)
-            stood = await self._guarded.ask(work, patience, late, server=outage.server_of(key))
+            work, late = partial(self._port.abandon, key, token, verdict, rest), partial(self._filled, key, token)
+            stood = await self._asked(key, token, work, late)
         except EngineClosed:
             return True
         except EngineError as error:
@@ -311,4 +311,11 @@ class GuardedClaims:
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         if token in self._outage.refugees:
             return await self._refuge.renew(key, token, lease)
-        return await self._port.renew(key, token, lease)
+        renewed = await self._asked(key, token, partial(self._port.renew, key, token, lease), _unheard)
+        if isinstance(renewed, Late):
+            raise self._outage.trouble()
+        return renewed
+
+
+def _unheard(result: object, error: BaseException | None) -> None:
+    """Whether a lease stood is nothing to who has gone on."""

@@ -47,7 +47,7 @@ class Ask:
     seen: bytes | None = None  # an entry id that is not good enough (early refresh, unreadable bytes)
     awaited: bytes | None = None  # the lease it waited for: that lease's verdict is an answer
     force: bool = False  # grant whatever is there and whoever computes (refresh): a standing lease dies
-    patience: float = inf  # seconds that its caller waits in all, also for an engine that hangs
+    patience: float = inf  # seconds that its caller waits yet, also for an engine that hangs; below 0, it has had more
     draw: float | None = None  # beta * Exp(1): an engine may grant an entry with fresh < margin + draw * cost
 
 

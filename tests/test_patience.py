@@ -348,6 +348,99 @@ def test_nor_for_one_thing_after_the_other(before: Before, face: Faces, engine: 
     assert herd.join() == [1]
 
 
+@engines
+def test_nor_for_the_engine_when_the_leader_has_gone(before: Before, face: Faces, engine: str) -> None:
+    """Who has followed for nearly as long as it may, and claims for itself then, would have all its time again."""
+    proxy, url = hanging(engine, before)
+    asked = face(url)
+    asked("warm", lambda: 1)
+    begun = threading.Event()
+
+    def origin() -> None:
+        proxy.hold()
+        begun.set()
+        time.sleep(3 * WAIT)
+        raise KeyboardInterrupt
+
+    leader = Herd(lambda: asked("k", origin, wait=0.0))
+    assert begun.wait(PATIENCE)
+    began = time.monotonic()
+    assert asked("k", lambda: 2, wait=4 * WAIT) == 2
+    assert time.monotonic() - began < 4 * WAIT + 0.25
+    assert isinstance(leader.join()[0], KeyboardInterrupt)
+
+
+@engines
+def test_nor_for_what_was_first_asked_slowly(before: Before, face: Faces, engine: str) -> None:
+    """Who is told at last that somebody computes would wait for that as if it had only just come."""
+    proxy, url = hanging(engine, before)
+    holder, waiter = face(f"{engine}://127.0.0.1:{proxy.target}"), face(url)
+    waiter("warm", lambda: 1)
+    begun, end = threading.Event(), threading.Event()
+    herd = Herd(lambda: holder("k", lambda: (begun.set(), end.wait(LONG))[1]))
+    assert begun.wait(LONG)
+    proxy.delay = 4 * WAIT
+    began = time.monotonic()
+    with suppress(WaitTimeout):
+        waiter("k", lambda: 2, wait=5 * WAIT)
+    assert time.monotonic() - began < 5 * WAIT + 0.25
+    proxy.delay = 0.0
+    end.set()
+    assert herd.join() == [True]
+
+
+@engines
+def test_nor_does_one_who_is_followed_to_say_that_it_failed(before: Before, face: Faces, engine: str) -> None:
+    """It asks whether its lease stood, for its followers, and gives that back: each would take as long as it takes."""
+    proxy, url = hanging(engine, before)
+    asked = face(url)
+    asked("warm", lambda: 1)
+    begun, followed, ends = threading.Event(), threading.Event(), []
+
+    def origin() -> None:
+        begun.set()
+        assert followed.wait(PATIENCE)
+        proxy.hold()
+        ends.append(time.monotonic())
+        raise ValueError
+
+    def lead() -> float:
+        with pytest.raises(ValueError):
+            asked("k", origin, wait=WAIT)
+        return time.monotonic() - ends[0]
+
+    leader = Herd(lead)
+    assert begun.wait(PATIENCE)
+    follower = Herd(lambda: asked("k", lambda: 2, wait=10 * WAIT))
+    (flight,) = asked.cache._core.flights._flights.values()
+    until(lambda: flight.callers > 1)
+    followed.set()
+    assert leader.join()[0] < WAIT + 0.25
+    follower.join()
+
+
+@both
+@engines
+def test_nor_does_a_batch_for_one_key_after_the_other(before: Before, face: Faces, engine: str, colour: str) -> None:
+    """For each key that somebody else computes it would have all its time again."""
+    _, url = hanging(engine, before)
+    holder, waiter = face(url), face(url, colour)
+    keys, herds = [f"k{number}" for number in range(5)], []
+    ends = [threading.Event() for _ in keys]
+    for key, end in zip(keys, ends, strict=True):
+        begun = threading.Event()
+        herds.append(Herd(lambda key=key, end=end, begun=begun: holder(key, lambda: (begun.set(), end.wait(LONG))[1])))
+        assert begun.wait(LONG)
+    began = time.monotonic()
+    for number, end in enumerate(ends):
+        threading.Timer((number + 1) * 1.5 * WAIT, end.set).start()
+    with pytest.raises(WaitTimeout):
+        waiter.run("get_or_compute_many", keys, lambda keys: dict.fromkeys(keys, 2), wait=2 * WAIT)
+    assert time.monotonic() - began < 2 * WAIT + 0.25
+    for herd in herds:
+        assert herd.join() == [True]
+
+
 @both
 def test_a_value_that_is_not_sent_leaves_no_lease(before: Before, face: Faces, colour: str) -> None:
     """As another question hangs, it is kept here only: all other processes would wait for a lease that nobody holds."""
