@@ -28,6 +28,7 @@ __all__ = [
     "Looks",
     "Many",
     "Recalls",
+    "Releases",
     "Reply",
     "Store",
     "Ticket",
@@ -223,6 +224,15 @@ class Many(Protocol):
         ...
 
 
+class Releases(Protocol):
+    """The same of an engine's locks."""
+
+    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
+        """What `release` would have returned for each name and token, or the EngineError that it would have raised; or
+        raises one, for all; blocking."""
+        ...
+
+
 class Hears(Protocol):
     """Who is told of what an engine has mended by itself."""
 
@@ -281,6 +291,7 @@ class Engine(ABC):
     recalls: Recalls | None = None
     looks: Looks | None = None
     many: Many | None = None
+    releases: Releases | None = None
     silence: float = 0.0  # seconds for which a verb may keep its caller when the engine hangs
     audience: WeakSet[Hears] | None = None
     tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process

@@ -232,6 +232,7 @@ class LockReturns(_Owed):
         super().__init__()
         self._refer = weakref.ref(engine)
         self._keeps: Engine | None = None
+        self._together = True
 
     def engine(self) -> Engine | None:
         return self._refer()
@@ -246,7 +247,14 @@ class LockReturns(_Owed):
         engine = self._refer()
         if engine is None or engine.locks is None:
             return [None] * len(due)
-        return _one_by_one(due, engine.locks.release)
+        if engine.releases is None or not self._together:
+            self._together = True
+            return _one_by_one(due, engine.locks.release)
+        try:
+            return engine.releases.release_many([(name, token) for token, name in due])
+        except EngineError as error:
+            self._together = False  # it may be about one of them: the next time that one fails alone
+            return [error] * len(due)
 
 
 def _one_by_one(

@@ -55,7 +55,7 @@ class Paired(Engine):
         self.pushes = locks.pushes
         self.fair = locks.fair and locks.alocks is not None
         self.coherent = False
-        self.locks = locks.locks
+        self.locks, self.releases = locks.locks, locks.releases
         self.alocks = locks.alocks or _LocksBeside(locks.locks)
         self._holds = _Holds(max_hold, clock)
         self.claims = self.store = _Verbs(_versioned(store.store), self.locks, self._holds)

@@ -64,7 +64,7 @@ class MemcachedEngine(Engine):
         self._witnesses = Witnesses(self._line, self._signer)
         alone, together = (self._signer.keep, self._witnesses.add) if sign > 0 else (None, None)
         self.claims = self.store = self.recalls = Keys(self._line, *common, BLOCKING, alone)
-        self.many = Together(self._line, *common, together)
+        self.many = self.releases = Together(self._line, *common, together)
         self.aclaims = self.astore = Keys(self._aline, *common, SUSPENDING, together)
         self.locks = MemcachedLocks(self._line, BLOCKING)
         self.alocks = MemcachedLocks(self._aline, SUSPENDING)

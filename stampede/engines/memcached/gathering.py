@@ -12,11 +12,12 @@ from typing import Any
 from stampede.colour import BLOCKING
 from stampede.engines.memcached.blocking import BlockingLine, Connection
 from stampede.engines.memcached.holds import Hold, Holds, Link
+from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server, refusal, trouble
 from stampede.engines.memcached.verbs import Costs, Generations, Keys
 from stampede.errors import EngineError, StampedeError
-from stampede.ports import Asked, Many
+from stampede.ports import Asked, Many, Releases
 
 __all__ = ["Together"]
 
@@ -99,7 +100,7 @@ class _GatheringLine:
                 self._line.give(link.connection)
 
 
-class Together(Many):
+class Together(Many, Releases):
     """`Claims` of many keys in few round trips per server."""
 
     def __init__(
@@ -117,13 +118,21 @@ class Together(Many):
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         line = _GatheringLine(self._line)
         keys = Keys(line, *self._known, BLOCKING, self._later if len(asked) <= LATER else None)
-        work = [getattr(keys, verb)(*args) for verb, args in asked]
-        try:
-            return _run(work)
-        finally:
-            for coroutine in work:
-                coroutine.close()  # those that an interruption left waiting
-            line.end()
+        return _done(line, [getattr(keys, verb)(*args) for verb, args in asked])
+
+    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
+        line = _GatheringLine(self._line)
+        locks = MemcachedLocks(line, BLOCKING)
+        return _done(line, [locks.release(*each) for each in held])
+
+
+def _done(line: _GatheringLine, work: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    try:
+        return _run(work)
+    finally:
+        for coroutine in work:
+            coroutine.close()  # those that an interruption left waiting
+        line.end()
 
 
 def _run(work: list[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -10,15 +10,16 @@ Who never waits (`try_lock`) has no place, and the lock is kept from nobody for 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import uniform
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from stampede.colour import Colour
+from stampede.colour import Colour, run_blocking
 from stampede.engines.redis.news import News
-from stampede.engines.redis.scripts import Scripts
+from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.verbs import LOOK, SAFETY, Line
 from stampede.engines.redis.wire import ms
 from stampede.pace import FARTHEST, look_again
@@ -102,10 +103,17 @@ class LockPort:
         )
 
     async def release(self, name: str, token: bytes) -> bool:
+        return bool(await self._line.ask(self._releasing(name, token)))
+
+    def _releasing(self, name: str, token: bytes) -> Command:
         its = _names(name)
         self._arrivals.pop(token, None)
         keys = (its.lock, its.queue, its.homes, its.turn, its.done, its.fence)
-        return bool(await self._line.ask(self._scripts.release(keys, token, its.channel, os.urandom(8))))
+        return self._scripts.release(keys, token, its.channel, os.urandom(8))
+
+    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
+        """In one round trip; of a blocking port."""
+        return [bool(it) for it in run_blocking(self._line.ask_all([self._releasing(*each) for each in held]))]
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         its, end, ahead = _names(name), monotonic() + timeout, 0
