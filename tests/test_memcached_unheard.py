@@ -20,12 +20,12 @@ from proxy import Proxy
 
 from stampede import Cache
 from stampede.colour import run_blocking
-from stampede.engines.memcached import MemcachedEngine, meta
+from stampede.engines.memcached import MemcachedEngine, meta, verbs
 from stampede.engines.memcached import unheard as listening
 from stampede.engines.memcached.unheard import unheard
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError
-from stampede.ports import Ask, Asked
+from stampede.ports import Ask, Asked, Granted
 
 LONG = 60.0
 TIMEOUT = 0.3
@@ -182,6 +182,61 @@ def test_who_is_interrupted_before_the_reply(
         ask()
     until(lambda: not len(unheard))
     are_free(server, *keys)
+
+
+@pytest.mark.parametrize("colour", ["sync", "async", "batch"])
+def test_who_is_interrupted_behind_the_reply(
+    server: MemcachedServer, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply would have been read, and its lease noted nowhere."""
+    engine, near = (MemcachedEngine(server.address, sign=LONG) for _ in range(2))
+
+    def interrupt(*_: object) -> None:
+        raise _Stop
+
+    asked = "k0", new_id(), Ask(LONG)
+
+    async def scenario() -> None:
+        await engine.aclaims.claim(*asked)
+
+    ask: dict[str, Callable[[], object]] = {
+        "sync": lambda: run_blocking(engine.claims.claim(*asked)),
+        "async": lambda: asyncio.run(scenario()),
+        "batch": lambda: engine.many.ask_many([Asked("claim", asked)]),
+    }
+    monkeypatch.setattr(engine._holds, "add", interrupt)
+    with pytest.raises(_Stop):
+        ask[colour]()
+    until(lambda: not len(unheard))
+    assert isinstance(run_blocking(near.claims.claim("k0", new_id(), Ask(LONG))), Granted)
+    engine.close()
+    near.close()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_is_interrupted_before_the_value_is_sent(
+    server: MemcachedServer, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease would stand without a name on it, and nobody know its number any more: the key stood still for 3 s."""
+    engine, token = MemcachedEngine(server.address, sign=LONG), new_id()
+    entry = Entry(b"value", new_id(), ttl=LONG, fresh=LONG, keep=LONG)
+
+    def interrupt(*_: object) -> None:
+        raise _Stop
+
+    async def scenario(claims: Any) -> None:
+        assert isinstance(await claims.claim("k0", token, Ask(LONG)), Granted)
+        monkeypatch.setattr(verbs, "_fits", interrupt)
+        with pytest.raises(_Stop):
+            await claims.fill("k0", token, entry)
+        await claims.abandon("k0", token)
+        assert isinstance(await claims.claim("k0", new_id(), Ask(LONG)), Granted)
+
+    if colour == "sync":
+        run_blocking(scenario(engine.claims))
+    else:
+        asyncio.run(scenario(engine.aclaims))
+    engine.close()
 
 
 # -- what is not to go ----------------------------------------------------------------------------------------------

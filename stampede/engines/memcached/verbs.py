@@ -205,7 +205,7 @@ class Keys(Versioned):
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         name, body = items.name_of(key), items.plain(entry)
         hold = self._holds.get(name, token)
-        link = await self._way(hold, name)
+        link, ended = await self._way(hold, name), True
         try:
             _fits(link, name, body)
             self._costs.learn(name, entry)
@@ -230,8 +230,13 @@ class Keys(Versioned):
                 self._holds.add(hold)
                 hold.lost = True
             raise TooLarge(str(refusal)) from refusal
+        except EngineError:
+            raise
+        except BaseException:  # interrupted, perhaps before it was sent: the lease is given back by what we know of it
+            ended = False
+            raise
         finally:
-            if hold is None or not hold.lost:
+            if ended and (hold is None or not hold.lost):
                 self._holds.pop(name, token)
             self._line.give(link)
 
