@@ -52,6 +52,7 @@ class EngineError(StampedeError, ConnectionError):
     """The engine can't be asked: it is down, hung, full, or refuses us."""
 
     partial = False  # True: so it is with a part of its keys, as one of several servers is down; others may be asked
+    interrupted = False  # True: this process has broken the connection itself, which says nothing of the engine
     refused = False  # True: it has answered, and takes nothing new, as it is full; others may invalidate what it has
 
 

@@ -6,13 +6,12 @@ TimeoutError), which whoever catches what foreign code may raise would take for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from inspect import CO_VARARGS
-from itertools import pairwise
 from signal import Signals
 from types import FrameType
 
-__all__ = ["pass_on", "thrown_in"]
+__all__ = ["of_a_caller", "pass_on", "thrown", "thrown_in"]
 
 
 def thrown_in(error: BaseException) -> bool:
@@ -22,12 +21,19 @@ def thrown_in(error: BaseException) -> bool:
     thread has had raised here, by `PyThreadState_SetAsyncExc`, which leaves no frame; and what a handler raises that is
     no Python function.
     """
-    return any(_is_handed(frame, interrupted) for interrupted, frame in pairwise(_frames(error)))
+    return _came_by_a_handler([*_frames(error)])
+
+
+def of_a_caller(error: BaseException) -> BaseException | None:
+    """What was thrown in, and ends a call and no more, if this was or was made of that. What ends the program comes out
+    of an event loop by itself."""
+    own = thrown(error)
+    return None if isinstance(own, (KeyboardInterrupt, SystemExit)) else own
 
 
 def pass_on(error: BaseException) -> None:
     """Raise what was thrown in, if this was, or if it was made of that by somebody on the way here."""
-    own = _origin(error)
+    own = thrown(error)
     if own is None:
         return
     context = own.__context__
@@ -38,11 +44,11 @@ def pass_on(error: BaseException) -> None:
         del own, error, context  # they would refer to themselves through this frame
 
 
-def _origin(error: BaseException) -> BaseException | None:
-    """The one that was thrown in. Older ones, which somebody above us handles right now, were caught in no frame that
-    this one has passed."""
+def thrown(error: BaseException) -> BaseException | None:
+    """What was thrown in, if this was, or was made of that by somebody on the way here. (Older ones, which somebody
+    above us handles right now, were caught in no frame that this one has passed.)"""
     frames, known = [*_frames(error)], [error]
-    while not any(_is_handed(frame, interrupted) for interrupted, frame in pairwise(frames)):
+    while not _came_by_a_handler(frames):
         cause = error.__context__ if error.__cause__ is None else error.__cause__
         if cause is None or cause.__traceback__ is None or any(cause is each for each in known):
             return None
@@ -60,11 +66,19 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
         traceback = traceback.tb_next
 
 
-def _is_handed(frame: FrameType, caller: FrameType) -> bool:
-    """Whether it was called with a signal's number and that frame, or with that frame and what a tracer is told of."""
-    code = frame.f_code
+def _came_by_a_handler(frames: Sequence[FrameType]) -> bool:
+    # Not the first, which has caught it: one that is asked for its variables keeps them, and so the error, and itself.
+    return any(map(_is_handler, frames[1:]))
+
+
+def _is_handler(frame: FrameType) -> bool:
+    """Whether it was called with a signal's number and its caller's frame, or with that and what a tracer is told of.
+
+    (Its caller's is not always the one before it in a traceback: compiled code, as uvloop's, puts some in between.)
+    """
+    code, caller = frame.f_code, frame.f_back
     count, starred = code.co_argcount, bool(code.co_flags & CO_VARARGS)
-    if not count and not starred:
+    if caller is None or not (count or starred):
         return False
     values = frame.f_locals
     given = [values.get(name) for name in code.co_varnames[:count]]

@@ -81,6 +81,8 @@ class Outage(Questions):
 
     def failed(self, error: EngineError, *, probing: bool = False) -> None:
         """`probing`: it counted as down when it was asked."""
+        if error.interrupted:
+            return
         self.last = error
         if error.partial:
             self._failed_partly(error)
@@ -180,6 +182,8 @@ class GuardedClaims:
                 outage.closed = True
                 raise
             except EngineError as error:
+                if error.interrupted:
+                    return await self.claim(key, token, ask)  # what was granted to this token is granted again
                 outage.failed(error, probing=probing)
                 if error.refused:
                     keeps = BRIEFLY
@@ -246,6 +250,8 @@ class GuardedClaims:
             except EngineError as error:
                 outage.failed(error)
                 outage.unknown.add(key, token)
+                if error.interrupted:
+                    stored = False
             if type(stored) is not Late:
                 outage.granted.pop(token, None)
                 return stored

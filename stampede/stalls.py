@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -81,14 +80,18 @@ async def unhurried(connect: Callable[[], Awaitable[T]], hung: type[Exception] |
     """What is connected to. If the time for it ran out while this loop did not run, it is tried once more, for as long
     as was lost: who is often blocked for a moment doesn't wait much longer for a server that hangs."""
     stalls = Stalls()
+    kinds: tuple[type[Exception], ...] = hung if isinstance(hung, tuple) else (hung,)
     try:
         with stalls:
             return await connect()
-    except hung as error:
+    except kinds as error:
         pass_on(error)
         if not stalls.lost:
             raise
-        with suppress(*(hung if isinstance(hung, tuple) else (hung,)), TimeoutError):
+        more: tuple[type[Exception], ...] = (TimeoutError, *kinds)
+        try:
             async with asyncio.timeout(stalls.lost):
                 return await connect()
+        except more as again:
+            pass_on(again)
         raise

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 
-__all__ = ["Landing"]
+from stampede.interruptions import of_a_caller, thrown
+
+__all__ = ["Interrupted", "Landing"]
 
 ROOM = 1 << 16
 """Bytes that are read at once."""
@@ -14,6 +16,14 @@ BLANK = b"\xff\x00\x91\xa5\x00\xf8\x0e\xff"
 """What lies at the begin of the room while nothing has been read into it. No reply begins like this."""
 
 _BEGIN = slice(len(BLANK))
+
+
+class Interrupted(ConnectionResetError):
+    """We have broken a connection ourselves, in the midst of a step: that says nothing of its server. What was asked on
+    it, and may be sent twice, is asked again, however often this happens."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted")
 
 
 class Landing(asyncio.BufferedProtocol, ABC):
@@ -33,14 +43,41 @@ class Landing(asyncio.BufferedProtocol, ABC):
         """Use it, before this returns."""
 
     @abstractmethod
-    def missed(self) -> None:
-        """Close it: which reply comes next is not known any more."""
+    def lose(self, error: Exception) -> None:
+        """Close it: it is of no use any more. `Interrupted`: as we don't know what has been read, or sent."""
+
+    @abstractmethod
+    def interrupted(self, error: BaseException) -> None:
+        """What a signal's handler has raised comes out of the call of one who waits, as if it had come there. If nobody
+        does it is raised: the loop may tell."""
+
+    def stumbled(self, error: BaseException) -> None:
+        """Over what is no reply; or this was interrupted."""
+        own = of_a_caller(error)
+        if own is not None:
+            try:
+                self.interrupted(own)  # first: who has been told isn't asked for any more
+            finally:
+                self.lose(Interrupted())
+        elif isinstance(error, Exception):
+            self.lose(error)
+        else:
+            self.lose(Interrupted())
+            raise error
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and thrown(exc) is not None:
+            self.stumbled(exc)
+        elif isinstance(exc, RuntimeError):
+            self.lose(Interrupted())  # so uvloop calls a `get_buffer` that was, and has dropped what was raised there
+        else:
+            self.lose(exc if isinstance(exc, OSError) else ConnectionResetError("the server closed the connection"))
 
     def look_for_missed(self) -> None:
-        """Call `missed` if there is something that was never told. From a turn of the loop that doesn't read."""
+        """Lose it if there is something that was never told. From a turn of the loop that doesn't read."""
         if self._reading and not self._room.startswith(BLANK):  # it may also have tried to read, and there was nothing
             self._reading = False
-            self.missed()
+            self.lose(Interrupted())
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._reading:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from socket import SHUT_RDWR, socket
 
+from stampede.interruptions import pass_on
 from stampede.watch import watch
 
 __all__ = ["NOT_TO_OTHERS", "YOUNG", "Vigil", "hang_up"]
@@ -52,5 +52,7 @@ class Vigil:
 def hang_up(sock: socket | None) -> None:
     """Wake the thread that waits there. It may be TLS, whose state is in the hands of that thread: no word of that."""
     if sock is not None:
-        with suppress(OSError):
+        try:
             socket.shutdown(sock, SHUT_RDWR)
+        except OSError as error:
+            pass_on(error)  # else it is closed

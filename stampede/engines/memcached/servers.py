@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.breaker import Breaker
 from stampede.colour import Bell
+from stampede.engines.landing import Interrupted
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.vigil import Vigil
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -139,6 +140,7 @@ def trouble(server: Server, error: BaseException) -> EngineError:
     if isinstance(error, EngineError):
         return error
     failure = EngineError(f"{server.name}: {type(error).__name__}: {error}")
+    failure.interrupted = isinstance(error, Interrupted)
     failure.partial = any(not other.breaker.open for other in server.others)
     return failure
 

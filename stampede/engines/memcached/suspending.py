@@ -13,7 +13,7 @@ from typing import Any
 
 from stampede import forks
 from stampede.engines.attendant import Attendant
-from stampede.engines.landing import Landing
+from stampede.engines.landing import Interrupted, Landing
 from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, claimed, parse
@@ -23,7 +23,7 @@ from stampede.engines.progress import LARGE, Pace, unsent
 from stampede.engines.transport import disown, doubled, shut
 from stampede.engines.vigil import NOT_TO_OTHERS
 from stampede.errors import EngineError
-from stampede.interruptions import pass_on, thrown_in
+from stampede.interruptions import of_a_caller
 from stampede.loops import Loop, PerLoop, nobodys
 from stampede.stalls import NEXT, given_back, unhurried
 
@@ -33,12 +33,13 @@ __all__ = ["SuspendingLine"]
 class _Question:
     """Commands whose replies are awaited together."""
 
-    __slots__ = ("answer", "commands", "count", "replies")
+    __slots__ = ("answer", "awaited", "commands", "count", "replies")
 
-    def __init__(self, commands: bytes, count: int, answer: asyncio.Future[list[Reply]]) -> None:
+    def __init__(self, commands: bytes, count: int, answer: asyncio.Future[list[Reply]], awaited: bool) -> None:
         self.commands = commands
         self.count = count
         self.answer = answer
+        self.awaited = awaited  # by somebody
         self.replies: list[Reply] = []
 
 
@@ -48,6 +49,8 @@ class Stream(Landing):
     What a signal's handler raises may come between any two steps of this. What it leaves undone is done by a task that
     looks, as long as there are questions; where it leaves in doubt what has been said, the connection is lost.
     """
+
+    broken = True  # until it is whole
 
     def __init__(self, server: Server, loop: Loop, again: Callable[[Server], Coroutine[Any, Any, Stream]]) -> None:
         super().__init__()
@@ -62,10 +65,11 @@ class Stream(Landing):
         self._buffer = bytearray()
         self._attendant = Attendant()
         self._pace = Pace()
-        self.broken = False
+        self._why: Interrupted | None = None  # it is broken
         self.born = 0.0
         self.longest = 0
         self.ended = _until_the_end(self)
+        self.broken = False
 
     async def connect(self) -> None:
         """Have it stand; EngineError also if the server is too old."""
@@ -74,9 +78,13 @@ class Stream(Landing):
         async with asyncio.timeout(options["connect_timeout"]):
             if isinstance(address, tuple):
                 host, port = address
-                await self._loop.create_connection(lambda: self, host, port, ssl=tls)
+                transport, _ = await self._loop.create_connection(lambda: self, host, port, ssl=tls)
             else:
-                await self._loop.create_unix_connection(lambda: self, address, ssl=tls)
+                transport, _ = await self._loop.create_unix_connection(lambda: self, address, ssl=tls)
+            self._transport = transport
+            if transport.get_extra_info("sslcontext") is None:  # TLS sends what is no reply, too
+                self._watched = select.poll()
+                self._watched.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
             checked(self._server, (await self._asked(b"version\r\n"))[0].text)
             if not self._server.longest:
                 told = (await self._asked(b"stats settings\r\n"))[0].text
@@ -90,11 +98,9 @@ class Stream(Landing):
             self._ask(commands, count, answer)
             replies = await answer
         except EngineError as error:
-            if not twice or not isinstance(error.__cause__, ConnectionError):
+            if not twice:
                 raise
-            self._next = await self._again(self._server)
-            self.born = self._next.born
-            replies = await self._asked(commands, count)
+            replies = await self._asked_again(commands, count, error)
         except BaseException:
             if not answer.cancel() and not answer.cancelled() and answer.exception() is None:
                 self.unheard(commands, answer.result())  # they came in this very turn
@@ -104,22 +110,37 @@ class Stream(Landing):
                 raise refusal(self._server, reply)
         return replies
 
-    def _asked(self, commands: bytes, count: int = 1) -> asyncio.Future[list[Reply]]:
+    async def _asked_again(self, commands: bytes, count: int, error: EngineError) -> list[Reply]:
+        """Over a new connection, as this one was closed: once; and as often as we have broken it ourselves."""
+        closed = False
+        while not closed or error.interrupted:
+            if not isinstance(error.__cause__, ConnectionError):
+                raise error
+            closed |= not error.interrupted
+            self._next = await self._again(self._server)
+            self.born = self._next.born
+            try:
+                return await self._asked(commands, count)
+            except EngineError as failure:
+                error = failure
+        raise error
+
+    def _asked(self, commands: bytes, count: int = 1, *, awaited: bool = True) -> asyncio.Future[list[Reply]]:
         answer: asyncio.Future[list[Reply]] = self._loop.create_future()
-        self._ask(commands, count, answer)
+        self._ask(commands, count, answer, awaited=awaited)
         return answer
 
-    def _ask(self, commands: bytes, count: int, answer: asyncio.Future[list[Reply]]) -> None:
+    def _ask(self, commands: bytes, count: int, answer: asyncio.Future[list[Reply]], *, awaited: bool = True) -> None:
         if self._next is not None:
-            self._next._ask(commands, count, answer)
+            self._next._ask(commands, count, answer, awaited=awaited)
             return
         if self._watched is not None and not self._flying and not self._waiting and self._watched.poll(0):
             self.lose(ConnectionResetError("it has said what nobody had asked for, or goodbye"))
         if self.broken:
-            broken = ConnectionResetError("the connection is broken")
+            broken = self._why or ConnectionResetError("the connection is broken")
             raise trouble(self._server, broken) from broken
-        self._attendant.attend(self._loop, self._look)
-        self._waiting.append(_Question(commands, count, answer))
+        self._attendant.attend(self._loop, self)
+        self._waiting.append(_Question(commands, count, answer, awaited))
         if len(self._waiting) == 1:  # for all that this turn asks; if it is lost, the attending task flushes
             self._loop.call_soon(self._flush)
 
@@ -138,20 +159,21 @@ class Stream(Landing):
             if asked:
                 self._transport.write(commands)
         except BaseException as error:
-            self._interrupted(error)
+            self.stumbled(error)
 
-    def _interrupted(self, error: BaseException) -> None:
-        self.lose(ConnectionResetError(f"interrupted: {type(error).__name__}"))
-        if not isinstance(error, Exception) or thrown_in(error):
-            raise error
+    def interrupted(self, error: BaseException) -> None:
+        """What a signal's handler raises comes out of the call of one who waits, as if it had come there. If nobody
+        does it is the loop's to tell."""
+        for question in (*self._flying, *self._waiting):
+            if question.awaited and not question.answer.done():
+                question.answer.set_exception(error)
+                return
+        raise error
 
     # -- of the transport ---------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        if transport.get_extra_info("sslcontext") is None:  # TLS sends what is no reply, too
-            self._watched = select.poll()
-            self._watched.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    # No Python code, in which a signal may be served: uvloop would never go on with who waits for the connection.
+    connection_made = staticmethod(id)  # type: ignore[assignment]
 
     def landed(self, data: memoryview) -> None:
         try:
@@ -159,17 +181,8 @@ class Stream(Landing):
             self._pace.heard(now)
             self._buffer += data
             self._parse()
-        except (EngineError, ValueError, IndexError) as error:
-            self.lose(error)
         except BaseException as error:
-            self._interrupted(error)
-
-    def missed(self) -> None:
-        self.lose(ConnectionResetError("interrupted"))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        closed = ConnectionResetError("the server has closed the connection")
-        self.lose(exc if isinstance(exc, OSError) and not thrown_in(exc) else closed)
+            self.stumbled(error)
 
     def _parse(self) -> None:
         at = 0
@@ -193,12 +206,12 @@ class Stream(Landing):
         """Who asked was cancelled meanwhile. A stub that was won goes: nobody else knows by its number whose it is."""
         if replies[0].won and not self.broken:
             with suppress(EngineError):
-                self._asked(meta.delete(commands.split(b" ", 2)[1], replies[0].cas))
+                self._asked(meta.delete(commands.split(b" ", 2)[1], replies[0].cas), awaited=False)
 
     # -- what is left undone, and a server that hangs ---------------------------------------------------------------
 
-    def _look(self, sure: bool) -> float | None:
-        """Seconds until it is to be called hung; None: there are no questions."""
+    def look(self, sure: bool) -> float | None:
+        """Seconds until it is to be called hung."""
         self.look_for_missed()
         if self.broken or (self._transport is not None and self._transport.is_closing()):
             self.lose(ConnectionResetError("the server has closed the connection"))
@@ -225,6 +238,8 @@ class Stream(Landing):
         if self.broken and not self._flying and not self._waiting:
             return
         self.broken = True
+        if isinstance(error, Interrupted):
+            self._why = error
         self._watched = None
         if owes and self._flying:
             self._leave()
@@ -297,8 +312,14 @@ class SuspendingLine:
             asking = asyncio.current_task()
             if again or not coming.cancelled() or asking is None or asking.cancelling():
                 raise
-        except EngineError:
-            raise
+        except _Stopped as stopped:
+            if stopped.by:
+                raise stopped.by.pop() from None
+            return await self.reach(server, again=again)
+        except EngineError as error:
+            if not error.interrupted:
+                raise
+            return await self.reach(server, again=again)
         except Exception as error:
             if again or not coming.done() or coming.exception() is not error:
                 raise
@@ -325,28 +346,39 @@ class SuspendingLine:
                 _close_all(streams.values())
 
 
+class _Stopped(Exception):
+    """What a signal's handler has raised while it was connecting: one of those who wait takes it for his own."""
+
+    def __init__(self, by: BaseException) -> None:
+        self.by = [by]
+
+
 async def _connected(server: Server, loop: Loop, again: Callable[[Server], Coroutine[Any, Any, Stream]]) -> Stream:
+    made: list[Stream] = []
+
     async def connect() -> Stream:
+        for late in made:
+            late.lose(TimeoutError("timed out"))
         stream = Stream(server, loop, again)
-        try:
-            await stream.connect()
-        except (OSError, EngineError) as error:
-            stream.lose(error)
-            raise
-        except BaseException:
-            stream.lose(ConnectionResetError("interrupted"))
-            raise
+        made.append(stream)
+        await stream.connect()
         return stream
 
     try:
         stream = await unhurried(connect, TimeoutError)
-    except (OSError, EngineError) as error:
-        pass_on(error)
+        server.breaker.succeeded(time.monotonic())
+        await anext(stream.ended)
+    except BaseException as error:
+        for stream in made:
+            stream.lose(error if isinstance(error, (OSError, EngineError)) else Interrupted())
+        own = of_a_caller(error)
+        if own is not None:
+            raise _Stopped(own) from None
+        if not isinstance(error, (OSError, EngineError)):
+            raise
         if not isinstance(error, EngineError):
             server.failed()
         raise trouble(server, error) from error
-    server.breaker.succeeded(time.monotonic())
-    await anext(stream.ended)
     return stream
 
 
@@ -355,7 +387,12 @@ async def _until_the_end(stream: Stream) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        stream.lose(ConnectionResetError("the event loop has ended"), owes=True)
+        try:
+            stream.lose(ConnectionResetError("the event loop has ended"), owes=True)
+        except BaseException:  # interrupted; and nobody else closes it
+            if stream._transport is not None:
+                shut(stream._transport, at_once=True)
+            raise
         await asyncio.sleep(0)  # the transport closes in the next turn
 
 

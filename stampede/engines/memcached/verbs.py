@@ -484,7 +484,7 @@ class Keys(Versioned):
                     )
                     return [(whole + b"." + own).decode("ascii", "replace") for whole in wholes for own in owns]
                 additions = [meta.add(name, _new_generation(), b"0", 0) for name in missing]
-                await link.ask(b"".join(additions), len(additions))
+                await link.ask(b"".join(additions), len(additions), twice=True)
         finally:
             self._line.give(link)
         raise EngineError("the server forgets generations as soon as they are stored")

@@ -15,6 +15,7 @@ from stampede.engines.redis.scripts import is_damage
 from stampede.engines.url import flag, safe_url
 from stampede.engines.vigil import Vigil
 from stampede.errors import EngineClosed, EngineError, OptionError
+from stampede.interruptions import pass_on
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
@@ -126,7 +127,8 @@ class Server:
         retry = Retry(NoBackoff(), 0)
         try:
             made: SuspendingConnection = getattr(connection, self._kind)(**self._options, retry=retry)
-        except TypeError as unknown:  # an option of the blocking side only, such as OCSP's
+        except TypeError as unknown:
+            pass_on(unknown)  # else an option of the blocking side only, such as OCSP's
             raise ConnectionError(f"an event loop's connection can't be made so: {unknown}") from unknown
         return made
 

@@ -29,6 +29,7 @@ from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, Routed
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
+from stampede.interruptions import pass_on
 from stampede.threads import begun
 
 __all__ = ["Cluster", "of_cluster_client", "of_cluster_url"]
@@ -215,6 +216,7 @@ class Cluster:
                 self._learn(await shard.ask(_slots, shard.at_hand(colour), always=not self._owners), place)
                 return
             except (EngineError, TypeError, ValueError, LookupError) as error:  # silence, or no list of slots
+                pass_on(error)
                 silence = error
         if not self._owners:
             raise EngineError(f"{self._name}: no server says who has which slot: {silence}") from silence

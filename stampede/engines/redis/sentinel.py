@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,8 @@ class Guarded(Server):
         self._theirs["ssl"] = flag(f"{SENTINEL}ssl", theirs.get("ssl", kind == "SSLConnection"))
         try:
             self._watch = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": never()})
+            for each in self._watch.sentinels:
+                each.sentinel_masters = _passing_on(each.sentinel_masters)  # type: ignore[method-assign]
         except TypeError as wrong:
             raise OptionError(f"{name}: {wrong}") from wrong
         self._look = 0.0  # when to ask the sentinels again
@@ -119,6 +121,8 @@ class Guarded(Server):
         from redis.exceptions import RedisError
 
         watch: Any = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": _never_suspending()})
+        for each in watch.sentinels:
+            each.sentinel_masters = _passing_on_suspending(each.sentinel_masters)
         try:
             found: tuple[str, int] = await watch.discover_master(self._service)
         except MasterNotFoundError as unknown:
@@ -126,6 +130,7 @@ class Guarded(Server):
             try:
                 await watch.sentinels[0].ping()
             except RedisError as error:
+                pass_on(error)
                 trouble = error
             raise self._unnamed(trouble) from unknown
         else:
@@ -211,6 +216,30 @@ def _kind(module: str, name: str) -> Any:
                 raise _demoted(address)
 
     return SuspendingManaged
+
+
+def _passing_on(ask: Callable[[], Any]) -> Callable[[], Any]:
+    """The same; what is thrown into it comes out of it. The library would go on to the next sentinel."""
+
+    def asked() -> Any:
+        try:
+            return ask()
+        except Exception as error:
+            pass_on(error)
+            raise
+
+    return asked
+
+
+def _passing_on_suspending(ask: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    async def asked() -> Any:
+        try:
+            return await ask()
+        except Exception as error:
+            pass_on(error)
+            raise
+
+    return asked
 
 
 def _demoted(address: tuple[str, int]) -> ConnectionError:

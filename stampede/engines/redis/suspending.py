@@ -18,7 +18,7 @@ from typing import Any
 
 from stampede import forks
 from stampede.engines.attendant import Attendant
-from stampede.engines.landing import Landing
+from stampede.engines.landing import Interrupted, Landing
 from stampede.engines.progress import LARGE, Pace, unsent
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
@@ -28,7 +28,7 @@ from stampede.engines.redis.shapes import OutOfStep
 from stampede.engines.transport import disown, shut
 from stampede.engines.vigil import NOT_TO_OTHERS
 from stampede.errors import EngineError
-from stampede.interruptions import pass_on
+from stampede.interruptions import of_a_caller, pass_on
 from stampede.loops import PerLoop, nobodys
 from stampede.stalls import NEXT, given_back, unhurried
 
@@ -147,7 +147,7 @@ class Suspending:
 class _Question:
     """Some commands that were asked together, and their replies so far."""
 
-    __slots__ = ("again", "commands", "future", "heard", "replies", "told")
+    __slots__ = ("again", "awaited", "commands", "future", "heard", "replies", "told")
 
     def __init__(self, commands: Sequence[Command], future: asyncio.Future[None]) -> None:
         self.commands = commands
@@ -156,9 +156,11 @@ class _Question:
         self.told = 0  # which connection will be told when what was read changes
         self.again: object = None  # the connection on which it has been sent once before
         self.heard: Callable[[], object] | None = None  # to be called at once when it has its replies
+        self.awaited = True  # by somebody
 
     def forget(self) -> None:
         """Nobody waits for it, nor for its error."""
+        self.awaited = False
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     def drop(self) -> None:
@@ -180,6 +182,8 @@ class _Pipe:
     questions, a task looks at what there is, and does what was left undone.
     """
 
+    _wire: _Wire | None = None
+
     def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
         from redis.exceptions import ReadOnlyError, RedisError
         from redis.exceptions import TimeoutError as Hung
@@ -191,7 +195,6 @@ class _Pipe:
         self._known = (RedisError, OSError, asyncio.TimeoutError)
         self._readonly = ReadOnlyError
         self._waiting: deque[_Question] = deque()
-        self._wire: _Wire | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._connects = inf  # since when
         self._odd = False  # the last connection failed in a way that no server makes it fail
@@ -201,11 +204,20 @@ class _Pipe:
         """A question whose future ends with its replies. Who stops waiting for them bothers nobody else."""
         loop = asyncio.get_running_loop()
         question = _Question(commands, loop.create_future())
-        self._attendant.attend(loop, self._look)
+        self._attendant.attend(loop, self)
         self._waiting.append(question)
         if len(self._waiting) == 1:  # for all that this turn asks; if it is lost, the attending task flushes
-            loop.call_soon(self._flush)
+            loop.call_soon(self._turn)
         return question
+
+    def _turn(self) -> None:
+        try:
+            self._flush()
+        except BaseException as error:
+            own = of_a_caller(error)
+            if own is None:
+                raise
+            self.interrupted(own)
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -214,12 +226,13 @@ class _Pipe:
         if wire is None:
             if self._connecting is None or self._connecting.done():
                 self._connecting = nobodys(asyncio.ensure_future, self._connect())
+                self._connecting.add_done_callback(self._connected)
             return
         if not self._server.current(wire.connection):
-            wire.drop(ConnectionError("this is not the master any more"))
+            wire.lose(ConnectionError("this is not the master any more"))
             return
         if not wire.flying and wire.speaks():
-            wire.drop(OutOfStep("it has said what nobody had asked for, or goodbye"))
+            wire.lose(OutOfStep("it has said what nobody had asked for, or goodbye"))
             return
         try:
             asked = [question for question in self._waiting if not question.future.done()]
@@ -229,12 +242,8 @@ class _Pipe:
             wire.flying.extend(asked)
             self._waiting.clear()
             wire.send([command for question in asked for command in question.commands], idle=idle)
-        except Exception as error:  # nobody else would tell those who wait
-            wire.drop(error)
-            pass_on(error)
-        except BaseException:
-            wire.drop(ConnectionError("interrupted"))
-            raise
+        except BaseException as error:  # nobody else would tell those who wait
+            wire.stumbled(error)
 
     def _follow(self, wire: _Wire, told: int) -> _Question:
         """Have the server tell that connection of changes in what is read by this one from here on."""
@@ -267,22 +276,42 @@ class _Pipe:
             await unhurried(connect, (self._hung, TimeoutError))
             wire = _Wire(connection, self)
             await anext(wire.ended)
-            self._wire = wire
-            made, self._odd = True, False
+            if self._wire is None:  # or whoever began this was interrupted before it had it, and another has come
+                self._wire = wire
+                made = True
+            self._odd = False
         except asyncio.CancelledError:  # the loop ends, or the engine is closed
             self._fail_waiting(ConnectionError("the connection was closed"))
             raise
-        except self._known as error:
-            self._fail_waiting(error)
-        except Exception as error:  # what it stumbles over, or thrown in by a signal's handler: once more tells which
-            if self._odd:
-                self._fail_waiting(OutOfStep(f"{type(error).__name__}: {error}"))
-            self._odd = not self._odd
+        except Exception as error:
+            pass_on(error)
+            if isinstance(error, self._known):
+                self._fail_waiting(error)
+            else:  # what it stumbles over; or thrown in by whom we don't know: once more tells which
+                if self._odd:
+                    self._fail_waiting(OutOfStep(f"{type(error).__name__}: {error}"))
+                self._odd = not self._odd
         finally:
             self._connecting = None
             if connection is not None and not made:
                 await connection.disconnect(nowait=True)
         self._flush()
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        own = None if error is None else of_a_caller(error)
+        if own is not None:
+            self._flush()
+            self.interrupted(own)
+
+    def interrupted(self, error: BaseException) -> None:
+        """What a signal's handler raises comes out of the call of one who waits, as if it had come there. If nobody
+        does it is the loop's to tell."""
+        for question in [*(self._wire.flying if self._wire is not None else ()), *self._waiting]:
+            if question.awaited and not question.future.done():
+                question.fail(error)
+                return
+        raise error
 
     def heard(self, wire: _Wire, reply: Any) -> None:
         if isinstance(reply, Exception) and (isinstance(reply, self._readonly) or _is_all(reply)):
@@ -309,24 +338,25 @@ class _Pipe:
             return
         if not isinstance(error, self._known):  # what a parser has stumbled over
             error = OutOfStep(f"{type(error).__name__}: {error}")
-        again = []
+        again, ours = [], isinstance(error, Interrupted)
         for question in wire.flying:
-            if isinstance(error, self._hung) or question.again not in (None, wire):
+            first = question.again in (None, wire) or (ours and question.again is not self)
+            if isinstance(error, self._hung) or not first:
                 question.fail(error)
             elif not question.future.done():
-                question.again, question.replies = wire, []
+                question.again, question.replies = question.again if ours else wire, []
                 again.append(question)
         self._waiting = deque(dict.fromkeys((*again, *self._waiting)))
         self._wire = None  # not before: until here, all of this is done again if it is interrupted
         self._flush()
 
-    def _look(self, sure: bool) -> float | None:
+    def look(self, sure: bool) -> float | None:
         """Do what was left undone; break a connection that owes a reply, and on which nothing has moved for as long as
-        a reply may take. Seconds until it is to be called hung; None: there are no questions."""
+        a reply may take. Seconds until it is to be called hung."""
         if self._wire is not None:
             self._wire.look_for_missed()
         if self._wire is not None and self._wire.lost:
-            self._wire.drop(ConnectionError("the server closed the connection"))
+            self._wire.lose(ConnectionError("the server closed the connection"))
         self._flush()
         wire, patience = self._wire, self._server.patience
         if wire is None and self._server.vigil.hangs(self._connects):
@@ -338,10 +368,10 @@ class _Pipe:
         left, vigil, since = wire.left(patience), self._server.vigil, wire.since
         if left > 0 and vigil.hangs(since):
             if sure:
-                wire.drop(self._hung(NOT_TO_OTHERS))
+                wire.lose(self._hung(NOT_TO_OTHERS))
             return -NEXT
         if left <= 0 and sure:
-            wire.drop(self._hung(f"no reply within {patience:g} s"))
+            wire.lose(self._hung(f"no reply within {patience:g} s"))
             vigil.ends(since, patience)
         # Overdue, it may be our own loop that was blocked, and the reply be there to be read.
         return left if left > 0 else -given_back(-left, patience)
@@ -446,21 +476,14 @@ class _Wire(Landing):
             self._parser.feed(data)
             while (reply := gets()) is not MORE:
                 pipe.heard(self, reply)
-        except Exception as error:  # these are no replies, or not to our questions
-            self.drop(error)
-            pass_on(error)
-        except BaseException:
-            self.drop(ConnectionError("interrupted"))
-            raise
+        except BaseException as error:  # these are no replies, or not to our questions
+            self.stumbled(error)
 
-    def missed(self) -> None:
-        self.drop(ConnectionError("interrupted"))
+    def interrupted(self, error: BaseException) -> None:
+        self._pipe.interrupted(error)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self.drop(error if isinstance(error, OSError) else ConnectionError("the server closed the connection"))
-
-    def drop(self, error: Exception) -> None:
-        """It is of no use any more: what is under way on it needs another."""
+    def lose(self, error: Exception) -> None:
+        """What is under way on it needs another."""
         self._leave()
         self._transport.abort()
         self.connection._reader = self.connection._writer = None
@@ -484,9 +507,8 @@ class _Wire(Landing):
         disown(self._transport)
 
     def _loop_ends(self) -> None:
-        ends = not self.dead
         self.close()
-        if ends:
+        if self._pipe._wire is self:
             self._pipe.gone()
 
 
@@ -495,5 +517,9 @@ async def _until_the_end(wire: _Wire) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        wire._loop_ends()
+        try:
+            wire._loop_ends()
+        except BaseException:  # interrupted; and nobody else closes it
+            wire._loop_ends()
+            raise
         await asyncio.sleep(0)  # the transport closes in the next turn
