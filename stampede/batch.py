@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 from stampede.call import Call
@@ -26,6 +26,8 @@ from stampede.policy import Policy
 from stampede.ports import Granted, Ticket
 
 __all__ = ["fetch_many"]
+
+T = TypeVar("T")
 
 
 async def fetch_many(
@@ -104,6 +106,7 @@ class _Batch:
         began = monotonic()
         try:
             today = await self._scope.today(self._colour, self._policy.wait)
+            self.asked = monotonic() - began
             for key in keys:
                 self._lead(today, key, began)
             for key, (call, flight, _) in self._led.items():
@@ -112,10 +115,7 @@ class _Batch:
                     call.owes(False)
                     call.means.flights.end(flight, None)
             led = {key: led for key, led in self._led.items() if key not in landings} if landings else self._led
-            answers = deque(
-                await self._scope.at_once(self._colour, [admitted(each.call, each.flight) for each in led.values()])
-            )
-            self.asked = monotonic() - began
+            answers = deque(await self._at_once([admitted(each.call, each.flight) for each in led.values()]))
         except GeneratorExit:
             for call, flight, _ in self._led.values():
                 never_begun(call, flight)
@@ -143,6 +143,14 @@ class _Batch:
                 del trouble
         return landings, granted
 
+    async def _at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+        """Asked together, within what is left of one `wait`."""
+        began, wait = monotonic(), self._policy.wait
+        try:
+            return await self._scope.at_once(self._colour, work, None if wait is None else wait - self.asked)
+        finally:
+            self.asked += monotonic() - began
+
     def _lead(self, today: str, key: str, began: float) -> None:
         """Lead the key's flight, unless somebody does."""
         front = self._scope.core.front
@@ -166,7 +174,7 @@ class _Batch:
         try:
             calls = [each.call for each in held]
             abandoned = [quietly(call.means.port.abandon, call.key, call.token) for call in calls]
-            await self._scope.at_once(self._colour, abandoned)
+            await self._at_once(abandoned)
             for call in calls:
                 call.owes(False)
         finally:
@@ -211,7 +219,7 @@ class _Batch:
                 answers = await self._loader.load(granted) if granted else {}
                 begun = [each for each in granted if each.key in answers]
                 landed = [land(each.call, each.kept, hold[each.key], *answers[each.key]) for each in begun]
-                for each, landing in zip(begun, await self._scope.at_once(self._colour, landed), strict=True):
+                for each, landing in zip(begun, await self._at_once(landed), strict=True):
                     if isinstance(landing, BaseException):
                         raise landing
                     landings[each.key] = landing

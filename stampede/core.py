@@ -21,6 +21,7 @@ from stampede.flight import Flights
 from stampede.front import Front
 from stampede.gather import Gathering, run_together
 from stampede.guarded import Guarded
+from stampede.guarded_many import GuardedMany
 from stampede.keeper import Hold, keeper
 from stampede.keys import generation, quoted
 from stampede.leader import Leader
@@ -420,11 +421,15 @@ class Scope:
             elif front.tier is not None:
                 front.tier.drop(call.key)
 
-    async def at_once(self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+    async def at_once(
+        self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]], patience: float | None = None
+    ) -> list[T | BaseException]:
         """What each piece of work, over calls `of_many`, returned or raised; in as few round trips as can be."""
         if colour.suspending:
             return await settled(work)
         many = self.core.engine.many
+        if many is not None and patience is not None and self.core.outage is not None:
+            many = GuardedMany(many, self.core.outage, patience)
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
     async def today(self, colour: Colour, patience: float | None = None) -> str:

@@ -13,7 +13,7 @@ from stampede.colour import Bell, Colour
 from stampede.errors import EngineClosed, EngineError
 from stampede.workers import Late, Told, within
 
-__all__ = ["GRACE", "Guarded", "Questions"]
+__all__ = ["GRACE", "Guarded", "Impatience", "Questions", "or_late"]
 
 T = TypeVar("T")
 
@@ -27,6 +27,22 @@ EVERY = 0.5
 
 ALONE = 1.0
 """Seconds of waiting that are worth being kept by nothing but the engine."""
+
+
+class Impatience(EngineError):
+    """Many questions that were asked together were given up together. No more is known of the engine."""
+
+    def __init__(self, late: Late) -> None:
+        super().__init__("it has not answered in time")
+        self.late = late
+
+
+async def or_late(work: Coroutine[Any, Any, T]) -> T | Late:
+    """The same of one of them, as `Guarded.ask` says it."""
+    try:
+        return await work
+    except Impatience as given_up:
+        return given_up.late
 
 
 class _Question:

@@ -15,7 +15,7 @@ from stampede.breaker import Breaker
 from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, EngineError
-from stampede.guarded import Guarded, Questions
+from stampede.guarded import Guarded, Questions, or_late
 from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
 from stampede.returns import Returns
 from stampede.workers import Late, Told
@@ -129,6 +129,23 @@ class Outage(Questions):
         self.unknown.add(key, token)
         return True
 
+    def claimed(self, key: str, token: bytes, probing: bool, reply: Any, error: BaseException | None) -> None:
+        """A claim that was given up has an answer: what it was granted is nobody's."""
+        if error is None and probing:
+            self.answered()
+        if error is not None:
+            self.unknown.add(key, token, late=True)
+        elif isinstance(reply, Granted):
+            self.unknown.add(key, token)
+            self.unknown.hurry()
+        else:
+            self.unknown.forget(token)
+
+    def filled(self, key: str, token: bytes, _: Any, error: BaseException | None) -> None:
+        """So has the end of a lease."""
+        if error is not None:
+            self.unknown.add(key, token)
+
     def trouble(self) -> EngineError:
         """What a caller is told that wants to know."""
         why = "no answer so far" if self.last is None or not self.down else self.last
@@ -172,11 +189,17 @@ class GuardedClaims:
         probing = outage.down
         if not probing or outage.may_ask():
             try:
-                if guarded is None or ask.patience == inf:
-                    reply: Reply | Late = await self._port.claim(key, token, ask)
+                reply: Reply | Late
+                if guarded is None:
+                    reply = await or_late(self._port.claim(key, token, ask))
+                elif ask.patience == inf:
+                    reply = await self._port.claim(key, token, ask)
                 else:
                     began, server = time.monotonic(), outage.server_of(key)
-                    work, late = partial(self._port.claim, key, token, ask), partial(self._claimed, key, token, probing)
+                    work, late = (
+                        partial(self._port.claim, key, token, ask),
+                        partial(outage.claimed, key, token, probing),
+                    )
                     reply = await guarded.ask(work, ask.patience, late, server=server)
             except EngineClosed:
                 outage.closed = True
@@ -213,22 +236,12 @@ class GuardedClaims:
             reply.entry = self._kept(key)  # also for a key that rests: its caller computes nothing that could fail
         return reply
 
-    def _claimed(self, key: str, token: bytes, probing: bool, reply: Any, error: BaseException | None) -> None:
-        outage = self._outage
-        if error is None and probing:
-            outage.answered()
-        if error is not None:
-            outage.unknown.add(key, token, late=True)
-        elif isinstance(reply, Granted):
-            outage.unknown.add(key, token)
-            outage.unknown.hurry()
-        else:
-            outage.unknown.forget(token)
-
     async def _asked(self, key: str, token: bytes, work: Callable[[], Coroutine[Any, Any, T]], late: Told) -> T | Late:
         """By who has the lease: within what is left of its patience, of which this is a part."""
         lease = self._outage.granted.get(token)
-        if self._guarded is None or lease is None or lease.patience == inf:
+        if self._guarded is None:
+            return await or_late(work())
+        if lease is None or lease.patience == inf:
             return await work()
         began = time.monotonic()
         try:
@@ -243,7 +256,7 @@ class GuardedClaims:
             keeps = REFUGE_TTL
             stored: bool | Late = Late.LATE
             try:
-                work, late = partial(self._port.fill, key, token, entry), partial(self._filled, key, token)
+                work, late = partial(self._port.fill, key, token, entry), partial(outage.filled, key, token)
                 stored = await self._asked(key, token, work, late)
             except EngineClosed:
                 return False
@@ -268,10 +281,6 @@ class GuardedClaims:
         brief = min(entry.fresh, keeps)
         return await self._refuge.fill(key, token, replace(entry, fresh=brief, keep=brief))
 
-    def _filled(self, key: str, token: bytes, _: Any, error: BaseException | None) -> None:
-        if error is not None:
-            self._outage.unknown.add(key, token)
-
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         outage = self._outage
         if outage.refugees.pop(token, None) is not None:
@@ -289,7 +298,7 @@ class GuardedClaims:
         if outage.down:
             return None
         try:
-            work, late = partial(self._port.abandon, key, token, verdict, rest), partial(self._filled, key, token)
+            work, late = partial(self._port.abandon, key, token, verdict, rest), partial(outage.filled, key, token)
             stood = await self._asked(key, token, work, late)
         except EngineClosed:
             return True

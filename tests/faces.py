@@ -67,8 +67,8 @@ class Face:
 
         return self._runner.run(all_of_them())
 
-    def many(self, keys: list[str], loader: Callable[[list[str]], Any]) -> dict[str, Any]:
-        found: dict[str, Any] = self.run("get_or_compute_many", keys, loader)
+    def many(self, keys: list[str], loader: Callable[[list[str]], Any], **terms: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self.run("get_or_compute_many", keys, loader, **terms)
         return found
 
     def invalidate(self, key: str) -> None:

@@ -35,7 +35,7 @@ LAYERS = """
     front fill places gather
     call
     flight
-    keeper outcome leader
+    keeper outcome leader guarded_many
     coded outage guarded_locks
     guarded
     returns workers

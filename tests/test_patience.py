@@ -442,6 +442,48 @@ def test_nor_does_a_batch_for_one_key_after_the_other(before: Before, face: Face
 
 
 @both
+@engines
+def test_nor_does_a_batch(before: Before, face: Faces, engine: str, colour: str) -> None:
+    """It would wait for as long as the engine has for an answer: to its claims, and to all that it stores."""
+    proxy, url = hanging(engine, before)
+    asked = face(url, colour, lease=LONG)
+    asked("warm", lambda: 1)
+    proxy.hold()
+    began = time.monotonic()
+    assert asked.many(["a", "b"], lambda keys: dict.fromkeys(keys, 1), wait=WAIT) == {"a": 1, "b": 1}
+    assert time.monotonic() - began < WAIT + 0.25
+    proxy.let_go()
+    until(lambda: not asked.down)
+    until(lambda: asked.many(["a", "b"], lambda keys: dict.fromkeys(keys, 2), wait=WAIT) == {"a": 2, "b": 2})
+    ends: list[float] = []
+
+    def loader(keys: list[str]) -> dict[str, int]:
+        proxy.hold()
+        ends.append(time.monotonic())
+        return dict.fromkeys(keys, 3)
+
+    assert asked.many(["c", "d"], loader, wait=WAIT) == {"c": 3, "d": 3}
+    assert time.monotonic() - ends[0] < WAIT + 0.25
+    proxy.let_go()
+    until(lambda: asked.run("get", "c") == asked.run("get", "d") == 3)
+
+
+@both
+def test_a_batch_finds_what_the_other_servers_of_its_ring_have(before: Before, face: Faces, colour: str) -> None:
+    """Those that answer would be taken for the one that hangs."""
+    proxy, well = before(shared_memcached()), shared_memcached().port
+    asked = face(f"memcached://127.0.0.1:{proxy.port},127.0.0.1:{well}", colour)
+    keys = [f"k{number}" for number in range(40)]
+    assert set(asked.many(keys, lambda keys: dict.fromkeys(keys, 1)).values()) == {1}
+    of = {key: asked.cache.engine.server_of(asked.cache._root.prefix + asked.cache._key(key)) for key in keys}
+    proxy.hold()
+    for _ in range(2):
+        found = asked.many(keys, lambda keys: dict.fromkeys(keys, 2), wait=WAIT)
+        assert {key for key in keys if found[key] == 1} == {key for key in keys if str(proxy.port) not in str(of[key])}
+    proxy.let_go()
+
+
+@both
 def test_a_value_that_is_not_sent_leaves_no_lease(before: Before, face: Faces, colour: str) -> None:
     """As another question hangs, it is kept here only: all other processes would wait for a lease that nobody holds."""
     proxy, url = hanging("redis", before)
