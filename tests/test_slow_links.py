@@ -17,7 +17,7 @@ from servers import RedisServer, shared_redis
 from stampede import Cache, TooLarge, events
 from stampede.engines.progress import Pace
 
-RATE = 1e6
+RATE = 7e5
 BLOB = os.urandom(500_000)
 
 Slow = tuple[str, str, Proxy]
@@ -31,9 +31,9 @@ def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow
     proxy.rate = RATE
     if request.param == "redis":
         server.cli("FLUSHALL")
-        return server.url, f"{proxy.url}?socket_timeout=0.3", proxy
+        return server.url, f"{proxy.url}?socket_timeout=0.45", proxy
     server.empty()
-    return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=0.3", proxy
+    return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=0.45", proxy
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
