@@ -275,6 +275,7 @@ def test_a_server_that_is_slow_is_no_server_that_hangs(world: Worlds, engine: st
         its.release(with_it)
 
 
+@pytest.mark.alone
 @both
 @engines
 def test_a_slow_server_keeps_nobody_for_more_than_one_question(world: Worlds, engine: str, colour: str) -> None:
