@@ -69,7 +69,7 @@ class RedisEngine(Engine):
         self.claims = self.store = servers.claims
         self.aclaims = self.astore = servers.aclaims
         self.locks, self.alocks = servers.locks, servers.alocks
-        self.releases = servers.locks if isinstance(servers, Shard) else None
+        self.releases = servers.locks
         self._closing = finalize(self, _close, os.getpid(), servers)
         forks.in_child(self._start_again)
 

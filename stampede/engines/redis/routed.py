@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from stampede.colour import Colour, run_blocking, settled
 from stampede.engines.redis.clients import Address
 from stampede.engines.redis.locks import LockPort, tag_of
-from stampede.engines.redis.master import Verb, reason
+from stampede.engines.redis.master import Ports, Verb, reason
 from stampede.engines.redis.verbs import Keys
 from stampede.engines.redis.wire import names
 from stampede.entry import Entry, Verdict
@@ -141,41 +141,58 @@ class RoutedKeys(Versioned):
         *,
         always: bool = False,
     ) -> list[Any]:
-        """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
-        are asked beside each other."""
-        if not items:
-            return []
+        """An answer, or an EngineError, to each item."""
         slots = [_slot_of_key(key(item)) for item in items]
-        parts: dict[Address | None, list[int]] = {}
+
+        async def ask(ports: Ports, some: Sequence[T]) -> list[Any]:
+            return await verb(ports.keys, some)
+
+        return await _by_shard(self._ways, self._colour, slots, items, ask, always=always)
+
+
+async def _by_shard(
+    ways: Ways,
+    colour: Colour,
+    slots: Sequence[int],
+    items: Sequence[T],
+    ask: Callable[[Ports, Sequence[T]], Awaitable[list[Any]]],
+    *,
+    always: bool = False,
+) -> list[Any]:
+    """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
+    are asked beside each other."""
+    if not items:
+        return []
+    parts: dict[Address | None, list[int]] = {}
+    try:
+        owners = await ways.owners(slots, colour)
+    except EngineError as error:
+        return [error] * len(items)
+    for number, owner in enumerate(owners):
+        parts.setdefault(owner, []).append(number)
+
+    async def part(numbers: list[int]) -> list[Any]:
+        slot, some = slots[numbers[0]], [items[number] for number in numbers]
         try:
-            owners = await self._ways.owners(slots, self._colour)
+            return await ways.of_key(slot, colour, lambda ports: ask(ports, some), always=always)
         except EngineError as error:
-            return [error] * len(items)
-        for number, owner in enumerate(owners):
-            parts.setdefault(owner, []).append(number)
+            if len(some) == 1 or not _is_about_one(error):
+                return [error] * len(some)
+        return [answer for number in numbers for answer in await part([number])]
 
-        async def part(numbers: list[int]) -> list[Any]:
-            slot, some = slots[numbers[0]], [items[number] for number in numbers]
-            try:
-                return await self._ways.of_key(slot, self._colour, lambda ports: verb(ports.keys, some), always=always)
-            except EngineError as error:
-                if len(some) == 1 or not _is_about_one(error):
-                    return [error] * len(some)
-            return [answer for number in numbers for answer in await part([number])]
-
-        if self._colour.suspending:
-            found = []
-            for answers_of_one in await settled([part(numbers) for numbers in parts.values()]):
-                if isinstance(answers_of_one, BaseException):
-                    raise answers_of_one
-                found.append(answers_of_one)
-        else:
-            found = [await part(numbers) for numbers in parts.values()]
-        answers: list[Any] = [None] * len(items)
-        for numbers, some in zip(parts.values(), found, strict=True):
-            for number, answer in zip(numbers, some, strict=True):
-                answers[number] = answer
-        return answers
+    if colour.suspending:
+        found = []
+        for answers_of_one in await settled([part(numbers) for numbers in parts.values()]):
+            if isinstance(answers_of_one, BaseException):
+                raise answers_of_one
+            found.append(answers_of_one)
+    else:
+        found = [await part(numbers) for numbers in parts.values()]
+    answers: list[Any] = [None] * len(items)
+    for numbers, some in zip(parts.values(), found, strict=True):
+        for number, answer in zip(numbers, some, strict=True):
+            answers[number] = answer
+    return answers
 
 
 def _is_about_one(error: EngineError) -> bool:
@@ -212,6 +229,15 @@ class RoutedLocks:
 
     async def release(self, name: str, token: bytes) -> bool:
         return await self._at(name, lambda locks: locks.release(name, token), always=True)
+
+    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
+        """In one round trip to each shard; of a blocking port."""
+
+        async def ask(ports: Ports, some: Sequence[tuple[str, bytes]]) -> list[Any]:
+            return ports.locks.release_many(some)
+
+        slots = [_slot(tag_of(name)) for name, _ in held]
+        return run_blocking(_by_shard(self._ways, self._colour, slots, held, ask, always=True))
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         end = time.monotonic() + timeout
