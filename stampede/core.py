@@ -366,7 +366,10 @@ class Scope:
         if resident is None:
             return landing
         if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
-            today = self._recall() or (await self.learn(colour, policy.wait) if landing.ticket is not None else prefix)
+            today = self._recall()
+            if today is None:
+                left = _left(policy, landing.at if began is None else began)
+                today = await self.learn(colour, left) if landing.ticket is not None else prefix
             # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
             # generation has killed the resident by then, or we see that generation here. Neither the resident's home
             # nor a ticket that was taken after the change knows of generations.
@@ -594,6 +597,11 @@ class Scope:
 
     def _store(self, colour: Colour) -> Store:
         return self.astore if colour.suspending else self.store
+
+
+def _left(policy: Policy, began: float) -> float | None:
+    """Seconds for which a caller waits yet, who has done nothing else since; None: without end."""
+    return None if policy.wait is None else max(policy.wait - (_clock() - began), 0.0)
 
 
 def _close(work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:

@@ -348,6 +348,28 @@ def test_nor_for_one_thing_after_the_other(before: Before, face: Faces, engine: 
     assert herd.join() == [1]
 
 
+@both
+def test_nor_to_keep_what_was_found(before: Before, face: Faces, colour: str) -> None:
+    """Who has its value, and asks whether that is of today's generation, would have all its time again for this."""
+    proxy, url = hanging("redis", before)
+    direct, asked = face(proxy.url.replace(str(proxy.port), str(proxy.target))), face(url, colour, local=True)
+    direct.run("set", "k", 1)
+    asked("warm", lambda: 1)
+    generations = asked.cache._core.engine.recalls._generations
+
+    def stop() -> None:
+        time.sleep(3 * WAIT)
+        proxy.hold()
+        generations.forget()
+
+    proxy.at(b"", after=stop)
+    began = time.monotonic()
+    assert asked("k", lambda: 2, wait=4 * WAIT) == 1
+    assert time.monotonic() - began < 4 * WAIT + 0.25
+    assert proxy.met == 1
+    proxy.let_go()
+
+
 @engines
 def test_nor_for_the_engine_when_the_leader_has_gone(before: Before, face: Faces, engine: str) -> None:
     """Who has followed for nearly as long as it may, and claims for itself then, would have all its time again."""
