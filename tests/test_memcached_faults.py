@@ -339,7 +339,7 @@ def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
         (engine.store.set, ("k", some()), None),
         (engine.claims.renew, ("renew", tokens["renew"], LONG), True),
         (engine.claims.fill, ("fill", tokens["fill"], some()), True),
-        (engine.claims.abandon, ("abandon", tokens["abandon"]), None),
+        (engine.claims.abandon, ("abandon", tokens["abandon"]), True),
         (engine.store.expire, ("k",), True),
         (engine.store.invalidate, ("fill",), True),
         (engine.locks.release, ("l", b"token"), False),
