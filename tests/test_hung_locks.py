@@ -194,14 +194,14 @@ def test_a_release_that_overtakes_its_acquire_is_not_the_last(
 ) -> None:
     """What holds a question back, a slow link or the buffers of a server that stood still, may let it go when it has
     been given back: nobody would have the lock, for a whole lease."""
-    its = world(engine, colour, 0.3)
+    its = world(engine, colour, 0.6)
     its.warm()
     passes, arrived, given_back = threading.Event(), threading.Event(), threading.Semaphore(0)
     its.proxy.at(b"late", before=lambda: passes.wait(PATIENCE), after=arrived.set)
     its.proxy.at(b"late", after=given_back.release, times=100)
     with monkeypatch.context() as patch:
         patch.setattr("stampede.guarded_locks.LEAST", 0.1)
-        took(lambda: its.acquire(its.lock("late"), 0), "hangs")
+        took(lambda: its.acquire(its.lock("late"), 0))
     if colour == "sync":  # its loop rests, else, and doesn't give it up
         until(its.proxy.left)
         while given_back.acquire(blocking=False):
@@ -216,7 +216,7 @@ def test_a_release_that_overtakes_its_acquire_is_not_the_last(
 @engines
 def test_nor_is_that_of_one_who_was_interrupted(world: Worlds, engine: str) -> None:
     """The same where its release had an answer: there was nothing yet."""
-    its = world(engine, "sync", 0.3)
+    its = world(engine, "sync", 0.6)
     its.warm()
     passes, arrived, given_back = threading.Event(), threading.Event(), threading.Event()
     its.proxy.at(b"late", before=lambda: passes.wait(PATIENCE), after=arrived.set)

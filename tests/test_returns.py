@@ -95,7 +95,7 @@ def test_a_giving_back_that_overtakes_its_claim_is_not_the_last(
     redis = engine == "redis"
     proxy = before(server if redis else shared_memcached())
     breakers = ("stampede.outage", *(() if redis else ("stampede.engines.memcached.servers",)))
-    url = f"{engine}://127.0.0.1:{proxy.port}?{'socket_timeout' if redis else 'timeout'}=0.3"
+    url = f"{engine}://127.0.0.1:{proxy.port}?{'socket_timeout' if redis else 'timeout'}=0.6"
     asked = faces.Face(url, colour, breakers=breakers, ttl=0, stale=60)
     other = faces.Face(f"{engine}://127.0.0.1:{proxy.target}", ttl=0, stale=60)
     assert asked.cache._core.outage is not None
