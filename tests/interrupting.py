@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -49,13 +50,8 @@ def lines_of(act: Callable[[], object], at: Callable[[Line], object]) -> None:
                 busy = False
         return trace
 
-    collecting = gc.isenabled()
-    gc.disable()  # finalizers of what other tests have left are no lines of this
-    try:
+    with _uncollected():  # finalizers of what other tests have left are no lines of this
         _traced(act, trace)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def lines_in(act: Callable[[], object]) -> dict[Line, None]:
@@ -95,7 +91,9 @@ def points_of(
             at((frame.f_code, frame.f_lasti))
         return trace
 
-    _traced(act, trace)
+    # Python 3.12.1 crashes where another thread collects while this one is traced by its instructions.
+    with _uncollected() if sys.version_info[:2] == (3, 12) else nullcontext():
+        _traced(act, trace)
 
 
 def interrupted(
@@ -120,6 +118,17 @@ def interrupted(
     except BaseException as error:
         return error
     return by("swallowed") if left < 0 else None
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _traced(act: Callable[[], object], trace: Any) -> None:
