@@ -131,6 +131,24 @@ def test_it_is_no_outage(engine: str, module: str, new_loop: Any) -> None:
             world.is_well(number)
 
 
+@engines
+def test_while_something_is_sent(engine: str) -> None:
+    """That is where most signals come. A connection that is being made would end as if its server had closed it."""
+
+    def where(frame: FrameType) -> bool:
+        return frame.f_code.co_name == "write" and frame.f_code.co_filename.endswith("selector_events.py")
+
+    points: list[object] = []
+    world = World(engine, asyncio.new_event_loop)
+    with world.cache:
+        world.call(-1)
+        points_of(partial(world.call, -2), points.append, where)
+        for number in range(len(points)):
+            error = interrupted(partial(world.call, number), number, where=where)
+            assert error is None or isinstance(error, Interrupt)
+            world.is_well(number)
+
+
 @loops
 def test_what_compiled_code_is_interrupted_by_is_known(new_loop: Any, limit: Any) -> None:
     """Under uvloop nothing that a handler raises would be known: it stands behind frames that Python doesn't have."""

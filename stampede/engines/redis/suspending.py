@@ -20,7 +20,7 @@ from stampede import forks
 from stampede.engines.attendant import Attendant
 from stampede.engines.landing import Interrupted, Landing
 from stampede.engines.progress import LARGE, Pace, unsent
-from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.clients import Server, note_reader, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, Parser, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
@@ -264,12 +264,14 @@ class _Pipe:
 
     async def _connect(self) -> None:
         connection: Any = None
+        readers: list[Any] = []
         made = False
         self._connects = time.monotonic()
 
         async def connect() -> None:
             nonlocal connection
             connection = self._server.suspending_connection()
+            note_reader(connection, readers)
             await connection.connect()
 
         try:
@@ -284,7 +286,9 @@ class _Pipe:
             self._fail_waiting(ConnectionError("the connection was closed"))
             raise
         except Exception as error:
-            pass_on(error)
+            for ended in (error, *(reader.exception() for reader in readers)):
+                if ended is not None:
+                    pass_on(ended)
             if isinstance(error, self._known):
                 self._fail_waiting(error)
             else:  # what it stumbles over; or thrown in by whom we don't know: once more tells which
