@@ -92,6 +92,11 @@ class _Server:
             self._late.pop(question, None)
         return False
 
+    @property
+    def tried(self) -> float:
+        """When somebody has asked it last, all the same."""
+        return self._due - EVERY
+
     def is_due(self) -> bool:
         """Whether it is the caller who finds out if it hangs still."""
         now = _clock()
@@ -139,9 +144,13 @@ class Guarded:
             return await work()
         its = questions.at(server)
         if its.hangs_for(seconds) and not its.is_due():
-            await self._colour.park(Bell(), stalls.NEXT)  # a reply may be there, to be read; or one to who asks now
-            if its.hangs_for(seconds):
-                return Late.UNASKED
+            until = min(_clock() + seconds, its.tried + stalls.LATE)  # by then, who has just asked has its answer
+            while True:
+                await self._colour.park(Bell(), stalls.NEXT)  # a reply may be there, to be read
+                if not its.hangs_for(seconds):
+                    break
+                if _clock() >= until:
+                    return Late.UNASKED
         question = _Question()
 
         def ended(result: Any, error: BaseException | None) -> None:
