@@ -224,8 +224,8 @@ async def locks(cache: Cache) -> str:
 QUESTIONS: dict[str, tuple[Any, Any, str]] = {
     "locks": (locks, locked, "had"),
     "calls": (
-        lambda cache: cache.aget_or_compute("k", lambda: "computed", wait=0.05),
-        lambda cache: cache.get_or_compute("l", lambda: "computed", wait=0.05),
+        lambda cache: cache.aget_or_compute("k", lambda: "computed", wait=0.25),
+        lambda cache: cache.get_or_compute("l", lambda: "computed", wait=0.25),
         "kept",
     ),
 }
@@ -238,8 +238,8 @@ def test_a_blocked_loop_keeps_nobody_else_from_the_server(
 ) -> None:
     """Its question has an answer, which it doesn't read, or had none for a moment: other threads would not even ask,
     and have an error instead of a lock, or compute what is there."""
-    monkeypatch.setattr("stampede.guarded_locks.LEAST", 0.1)
-    monkeypatch.setattr("stampede.guarded_locks.AGAIN", 0.1)
+    monkeypatch.setattr("stampede.guarded_locks.LEAST", 0.3)
+    monkeypatch.setattr("stampede.guarded_locks.AGAIN", 0.3)
     ask, ask_at_once, answer = QUESTIONS[kind]
     blocked, end = threading.Event(), threading.Event()
 
@@ -269,7 +269,7 @@ def test_a_blocked_loop_keeps_nobody_else_from_the_server(
         herd = Herd(lambda: asyncio.run(scenario(cache)))
         assert blocked.wait(5)
         link.proxy.let_go()
-        time.sleep(0.25)
+        time.sleep(0.35)  # longer than each of them is waited for
         assert [ask_at_once(cache) for _ in range(3)] == [answer] * 3
         assert set(Herd(*[lambda: ask_at_once(cache)] * 5).join()) <= {answer, "refused"}
         end.set()
