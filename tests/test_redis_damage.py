@@ -27,6 +27,7 @@ def all_of_ours(server: RedisServer, url: str) -> Iterator[list[str]]:
     cache, origin = Cache(url, retry_after=60, observers=[lambda event: None]), Origin()
     cache.get_or_compute("value", lambda: 1)
     computing = Herd(lambda: cache.get_or_compute("computing", origin))
+    origin.has_begun()
     with contextlib.suppress(ZeroDivisionError):
         cache.get_or_compute("failed", lambda: 1 // 0)
     with Lock("lock", on=url):

@@ -213,6 +213,7 @@ def test_a_password_that_changes(own: RedisServer, face: Faces, colour: str) -> 
     assert asked("k", never) == 1
 
 
+@pytest.mark.alone
 @both
 def test_before_the_first_news(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
     """In its first moments a process is told nothing: its local tier would keep what others change, and who waits would
