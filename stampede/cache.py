@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
-from stampede import events
+from stampede import events, returns
 from stampede.batch import fetch_many
 from stampede.cached import decorate, switch
 from stampede.codec import make_codec
@@ -301,6 +301,7 @@ class Cache:
         """
         self._core.close()
         self.engine.close()
+        returns.closed(self.engine)
         if self._core.front.tier is not None:
             self._core.front.tier.clear()
 

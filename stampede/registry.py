@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from stampede import forks
+from stampede import forks, returns
 from stampede import lock as locks
 from stampede.cache import Cache
 from stampede.cached import decorate, unbind_all
@@ -78,6 +78,8 @@ class Registry:
             self._caches, self._engines = {}, {}
         for each in opened:
             each.close()
+            if isinstance(each, Engine):
+                returns.closed(each)
 
 
 _registry = Registry()

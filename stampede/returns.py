@@ -25,7 +25,7 @@ from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Asked, Engine
 from stampede.threads import begun
 
-__all__ = ["PAUSE", "LockReturns", "Returns", "at_exit"]
+__all__ = ["PAUSE", "LockReturns", "Returns", "at_exit", "closed"]
 
 _log = logging.getLogger("stampede")
 
@@ -103,6 +103,13 @@ class _Owed(ABC):
             self._due.pop(token, None)
             self._again.pop(token, None)
 
+    def end(self) -> None:
+        """There is nobody to give them back to any more."""
+        with self._lock:
+            self._due.clear()
+            self._again.clear()
+        self._hurry.set()
+
     def hurry(self) -> None:
         """The engine can be asked, as somebody has just seen."""
         if self._due:
@@ -119,8 +126,7 @@ class _Owed(ABC):
         now = _clock()
         for (token, debt), answer in zip(due, answers, strict=True):
             if isinstance(answer, EngineClosed):
-                self._due.clear()
-                self._again.clear()
+                self.end()
                 return True
             if not isinstance(answer, EngineError):
                 self._given(token, debt, now, there=answer is not False)
@@ -292,6 +298,13 @@ def _quietly(returns: _Owed, *, last: bool = False) -> bool:
     except BaseException:  # an engine's own bug, or one that was thrown in: the next try may do
         _log.exception("leases could not be given back")
         return True
+
+
+def closed(engine: Engine) -> None:
+    """What is owed to it ends with its time."""
+    for owing in list(_all):
+        if owing.engine() is engine:
+            owing.end()
 
 
 def _at_exit() -> None:

@@ -27,10 +27,15 @@ from servers import RedisServer
 from test_redis_faults import Face
 
 from stampede import Cache, EngineError, Lock
+from stampede.guarded_locks import _sides
 from stampede.returns import LockReturns, Returns, _give_back_all
 
 Before = Callable[[RedisServer], Proxy]
 Faces = Callable[..., Face]
+
+
+LATER = 600.0
+"""Seconds for which no test waits."""
 
 
 @pytest.fixture(autouse=True)
@@ -187,6 +192,26 @@ def test_what_may_come_late_is_asked_for_a_few_times(monkeypatch: pytest.MonkeyP
     returns.add("l", b"token", late=True)
     returns.forget(b"token")
     assert not returns
+
+
+@pytest.mark.parametrize("whose", ["cache", "lock"])
+def test_a_closed_engine_is_owed_nothing(monkeypatch: pytest.MonkeyPatch, server: RedisServer, whose: str) -> None:
+    """The thread that gives back would stay for half a minute, with its cache, as what it waits for may come late."""
+    monkeypatch.setattr("stampede.returns.AGAIN", (LATER,))
+    monkeypatch.setattr("stampede.returns.PAUSE", LATER)
+    cache = Cache(server.url)
+    with cache.lock("l"):
+        pass
+    owed = cache._core.outage.unknown if whose == "cache" else _sides[cache.engine].returns  # type: ignore[union-attr]
+    owed.add("k", b"a token!", late=True)
+    owed.hurry()
+    until(lambda: len(owed._again) == 1)
+    thread = owed._thread
+    assert thread is not None
+    cache.close()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert not owed
 
 
 def test_one_lock_that_the_server_refuses_keeps_no_others() -> None:
