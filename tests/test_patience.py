@@ -358,14 +358,14 @@ def test_nor_to_keep_what_was_found(before: Before, face: Faces, colour: str) ->
     generations = asked.cache._core.engine.recalls._generations
 
     def stop() -> None:
-        time.sleep(3 * WAIT)
+        time.sleep(5 * WAIT)
         proxy.hold()
         generations.forget()
 
     proxy.at(b"", after=stop)
     began = time.monotonic()
-    assert asked("k", lambda: 2, wait=4 * WAIT) == 1
-    assert time.monotonic() - began < 4 * WAIT + 0.25
+    assert asked("k", lambda: 2, wait=8 * WAIT) == 1
+    assert time.monotonic() - began < 8 * WAIT + 0.25
     assert proxy.met == 1
     proxy.let_go()
 
