@@ -104,6 +104,18 @@ def test_what_threads_asked_for_while_it_hung(server: MemcachedServer, proxy: Pr
     are_free(server, *KEYS)
 
 
+def test_a_closed_cache_listens_for_a_moment_only(proxy: Proxy, cache: Cache) -> None:
+    """Closing it would leave connections and a thread behind for a minute, as nobody knows whether its server hangs."""
+    cache.get_or_compute("warm", own)
+    proxy.hold()
+    assert cache.get_or_compute("k", own, wait=0.1) == "own"
+    until(lambda: len(unheard) == 1)
+    (line,) = unheard._lines
+    cache.close()
+    until(lambda: not len(unheard), 10)
+    assert line.sock.fileno() == -1
+
+
 def test_what_tasks_asked_for_while_it_hung(server: MemcachedServer, proxy: Proxy, cache: Cache, runs: Runs) -> None:
     """The same of an event loop's."""
 

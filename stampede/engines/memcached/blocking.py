@@ -217,7 +217,7 @@ class Connection:
         if asked and self._sock is not None and self._sock is self._client.sock and any(claims := claimed(asked)):
             self._client.sock = None
             with suppress(OSError):  # another thread has just closed it
-                unheard.add(self._sock, claims, self._parsed[: self._behind], self._rest)
+                unheard.add(self._sock, claims, self._parsed[: self._behind], self._rest, self._server)
         self._client.close()
 
     def __del__(self) -> None:

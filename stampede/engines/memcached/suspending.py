@@ -261,7 +261,7 @@ class Stream(Landing):
         claims = [name for question in self._flying for name in claimed(question.commands)]
         own = doubled(self._transport) if any(claims) else None
         if own is not None:
-            unheard.add(own, claims, self._flying[0].replies, self._buffer)
+            unheard.add(own, claims, self._flying[0].replies, self._buffer, self._server)
 
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from stampede import forks
 from stampede.engines.memcached import meta
+from stampede.engines.memcached.servers import Server
 from stampede.errors import EngineError
 from stampede.threads import begun
 
@@ -32,7 +33,7 @@ LOOK = 0.05
 """Seconds until a connection that has just come is listened to, where the thread listens to others already."""
 
 AT_ONCE = 1.0
-"""Seconds in which a server that has just answered takes a line more."""
+"""Seconds in which a server that has answered takes a line more, or says what it owes to an engine that was closed."""
 
 CHUNK = 1 << 16
 
@@ -41,9 +42,15 @@ class _Line:
     """One connection, and what it owes."""
 
     def __init__(
-        self, sock: Any, claims: Sequence[bytes], replies: Sequence[meta.Reply], rest: bytes | bytearray
+        self,
+        sock: Any,
+        claims: Sequence[bytes],
+        replies: Sequence[meta.Reply],
+        rest: bytes | bytearray,
+        server: Server | None,
     ) -> None:
         self.sock = sock
+        self._server = server
         self.until = time.monotonic() + LONGEST
         self._claims = claims
         self._replies = list(replies)
@@ -51,6 +58,8 @@ class _Line:
 
     def owes(self, now: float) -> bool:
         """Hear what has come: whether there is more to come."""
+        if self._server is not None and self._server.closed:
+            self.until = min(self.until, now + AT_ONCE)
         with suppress(BlockingIOError, SSLWantReadError, SSLWantWriteError):
             while self._is_short() or self._gives_back():
                 if now >= self.until or not (some := self.sock.recv(CHUNK)):
@@ -98,11 +107,19 @@ class Unheard:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def add(self, sock: Any, claims: Sequence[bytes], replies: Sequence[meta.Reply], rest: bytes | bytearray) -> None:
+    def add(
+        self,
+        sock: Any,
+        claims: Sequence[bytes],
+        replies: Sequence[meta.Reply],
+        rest: bytes | bytearray,
+        server: Server | None = None,
+    ) -> None:
         """Listen to it, which is nobody else's from now on. `claims`: for each reply the name that it may have won, or
-        none; `replies`: those which have come; `rest`: the bytes that came behind them."""
+        none; `replies`: those which have come; `rest`: the bytes that came behind them. `server`: when it is closed
+        here, it has a second yet."""
         sock.settimeout(0)
-        line = _Line(sock, claims, replies, rest)
+        line = _Line(sock, claims, replies, rest, server)
         with self._lock:
             self._lines.append(line)
             for old in self._lines[:-MOST]:
