@@ -136,8 +136,8 @@ class GuardedLocks:
         soon, in nobody's time, if it hangs. `late`: its question has had no answer, and may come behind this."""
 
         def told(stood: object, error: BaseException | None) -> None:
-            if error is not None or (late and stood is False):
-                self._owe(name, token, late=late)
+            if error is None and (stood or not late):
+                self._side.returns.forget(token)
 
         if self._side.habit.silent:
             self._owe(name, token, late=late)
@@ -149,7 +149,8 @@ class GuardedLocks:
         except EngineError:
             self._owe(name, token, late=late)
         else:
-            if answer is Late.UNASKED or (late and answer is False):
+            # Also what goes on beside us: its loop may end, and nobody would hear what came of it.
+            if isinstance(answer, Late) or (late and answer is False):
                 self._owe(name, token, late=late)
 
     async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T:

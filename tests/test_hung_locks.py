@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 import time
@@ -141,6 +142,25 @@ def test_nobody_waits_longer_for_a_lock_whose_server_hangs(world: Worlds, engine
     until(lambda: its.is_free("l") and its.is_free("t") and its.is_free("u"), bound=5)
     assert its.acquire(lock)
     its.release(lock)
+
+
+@engines
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of coroutines that get no turn
+def test_a_loop_that_ends_while_its_locks_are_asked_for(world: Worlds, engine: str) -> None:
+    """What is withdrawn while all tasks are cancelled goes on beside its caller, in a loop that gets no turn."""
+    its = world(engine, "async")
+    names = ["l", "t", "u"]
+
+    async def main() -> None:
+        assert await its.lock("warm").aacquire()  # on a connection of this loop's
+        its.proxy.hold()
+        asking = [asyncio.ensure_future(its.lock(name).aacquire(LEASE)) for name in names]
+        await asyncio.wait(asking, timeout=0.05)
+
+    asyncio.run(main())
+    its.proxy.let_go()
+    until(lambda: all(its.is_free(name) for name in names), bound=5)
+    gc.collect()
 
 
 @both
