@@ -507,6 +507,36 @@ def test_connections_that_break_under_a_herd(
     assert waiting.join() + holding.join() == [[1] * 4, 1]
 
 
+@both
+@pytest.mark.parametrize("trouble", ["down", "hung"])
+def test_server_and_origin_both_down(
+    own: RedisServer, face: Faces, trouble: str, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the local tier had, and was true when the server went away, would be gone when its last connection ends: a
+    second later, as nobody has looked at it until then."""
+    monkeypatch.setattr("stampede.engines.redis.news.SOON", 0.05)
+    asked = face(own.url, colour, timeout=0.5, local=True, ttl=600, stale=600)
+
+    def kept() -> bool:
+        hits = asked.cache.stats().hits
+        return asked("k", lambda: "kept") == "kept" and asked.cache.stats().hits > hits
+
+    def failing() -> str:
+        raise OSError("the origin is down")
+
+    until(kept)
+    stamps = asked.cache._core.engine._servers.news.stamps
+    until(lambda: time.monotonic() > stamps.heard + 0.3)  # news of its own fill may be on their way
+    until(kept)
+    own.stop() if trouble == "down" else own.freeze()
+    until(lambda: stamps._lost, bound=20)
+    for _ in range(3):
+        ended = time.monotonic()
+        until(lambda ended=ended: time.monotonic() > ended + 0.1)  # longer than connections take to end together
+        assert asked("k", failing) == "kept"
+    asked.cache.close()
+
+
 def test_an_idle_reader_that_was_cut_keeps_nothing(server: RedisServer, face: Faces) -> None:
     """A server tells nobody of what a closed connection had read: the local tier would keep it for ever."""
     asked, other = face(server.url, timeout=1.0, local=True), face(server.url, timeout=1.0)

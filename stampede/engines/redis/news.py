@@ -34,7 +34,7 @@ LINGER = 5.0
 """Seconds that a channel stays subscribed after its last waiter: the next herd finds it so."""
 
 SOON = 1.0
-"""Seconds within which connections that end are taken for one loss."""
+"""Seconds within which connections that end are taken for one loss, also if there are news yet."""
 
 TICK = 1.0
 """Seconds between two pings: a connection that was cut without a word would tell nothing."""
@@ -125,16 +125,17 @@ class Ear:
 class Stamps(array):  # type: ignore[type-arg]
     """One word a slot; and while the server is lost, what stood there before: so much was true when it went."""
 
+    heard = 0.0  # when there was word of the server last
     _before: Any = None
     _at = 0.0
     _lost = False
 
     def remember(self) -> None:
-        """A connection has ended. Those of a server that dies end one by one: the first tells what was true."""
-        now = time.monotonic()
-        if self._before is None or now - self._at > SOON:
+        """A connection has ended. Those of a server that dies or hangs end one by one, each when somebody looks at it:
+        the first tells what was true, until the server has been heard of again."""
+        if self._before is None or self.heard - self._at > SOON:
             self._before = self[:]
-        self._at = now
+        self._at = time.monotonic()
 
     def lose(self) -> None:
         """There are no news any more: it is the server that has gone."""
@@ -143,7 +144,7 @@ class Stamps(array):  # type: ignore[type-arg]
 
     def find(self) -> None:
         """There are news again: of what was changed meanwhile there were none."""
-        self._lost = False
+        self._lost, self.heard = False, time.monotonic()
 
     def stood(self, slot: int, stamp: int) -> bool:
         """Did a ticket hold until the server was lost?"""
@@ -409,6 +410,7 @@ class News:
             data = sock.recv(_PIECE)
             if not data:
                 raise ConnectionError("the server closed the connection")
+            self.stamps.heard = time.monotonic()
             pushes.feed(data)
             more = hasattr(sock, "pending") and sock.pending() > 0  # what TLS has read already
         while (push := pushes.gets()) is not MORE:
