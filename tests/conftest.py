@@ -60,9 +60,9 @@ def _watch_the_end() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """As many as there are processors: tests wait for most of their time, and the servers of some need a second one."""
+    """Tests wait for most of their time: one more than there are processors leaves these half idle, as servers need."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(processors, 8)
+    return min(processors + 1, 8)
 
 
 @pytest.hookimpl(optionalhook=True)

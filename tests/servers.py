@@ -394,7 +394,10 @@ class Sentinels:
 
     service = "main"
 
-    def __init__(self, replicas: int = 2, sentinels: int = 3, tls: Authority | None = None) -> None:
+    def __init__(
+        self, replicas: int = 2, sentinels: int = 3, tls: Authority | None = None, *, silence: float = 1.0
+    ) -> None:
+        """`silence`: seconds after which they take who doesn't answer for down."""
         self._tls = tls
         self.master = RedisServer(*_REPLICATES, tls=tls)
         self.replicas = [
@@ -403,7 +406,7 @@ class Sentinels:
         wait_until(lambda: self.master.cli("INFO", "replication").count("state=online") == replicas)
         config = (
             f"sentinel monitor {self.service} 127.0.0.1 {self.master.port} {sentinels // 2 + 1}\n"
-            f"sentinel down-after-milliseconds {self.service} 1000\n"
+            f"sentinel down-after-milliseconds {self.service} {1000 * silence:.0f}\n"
             f"sentinel failover-timeout {self.service} 3000\n"
         )
         self.sentinels = [RedisServer("--sentinel", config=config, tls=tls) for _ in range(sentinels)]
