@@ -25,6 +25,7 @@ from stampede.loaders import Together
 from stampede.local import Tier
 from stampede.lock import Lock
 from stampede.metrics import Counters, Observers, Stats, log_events, unread
+from stampede.namesakes import Namesakes
 from stampede.outage import Outage
 from stampede.outcome import Landing, empty, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
@@ -92,6 +93,7 @@ class Cache:
         self._trust = tuple(_imported(name) for name in settings.trust)
         self._root = self.scope(quoted(self.namespace), self.policy)
         self._root_prefix = in_namespace(self.namespace, "")
+        self.namesakes = Namesakes()
 
     def _note(self, kind: type[events.Event], scope: str, key: str, *what: Any) -> None:
         """Tell all observers. An event of which nobody else wants to hear is counted without being made."""
@@ -116,7 +118,9 @@ class Cache:
         strict = settings.on_engine_error == "raise"
         return Outage(self.name, self.engine, MemoryEngine(), self.observers.emit, strict=strict)
 
-    def scope(self, name: str, policy: Policy, returns: Any = None, **codec: Any) -> Scope:
+    def scope(
+        self, name: str, policy: Policy, returns: Any = None, *, called: str | None = None, **codec: Any
+    ) -> Scope:
         """One function's part of this cache; its values are encoded for its return annotation."""
         settings = self.settings
         coder = None
@@ -129,7 +133,7 @@ class Cache:
                 compress=codec.get("compress", settings.compress),
                 max_bytes=codec.get("max_bytes", settings.max_bytes),
             )
-        return Scope(self._core, self.namespace, name, policy, coder)
+        return Scope(self._core, self.namespace, name, policy, coder, called)
 
     # -- one key --------------------------------------------------------------------------------------------------
 
@@ -327,7 +331,7 @@ class Cache:
 
     def cached(self, function: Any = None, /, **options: Any) -> Any:
         """`stampede.cached`, in this cache."""
-        return decorate(function, lambda: self, options)
+        return decorate(function, lambda: self, options, self.namesakes)
 
     def lock(self, name: str, **options: Any) -> Lock:
         """`stampede.Lock` of this name, on this cache's engine."""

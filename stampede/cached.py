@@ -26,9 +26,10 @@ from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import EngineClosed, KeyingError, OptionError
 from stampede.hot import Hot
-from stampede.keys import Parameters, key_maker, scope_name
+from stampede.keys import Parameters, identity_of, in_namespace, key_maker, quoted, scope_name
 from stampede.loaders import OneByOne
 from stampede.local import Resident
+from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import empty, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy, nearest
 from stampede.settings.checks import CACHE, checked
@@ -46,21 +47,25 @@ class Home(Protocol):
 
     namespace: str
     policy: Policy
+    namesakes: Namesakes
 
-    def scope(self, name: str, policy: Policy, returns: Any = None, **codec: Any) -> Scope: ...
+    def scope(
+        self, name: str, policy: Policy, returns: Any = None, *, called: str | None = None, **codec: Any
+    ) -> Scope: ...
     def stats_of(self, scope: str) -> Any: ...
 
 
-def decorate(function: Any, find: Callable[[], Home], options: Mapping[str, Any]) -> Any:
-    """`@cached` with or without arguments. `find` is asked for the cache at the first call."""
+def decorate(function: Any, find: Callable[[], Home], options: Mapping[str, Any], namesakes: Namesakes) -> Any:
+    """`@cached` with or without arguments. `find` is asked for the cache at the first call; `namesakes` are the
+    functions that are known to be decorated for it."""
     if function is None:
         Cached.check(options)  # a wrong option is an error of this line, not of the next
-        return lambda function: decorate(function, find, options)
+        return lambda function: decorate(function, find, options, namesakes)
     if isinstance(function, staticmethod):
-        return staticmethod(Cached(function.__func__, find, options).plain())
+        return staticmethod(Cached(function.__func__, find, options).among(namesakes).plain())
     if isinstance(function, classmethod):
-        return Method(Cached(function.__func__, find, options, bound=True), by_class=True)
-    cached = Cached(function, find, options, bound=_in_class_body(function))
+        return Method(Cached(function.__func__, find, options, bound=True).among(namesakes), by_class=True)
+    cached = Cached(function, find, options, bound=_in_class_body(function)).among(namesakes)
     return Method(cached) if cached.bound else cached.plain()
 
 
@@ -96,7 +101,7 @@ class Cached:
         self._find = find
         self._lock = threading.RLock()  # a finalizer that runs in the middle of binding may call the function
         self._home: Home | None = None
-        self.told = False  # that another function has its name
+        self._identity = told_apart(identity_of(function, options.get("ignore", ())))
         self._scope: Scope | None = None
         self._make_key: Callable[..., str] | None = None
         if isinstance(key, str):
@@ -106,6 +111,15 @@ class Cached:
 
     def _start_again(self) -> None:
         self._lock = threading.RLock()  # a thread that was binding is not here to open it
+
+    def among(self, namesakes: Namesakes) -> Cached:
+        """One of those that are decorated for one cache: OptionError if it would be served what another computes."""
+        if self.options.get("key") is None and self._identity.whole:
+            namesakes.add(self._name(str(self.options.get("namespace", ""))), self._identity)
+        return self
+
+    def _name(self, namespace: str) -> str:
+        return scope_name(namespace, self._identity, self.options.get("version"))
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
@@ -148,13 +162,21 @@ class Cached:
         home = self._find()
         with self._lock:
             if self._scope is None or self._home is not home:
-                namespace, version = self.options.get("namespace", home.namespace), self.options.get("version")
-                name = scope_name(str(namespace), self.function, version)
-                _note_name(name, self, home)
+                if not (
+                    self._identity.named or self._identity.whole
+                ):  # what was missing when it was decorated is there now
+                    self._identity = told_apart(identity_of(self.function, self.options.get("ignore", ())))
+                namespace = str(self.options.get("namespace", home.namespace))
+                name = called = self._name(namespace)
+                if self.options.get("key") is None:
+                    home.namesakes.add(name, self._identity)
+                    prefix = f"{name}:"
+                else:
+                    name, prefix = quoted(namespace), in_namespace(namespace, "")  # a cache's own key
                 policy = home.policy.with_options(**_among(self.options, OPTIONS))
                 coding = checked(_among(self.options, CODING), CACHE)
-                self._make_key = self._key_maker(f"{name}:")
-                self._scope = home.scope(name, policy, returns_of(self.function), **coding)
+                self._make_key = self._key_maker(prefix)
+                self._scope = home.scope(name, policy, returns_of(self.function), called=called, **coding)
                 self._home = home
             return self._scope
 
@@ -283,6 +305,11 @@ class Cached:
 
     def invalidate_all(self) -> Any:
         """Every value of this function is gone, in every process."""
+        if self.options.get("key") is not None:
+            raise OptionError(
+                f"the keys of {self.function.__qualname__} are its cache's own, as it has a key=: nobody knows which "
+                "they are. Invalidate them one by one, or clear() the cache (of a namespace that is its alone)"
+            )
         return self._run(self.scope.bump(self.colour))
 
     def many(self, calls: Iterable[Iterable[Any]]) -> Any:
@@ -319,7 +346,7 @@ class Cached:
 
     def stats(self) -> Any:
         """Counts of this function in this process."""
-        return self.home.stats_of(self.scope.name)
+        return self.home.stats_of(self.scope.called)
 
     # -- the faces: a plain function, or a descriptor -------------------------------------------------------------
 
@@ -524,7 +551,6 @@ class _LateCache:
 # -- all decorated functions --------------------------------------------------------------------------------------
 
 _all: weakref.WeakSet[Cached] = weakref.WeakSet()
-_names: weakref.WeakValueDictionary[str, Cached] = weakref.WeakValueDictionary()
 
 
 class Switch:
@@ -555,21 +581,6 @@ def disabled() -> Iterator[None]:
 def _set_switch(off: bool) -> None:
     switch.off = off
     unbind_all()  # or hits would go on
-
-
-def _note_name(name: str, cached: Cached, home: Home) -> None:
-    """Say once if two functions that both live share their keys: lambdas, and closures of one factory, mostly."""
-    other = _names.setdefault(name, cached)
-    if other is cached or other._home is not home or cached.told or not _differ(other.function, cached.function):
-        return
-    cached.told = other.told = True
-    _log.warning("two functions are called %s and share their values: give each a version= or namespace=", name)
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """May they compute different values? What was loaded anew from the same source does not."""
-    same = one is other or getattr(one, "__code__", one) == getattr(other, "__code__", other)
-    return one is not other and (not same or bool(getattr(one, "__closure__", None)))
 
 
 def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

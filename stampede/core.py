@@ -113,13 +113,17 @@ class Core:
 class Scope:
     """One function's part of a cache (or the cache's own keys): how its values are asked for, kept and forgotten."""
 
-    def __init__(self, core: Core, namespace: str, name: str, policy: Policy, codec: Coder | None) -> None:
+    def __init__(
+        self, core: Core, namespace: str, name: str, policy: Policy, codec: Coder | None, called: str | None = None
+    ) -> None:
+        """`called`: by whom its events are told, where that is not its name."""
         if core.engine.claims is None or core.engine.aclaims is None:
             raise OptionError(f"{core.engine.scheme}:// keeps no values: it can only be a lock (locks=)")
         assert core.engine.store is not None
         assert core.engine.astore is not None
         self.core = core
-        self.name = name
+        self.name = name  # of its generation
+        self.called = name if called is None else called
         self.policy = policy
         self.namespace = quoted(namespace)
         refuge = core.outage.refuge if core.outage is not None else None
@@ -163,7 +167,7 @@ class Scope:
         return claims, store
 
     def _bad(self, key: str, error: Exception) -> None:
-        self.core.note(events.BadBytes, self.name, self.label(key), str(error))
+        self.core.note(events.BadBytes, self.called, self.label(key), str(error))
 
     # -- keys -----------------------------------------------------------------------------------------------------
 
@@ -296,7 +300,7 @@ class Scope:
             return None
         if front.tier is not None:
             landing = Landing(entry, ticket=found.ticket, at=at)
-            resident = front.place(physical, self.name, landing, None)
+            resident = front.place(physical, self.called, landing, None)
             if self._known_prefix() + key != physical:
                 front.tier.drop(physical)
                 return None
@@ -306,7 +310,7 @@ class Scope:
                     return None  # it came in its early moment
         elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
             return None
-        core.note(events.Found, self.name, key)
+        core.note(events.Found, self.called, key)
         return entry
 
     def fetch(
@@ -362,7 +366,7 @@ class Scope:
             landing = await (self._aside(call, sample) if policy.background and not force else fill(call))
         if front.tier is None:
             return landing
-        resident = front.place(physical, self.name, landing, sample)
+        resident = front.place(physical, self.called, landing, sample)
         if resident is None:
             return landing
         if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
@@ -412,7 +416,7 @@ class Scope:
         placed = [
             (resident, call, landing)
             for call, landing, sample in ends
-            if (resident := front.place(call.key, self.name, landing, sample)) is not None
+            if (resident := front.place(call.key, self.called, landing, sample)) is not None
         ]
         if placed:  # asked now, and not before: as in `_fetch`
             today = self._recall()
@@ -452,7 +456,7 @@ class Scope:
     def _means(self, port: Claims, colour: Colour) -> Means:
         core = self.core
         return Means(
-            scope=self.name,
+            scope=self.called,
             port=port,
             flights=core.flights,
             colour=colour,
@@ -571,7 +575,7 @@ class Scope:
             # Whoever begins a new generation, another thread perhaps, may not have got to this key's resident yet.
             for older in {known, *[prefix + key for prefix in self._older.copy()]} - {physical}:
                 core.bury(older)
-            core.note(events.Invalidated, self.name, key, verb)
+            core.note(events.Invalidated, self.called, key, verb)
 
     async def bump(self, colour: Colour) -> None:
         """A new generation of this scope: everything older is gone."""
@@ -581,7 +585,7 @@ class Scope:
             core.answered(was_down)
         finally:
             core.forget_all(f"{before}{self.name}:", self.name)
-            core.note(events.Invalidated, self.name, "", "invalidate_all")
+            core.note(events.Invalidated, self.called, "", "invalidate_all")
         await self.learn(colour)
 
     async def clear(self, colour: Colour) -> None:

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from stampede.cached import decorate, unbind_all
 from stampede.engines import open_engine
 from stampede.errors import OptionError, SettingsError
 from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options
+from stampede.namesakes import Namesakes
 from stampede.ports import Engine
 from stampede.settings import Settings, cache_settings, discover, from_mapping, load
 
@@ -37,6 +39,7 @@ class Registry:
         self._settings = settings
         self._discovers = discovers
         self._caches: dict[str, Cache] = {}
+        self.namesakes: defaultdict[str, Namesakes] = defaultdict(Namesakes)  # of the functions decorated for a cache
         self._engines: dict[str, Engine] = {}
         forks.in_child(self._start_again)
 
@@ -147,6 +150,11 @@ def _finder(cache: Any) -> Callable[[], Cache]:
     raise OptionError(f"cache is {cache!r}: give a name of the settings, a Cache, or a function that returns one")
 
 
+def _namesakes(cache: Any) -> Namesakes:
+    """The functions that are known to be decorated for the same cache."""
+    return cache.namesakes if isinstance(cache, Cache) else _registry.namesakes[str(cache)]
+
+
 def _found(cache: Any) -> Cache:
     if not isinstance(cache, Cache):
         raise OptionError(f"the function given as cache= returned {cache!r}: it must return a Cache")
@@ -163,7 +171,7 @@ def cached(*, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[
 
 def cached(function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:
     """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method."""
-    return decorate(function, _finder(cache), options)
+    return decorate(function, _finder(cache), options, _namesakes(cache))
 
 
 def cache_without_dogpiling(key: str, function: Callable[[], T], ttl: Any = None, **options: Any) -> T:

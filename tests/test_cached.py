@@ -452,7 +452,7 @@ def test_many_computes_only_what_is_missing() -> None:
 def test_key_options() -> None:
     """Keys by format, by function, without some parameters, by version and namespace."""
     by_format = cached(key="user:{x}")(counting("sync")[0])
-    assert by_format.key(1).endswith(":user:1")
+    assert by_format.key(1) == "user:1"
     assert by_format(1, 1) == by_format(1, 5)
     by_function = cached(key=lambda x, y=2: f"{x + y}")(counting("sync")[0])
     assert by_function(1, 4) == by_function(2, 3)

@@ -75,7 +75,7 @@ def test_nothing_older_than_a_change_of_a_function(caches: tuple[Cache, Cache]) 
     """The same after `invalidate_all`, with `clear` beside it."""
     values = ["old"]
     f, g = (
-        cache.cached(ttl=600, key="k:{n}", version="f")(_asking(values))  # two processes' same function
+        cache.cached(ttl=600)(_asking(values))  # two processes' same function
         for cache in caches
     )
     assert f(1) == "old" == f(1)

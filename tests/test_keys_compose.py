@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -12,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stampede import Cache
-from stampede.keys import function_in, generation, in_namespace, quoted, scope_name
+from stampede.keys import Identity, function_in, generation, in_namespace, quoted, scope_name
 
 texts = st.text("ab%3A/:@,|#", max_size=5)
 names = texts.filter(bool)
+codes = st.text("0123456789abcdef", max_size=2)
 
 
 class Plain(NamedTuple):
@@ -36,6 +36,7 @@ class Called(NamedTuple):
     namespace: str
     module: str
     qualname: str
+    code: str  # '': the name tells
     version: str | None
     own: str
     whole: str
@@ -43,8 +44,8 @@ class Called(NamedTuple):
 
     @property
     def scope(self) -> str:
-        function = SimpleNamespace(__module__=self.module, __qualname__=self.qualname)
-        return scope_name(self.namespace, function, self.version)
+        identity = Identity(self.module, self.qualname, not self.code, self.code, (), True)
+        return scope_name(self.namespace, identity, self.version)
 
     @property
     def physical(self) -> str:
@@ -61,9 +62,10 @@ def taken_apart(physical: str) -> Plain | Called:
         return Plain(unquote(namespace), unquote(generations), rest)
     whole, _, own = generations.partition(",")
     module, name, arguments = rest.split(":", 2)
-    qualname, versioned, version = name.partition("@")
+    name, versioned, version = name.partition("@")
+    qualname, _, code = name.partition("#")
     parts = map(unquote, (namespace, module, qualname))
-    return Called(*parts, unquote(version) if versioned else None, unquote(own), unquote(whole), arguments)
+    return Called(*parts, code, unquote(version) if versioned else None, unquote(own), unquote(whole), arguments)
 
 
 @given(st.builds(Plain, texts, texts, texts))
@@ -72,14 +74,14 @@ def test_a_plain_key_is_of_one_composition(composed: Plain) -> None:
     assert taken_apart(composed.physical) == composed
 
 
-@given(st.builds(Called, texts, names, names, st.none() | texts, texts, texts, texts))
+@given(st.builds(Called, texts, names, names, codes, st.none() | texts, texts, texts, texts))
 def test_a_functions_key_is_of_one_composition(composed: Called) -> None:
     """Version `1@2` of no namespace would be version `2` of another."""
     assert taken_apart(composed.physical) == composed
     assert function_in(f"{composed.scope}:{composed.arguments}") == composed.scope
 
 
-@given(texts, st.builds(Called, texts, names, names, st.none() | texts, texts, texts, texts))
+@given(texts, st.builds(Called, texts, names, names, codes, st.none() | texts, texts, texts, texts))
 def test_no_namespace_is_a_functions_scope(namespace: str, composed: Called) -> None:
     """`clear` would be one function's `invalidate_all`: engines know both by a scope's name alone."""
     assert quoted(namespace) != composed.scope
@@ -87,9 +89,9 @@ def test_no_namespace_is_a_functions_scope(namespace: str, composed: Called) -> 
 
 def test_readable_parts_stay_as_they_are() -> None:
     """Keys are read by people: in logs, in redis-cli, in `stampede get`."""
-    called = Called("shop", "shop.reports", "Report.of.<locals>.total", "2", "7", "5", "(42)")
-    assert called.physical == "5,7/|shop/shop.reports:Report.of.<locals>.total@2:(42)"
-    assert Called("", "m", "f", None, "7", "", "(42)").physical == ",7|m:f:(42)"
+    called = Called("shop", "shop.reports", "Report.of.<locals>.total", "1f", "2", "7", "5", "(42)")
+    assert called.physical == "5,7/|shop/shop.reports:Report.of.<locals>.total#1f@2:(42)"
+    assert Called("", "m", "f", "", None, "7", "", "(42)").physical == ",7|m:f:(42)"
     assert Plain("", "7", "user:5").physical == "7|user:5"
     assert Plain("shop", "7", "user:5").physical == "7/|shop/user:5"
 

@@ -392,42 +392,6 @@ assert callable(testing.explore) and callable(testing.roam)
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_closures_that_share_a_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """Two closures of one factory have one key: the second is served the first one's values, and nobody knows why."""
-
-    def factory(n: int) -> Any:
-        @cached
-        def get(x: int) -> int:
-            return n * x
-
-        return get
-
-    first, second = factory(1), factory(2)
-    with caplog.at_level(logging.WARNING, "stampede"):
-        first(1)
-        second(1)
-    assert [record.message for record in caplog.records if "share their values" in record.message] == [
-        f"two functions are called {first.__module__}:{first.__qualname__} "
-        "and share their values: give each a version= or namespace="
-    ]
-
-
-def test_lambdas_that_share_a_name_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    """All lambdas of one place are called the same. In two caches they share nothing, and nothing is said."""
-    double, triple = cached(lambda x: x * 2), cached(lambda x: x * 3)
-    elsewhere = cached(cache=Cache())(lambda x: x * 4)
-    with caplog.at_level(logging.WARNING, "stampede"):
-        double(1)
-        assert elsewhere(1) == 4
-        assert caplog.records == []
-        triple(1)
-        triple(2)
-        configure(ttl=5)
-        double(1)
-        triple(1)
-    assert len(caplog.records) == 1
-
-
 def test_a_function_decorated_twice_is_one(caplog: pytest.LogCaptureFixture) -> None:
     """Two doors to one function share its values on purpose."""
     compute = counting()

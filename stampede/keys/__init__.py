@@ -1,18 +1,22 @@
 """Keys: exact, readable, and the same in every process, run and Python version."""
 
 from stampede.keys.canonical import canonical, name_of
-from stampede.keys.compose import function_in, generation, in_namespace, quoted, scope_name
+from stampede.keys.compose import BY_CODE, function_in, generation, in_namespace, quoted, scope_name
+from stampede.keys.identity import Identity, identity_of
 from stampede.keys.maker import key_maker
 from stampede.keys.parameters import FAST_TYPES, Parameter, Parameters, are_fast
 
 __all__ = [
+    "BY_CODE",
     "FAST_TYPES",
+    "Identity",
     "Parameter",
     "Parameters",
     "are_fast",
     "canonical",
     "function_in",
     "generation",
+    "identity_of",
     "in_namespace",
     "key_maker",
     "name_of",

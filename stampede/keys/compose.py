@@ -1,7 +1,7 @@
 """Namespace, name, version and arguments as one key, which no other composition of them makes.
 
-    module:qualname:arguments    namespace/module:qualname@version:arguments    a function's keys
-    key                          namespace/key                                  a cache's own
+    module:qualname:arguments    namespace/module:qualname#code@version:arguments    a function's keys
+    key                          namespace/key                                       a cache's own, or given by `key=`
 
 A part that holds a separator is quoted; most hold none, and stay as they are. That a plain key may look like a
 function's, or like one of a namespace, is told apart in front of it: see `generation`.
@@ -10,13 +10,15 @@ function's, or like one of a namespace, is told apart in front of it: see `gener
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from stampede.keys.names import module_of
+from stampede.keys.identity import Identity
 
-__all__ = ["function_in", "generation", "in_namespace", "quoted", "scope_name"]
+__all__ = ["BY_CODE", "function_in", "generation", "in_namespace", "quoted", "scope_name"]
 
-_SEPARATORS = re.compile("[%/:@,|]")
+BY_CODE = "code"
+"""The version that follows a function's code."""
+
+_SEPARATORS = re.compile("[%/:@,|#]")
 
 
 def quoted(part: str) -> str:
@@ -24,10 +26,14 @@ def quoted(part: str) -> str:
     return _SEPARATORS.sub(lambda found: f"%{ord(found[0]):02X}", part)
 
 
-def scope_name(namespace: str, function: Any, version: str | int | None) -> str:
+def scope_name(namespace: str, identity: Identity, version: str | int | None) -> str:
     """The name of a function's scope, which is how its keys begin, before a colon."""
-    name = f"{quoted(module_of(function))}:{quoted(function.__qualname__)}"
-    return in_namespace(namespace, name if version is None else f"{name}@{quoted(str(version))}")
+    name = f"{quoted(identity.module)}:{quoted(identity.qualname)}"
+    if version == BY_CODE or not identity.named:
+        name += f"#{identity.code}"
+    if version not in (None, BY_CODE):
+        name += f"@{quoted(str(version))}"
+    return in_namespace(namespace, name)
 
 
 def in_namespace(namespace: str, key: str) -> str:

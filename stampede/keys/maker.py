@@ -11,7 +11,7 @@ from inspect import _ParameterKind as Kind
 from inspect import iscoroutinefunction
 from string import Formatter
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stampede.errors import KeyingError, OptionError
 from stampede.interruptions import pass_on
@@ -38,7 +38,8 @@ def key_maker(
 
     The key is `prefix`, as it is, and then the arguments: `(42,year=2026)`. With `bound` the first is self or cls.
     With `key`, it is what that function returns (a str as it is, else canonical in parentheses), or that format
-    string filled in from the arguments: in `str.format`'s words, so `"{a}"` makes one key of 1 and "1".
+    string filled in from the arguments: in `str.format`'s words, so `"{a}"` makes one key of 1 and "1". Where a field's
+    text holds what ends it, that is written `%3A`: no other arguments have that key.
     """
     parameters = Parameters(fn, ignore)
     if key is None:
@@ -179,7 +180,7 @@ def _by_function(prefix: str, key: Any) -> KeyMaker:
 
     def by_function(*args: Any, **kwargs: Any) -> str:
         result = key(*args, **kwargs)
-        return _chosen(prefix, result if type(result) is str else f"({canonical(result)})")
+        return prefix + (result if type(result) is str else f"({canonical(result)})")
 
     return by_function
 
@@ -189,7 +190,8 @@ def _by_format(parameters: Parameters, prefix: str, template: str) -> KeyMaker:
     fields = _fields(template)
     names = sorted({_root(field) for field in fields})
     _check_names(template, names, parameters)
-    fill = partial(_fill, parameters.qualname, prefix, template, [name for name in names if name in fields])
+    bare = [name for name in names if name in fields]
+    fill = partial(_fill, parameters.qualname, prefix, template, _pieces(template), bare)
     passed = ", ".join(f"{name}={name}" for name in names)
     return code.function([f"    return {code.name(fill)}({passed})"])
 
@@ -201,6 +203,38 @@ def _fields(template: str) -> set[str]:
     except ValueError as error:
         raise OptionError(f"key is {template!r}, which is no format string: {error}") from error
     return {field for field, _ in parsed}.union(*[_fields(spec) for _, spec in parsed])
+
+
+class _Piece(NamedTuple):
+    """A part of a format string: what stands before a field, the field alone, and the character that ends its text."""
+
+    before: str
+    field: str
+    end: str  # '' if nothing comes behind it that could be taken for a part of it
+
+
+def _pieces(template: str) -> list[_Piece]:
+    pieces, before = [], ""
+    for literal, field, spec, conversion in Formatter().parse(template):
+        before += literal
+        if field is None:
+            continue
+        if pieces:
+            pieces[-1] = pieces[-1]._replace(end=before[:1])
+            if not before and ":" not in pieces[-1].field:
+                raise OptionError(
+                    f"key {template!r} has two fields side by side, which makes one key of many: put a character "
+                    "between them, or give the first a width"
+                )
+        how = f"{'!' + conversion if conversion else ''}{':' + spec if spec else ''}"
+        pieces.append(_Piece(before, f"{{{field}{how}}}", ""))
+        before = ""
+    return [*pieces, _Piece(before, "", "")]
+
+
+def _within(text: str, end: str) -> str:
+    """The text of a field, without the character that ends it."""
+    return text.replace("%", "%25").replace(end, f"%{ord(end):02X}") if end and (end in text or "%" in text) else text
 
 
 def _root(field: str) -> str:
@@ -216,31 +250,19 @@ def _check_names(template: str, names: list[str], parameters: Parameters) -> Non
             )
 
 
-def _fill(qualname: str, prefix: str, template: str, bare: list[str], /, **values: Any) -> str:
+def _fill(qualname: str, prefix: str, template: str, pieces: list[_Piece], bare: list[str], /, **values: Any) -> str:
     for name in bare:
         if _shows_address(type(values[name])):
             cls = name_of(type(values[name]))
             raise KeyingError(f"{qualname}: parameter {name!r}: {cls} has no text but its address: {REMEDIES}")
     try:
-        text = template.format(**values)
+        return prefix + "".join([before + _within(field.format(**values), end) for before, field, end in pieces])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise KeyingError(f"{qualname}: key {template!r} can't be filled in: {error}") from error
-    return _chosen(prefix, text)
 
 
 def _shows_address(cls: type) -> bool:
     return all(getattr(cls, name) is getattr(object, name) for name in ("__repr__", "__str__", "__format__"))
-
-
-def _chosen(prefix: str, text: str) -> str:
-    # A text of the form that long keys get is hashed too: nobody is to ask for another's long key by its hash.
-    if len(text) > LONGEST or text.startswith("#") or not _can_be_sent(text):
-        return _hashed(prefix, prefix + text)
-    return prefix + text
-
-
-def _can_be_sent(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 # -- generated code -------------------------------------------------------------------------------------------

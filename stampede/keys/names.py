@@ -9,7 +9,7 @@ from typing import Any
 
 from stampede.interruptions import pass_on
 
-_MAIN = ("__main__", "__mp_main__")  # the second: what multiprocessing's spawn makes of the first
+MAIN = ("__main__", "__mp_main__")  # the second: what multiprocessing's spawn makes of the first
 
 
 def name_of(thing: Any) -> str:
@@ -37,7 +37,7 @@ _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: of all classes that Python code has made,
 def module_of(thing: Any) -> str:
     """The module in which a function or class was made; of a script, its name without `.py`."""
     module = str(getattr(thing, "__module__", None) or "builtins")
-    return _script(module) if module in _MAIN else module
+    return _script(module) if module in MAIN else module
 
 
 def _script(module: str) -> str:

@@ -1,0 +1,180 @@
+"""Whose values: what tells a function from every other one, in every process.
+
+A `def` of a module that others can import, or of a class there, is told by its name, so that its values outlive a new
+version of its code. Where a name tells nothing (a lambda, a function in a function, a script, a notebook, `exec`), it
+is told by a fingerprint of its code, and by what its closure had captured when it was decorated.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from inspect import unwrap
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from stampede.errors import KeyingError
+from stampede.interruptions import pass_on
+from stampede.keys.canonical import canonical
+from stampede.keys.names import MAIN, found_by_name, module_of, name_of
+
+__all__ = ["Identity", "identity_of"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a function is told by."""
+
+    module: str
+    qualname: str
+    named: bool  # its name alone tells
+    code: str  # the fingerprint of its code, and of what its closure captured
+    captured: tuple[tuple[str, Any], ...]  # what that can't tell: the captured names and objects that have no text
+    whole: bool  # nothing was captured that isn't there yet
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}:{self.qualname}"
+
+
+def identity_of(function: Callable[..., Any], ignored: Collection[str] = ()) -> Identity:
+    """Of a function that is decorated. What is in its key goes without saying, and so do `ignored` parameters."""
+    inmost = _unwrapped(function)
+    seen = _Seen({ignored} if isinstance(ignored, str) else ignored)
+    text = seen.function(function)
+    return Identity(
+        module=module_of(function),
+        qualname=function.__qualname__,
+        named=_is_named(function, inmost),
+        code=blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
+        captured=tuple(seen.untold),
+        whole=not seen.empty,
+    )
+
+
+def _is_named(function: Any, inmost: Any) -> bool:
+    """Whether all processes that import its module call this function so, and nothing else."""
+    if "<" in function.__qualname__:
+        return False
+    module = str(getattr(function, "__module__", None) or "builtins")
+    if module in MAIN:  # a script, unless it was run by its module's name (`python -m`)
+        spec = getattr(sys.modules.get(module), "__spec__", None)
+        if spec is None or spec.name in MAIN:
+            return False
+    home = sys.modules.get(module)
+    variables = getattr(inmost, "__globals__", None)
+    return home is not None and (variables is None or variables is vars(home))  # or it came out of an `exec`
+
+
+def _unwrapped(function: Any) -> Any:
+    try:
+        return unwrap(function)
+    except ValueError:  # it says that it wraps itself
+        return function
+
+
+class _Seen:
+    """Writes down what functions are made of, and notes what can't be written."""
+
+    def __init__(self, ignored: Collection[str]) -> None:
+        self._ignored = ignored
+        self.untold: list[tuple[str, Any]] = []
+        self.empty = False
+        self._inside: list[Any] = []
+
+    def function(self, function: Any) -> str:
+        """Its code, and its closure's contents; of what it wraps, the same."""
+        if any(function is each for each in self._inside):
+            return "<itself>"
+        self._inside.append(function)
+        try:
+            return "".join(self._layers(function))
+        finally:
+            self._inside.pop()
+
+    def _layers(self, function: Any) -> Iterator[str]:
+        layer, known = function, []
+        while True:
+            if isinstance(layer, partial):
+                yield f"partial({self._told('args', (layer.args, layer.keywords))})"
+                layer = layer.func
+                continue
+            code = getattr(layer, "__code__", None)
+            if code is None:
+                yield f"<{name_of(layer)}>" if hasattr(layer, "__qualname__") else self._told("function", layer)
+            else:
+                yield _written(code)
+                yield from self._closure(code, getattr(layer, "__closure__", None) or ())
+                yield from self._defaults(code, layer)
+            known.append(layer)
+            layer = getattr(layer, "__wrapped__", None)
+            if layer is None or any(layer is each for each in known):
+                return
+
+    def _closure(self, code: CodeType, cells: tuple[Any, ...]) -> Iterator[str]:
+        for name, cell in zip(code.co_freevars, cells, strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # it is not there yet: the function itself, mostly
+                self.empty = True
+                continue
+            if name != "__class__":  # which `super` needs: the class of a method, which is keyed with its object
+                yield f",{name}={self._told(name, value)}"
+
+    def _defaults(self, code: CodeType, function: Any) -> Iterator[str]:
+        """Those of parameters that aren't passed are in the key, too, unless they have no text."""
+        given = getattr(function, "__defaults__", None) or ()
+        named = code.co_varnames[: code.co_argcount][-len(given) :] if given else ()
+        for name, value in [
+            *zip(named, given, strict=True),
+            *(getattr(function, "__kwdefaults__", None) or {}).items(),
+        ]:
+            if name not in self._ignored:
+                yield f",{name}={self._told(name, value)}"
+
+    def _told(self, name: str, value: Any) -> str:
+        """The text of something captured; its class's name where it has none."""
+        if isinstance(value, FunctionType):
+            inmost = _unwrapped(value)
+            if not isinstance(inmost, FunctionType):
+                return self._told(name, inmost)
+            return f"<{name_of(value)}>" if _is_named(value, inmost) else self.function(value)
+        if isinstance(value, ModuleType):
+            return f"<{value.__name__}>"
+        if isinstance(value, (MethodType, BuiltinFunctionType)):
+            owner = value.__self__
+            if owner is None or isinstance(owner, ModuleType):
+                return f"<{value.__module__}:{value.__qualname__}>"
+            return f"{self._told(name, owner)}.{value.__name__}"
+        if isinstance(value, type) and found_by_name(value):
+            return f"<{name_of(value)}>"
+        try:
+            return canonical(value)
+        except KeyingError:
+            pass
+        except Exception as error:  # its own `__stampede_key__`
+            pass_on(error)
+        self.untold.append((name, value))
+        return f"<a {name_of(type(value))}>"
+
+
+def _written(code: CodeType) -> str:
+    """What a code object does: the same text in every process of one Python version, wherever its lines are."""
+    parts = (
+        code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_code, code.co_names,
+        code.co_varnames, code.co_freevars, code.co_cellvars, code.co_exceptiontable,
+    )  # fmt: skip
+    return f"<{parts!r}{','.join(map(_constant, code.co_consts))}>"
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, CodeType):
+        return _written(value)
+    if isinstance(value, frozenset):
+        return f"frozenset({sorted(map(_constant, value))})"
+    if isinstance(value, tuple):
+        return f"({','.join(map(_constant, value))},)"
+    return f"{type(value).__name__} {value!r}"

@@ -1,0 +1,367 @@
+"""A value is served only to the function that computed it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stampede import Cache, OptionError, cached, configure, get_cache
+from stampede.keys import identity_of
+from stampede.testing import isolated
+
+
+@pytest.fixture(autouse=True)
+def _isolated() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+def at_the_top(x: int) -> int:
+    return x
+
+
+# -- functions without a name of their own ----------------------------------------------------------------------------
+
+
+def test_two_lambdas_are_two() -> None:
+    """They are called the same, and would be served each other's values."""
+    double, triple = cached(lambda x: x * 2), cached(lambda x: x * 3)
+    assert [double(5), triple(5), double(5)] == [10, 15, 10]
+
+
+def test_two_closures_of_one_factory_are_two() -> None:
+    """`make(2)(5)` and `make(3)(5)` would both be 10."""
+
+    def make(n: Any) -> Callable[[int], Any]:
+        @cached
+        def times(x: int) -> Any:
+            return n * x
+
+        return times
+
+    assert [make(n)(5) for n in (2, 3, 2.0, True, "a")] == [10, 15, 10.0, 5, "aaaaa"]
+    assert repr(make(2.0)(5)) == "10.0"
+
+
+@pytest.mark.parametrize("captured", [lambda n: [n], lambda n: {"n": n}, lambda n: lambda: n, lambda n: str(n).zfill])
+def test_whatever_a_closure_captures(captured: Callable[[int], Any]) -> None:
+    """A list, another function and what that has captured, a bound method: each tells one from another."""
+
+    def make(it: Any) -> Any:
+        @cached
+        def told(x: int) -> str:
+            return str(it() if callable(it) and it.__name__ == "<lambda>" else it(3) if callable(it) else it)
+
+        return told
+
+    values = [make(captured(n))(1) for n in (1, 2)]
+    assert values[0] != values[1]
+
+
+def test_a_default_without_a_text_is_captured_too() -> None:
+    """It is part of no key, and two functions may have two."""
+
+    def make(session: Any) -> Any:
+        @cached
+        def of(x: int, session: Any = session) -> int:
+            return id(session)
+
+        return of
+
+    make(object())(1)
+    with pytest.raises(OptionError, match="another session"):
+        make(object())
+
+    def made(session: Any) -> Any:
+        @cached(ignore="session")
+        def of(x: int, session: Any = session) -> int:
+            return x
+
+        return of
+
+    assert made(object())(1) == made(object())(1)  # whoever ignores it says that it doesn't matter
+
+
+def test_what_cannot_be_keyed_is_an_error_at_decoration() -> None:
+    """A log line is read by nobody: the second user would get what was computed with the first one's session."""
+
+    def make(session: Any, n: int = 0) -> Any:
+        @cached
+        def of(x: int) -> int:
+            return id(session) + n
+
+        return of
+
+    session = threading.Lock()
+    first = make(session)
+    assert first(1) == make(session)(1)  # the very same
+    with pytest.raises(OptionError, match=r"decorated once more.*another session.*version=.*namespace=.*key="):
+        make(threading.Lock())
+    assert make(threading.Lock(), 1)(1)  # it is told by what can be keyed
+
+
+@pytest.mark.parametrize("remedy", ["version", "namespace", "key"])
+def test_the_remedies_that_it_names(remedy: str) -> None:
+    """Who is refused, and does what he is told to, would be refused again."""
+
+    def make(name: str) -> Any:
+        session = threading.Lock()
+
+        @cached(**{remedy: name if remedy != "key" else f"{name}:{{x}}"})
+        def of(x: int) -> str:
+            return f"{name}{id(session) and x}"
+
+        return of
+
+    assert [make(name)(1) for name in "ab"] == ["a1", "b1"]
+
+
+def test_what_is_captured_after_the_decoration() -> None:
+    """A function that calls itself, and a variable that gets its value behind the function: neither is there yet."""
+
+    def make(n: int) -> Any:
+        @cached
+        def power(x: int) -> int:
+            return k * power(x - 1) if x else 1
+
+        k = n
+        return power
+
+    assert [make(2)(3), make(3)(3)] == [8, 27]
+
+
+def test_two_caches_know_nothing_of_each_other() -> None:
+    """A factory that makes a cache of its own for each function would be refused."""
+
+    def make(cache: Cache) -> Any:
+        lock = threading.Lock()
+        return cache.cached(lambda x: (x, id(lock)))
+
+    assert make(Cache())(1) != make(Cache())(1)
+
+
+def test_who_decorates_before_the_settings_are_known() -> None:
+    """One decorated before `configure` and one behind it come to one cache: the second is refused there."""
+
+    def make() -> Any:
+        lock = threading.Lock()
+
+        @cached
+        def of(x: int) -> int:
+            return id(lock)
+
+        return of
+
+    before = make()
+    configure(ttl=60)
+    behind = make()
+    behind(1)
+    with pytest.raises(OptionError, match="another lock"):
+        before(1)
+
+
+def test_a_decorated_lambda_between() -> None:
+    """A wrapper that somebody else's decorator made has the name of what it wraps, and code of its own."""
+
+    def plus(n: int) -> Any:
+        def decorate(function: Any) -> Any:
+            @wraps(function)
+            def wrapper(x: int) -> Any:
+                return function(x) + n
+
+            return wrapper
+
+        return decorate
+
+    one, two = cached(plus(1)(lambda x: x)), cached(plus(2)(lambda x: x))
+    assert [one(1), two(1)] == [2, 3]
+
+
+# -- functions with one -----------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_tells_is_all_that_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deploy that changes a function's code would empty its cache."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "shop_of_whose_value.py"
+    keys = []
+    for source in ("def price(x): return 1", "def price(x): return 2"):
+        module.write_text(source)
+        out = _run(
+            ["-c", "import shop_of_whose_value as s, stampede; print(stampede.cached(s.price).key(1))"], tmp_path
+        )
+        keys.append(out)
+    assert keys == ["shop_of_whose_value:price:(1)"] * 2
+
+
+def test_the_version_may_follow_the_code() -> None:
+    """Who wants a deploy to empty it says so."""
+
+    def versions(source: str) -> str:
+        variables: dict[str, Any] = {"__name__": __name__}
+        exec(source, variables)
+        return str(cached(version="code")(variables["f"]).key(1))
+
+    assert (
+        versions("def f(x): return 1") == versions("\n\ndef f(x): return 1  # moved") != versions("def f(x): return 2")
+    )
+    assert "#" in cached(version="code")(at_the_top).key(1)
+    assert cached(at_the_top).key(1) == f"{__name__}:at_the_top:(1)"
+
+
+def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """Sets have an order of their own in each process: four workers would be four caches."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from stampede import cached\n"
+        "def make(n):\n"
+        "    return cached(lambda x: x in {'a', 'b', 'c', 'd'} and n or (lambda: {'e', 'f', 'g'}))\n"
+        "print(make({'x', 'y', 'z'}).key(1))\n"
+    )
+    assert len({_run([str(script)], tmp_path, PYTHONHASHSEED=str(seed)) for seed in range(4)}) == 1
+
+
+def test_what_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a hot reload the old function's values would be served, or an error be all there is."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "reloaded_of_whose_value.py"
+    source = "from stampede import cached\n@cached\ndef price(x):\n    return {}\n"
+    file.write_text(source.format(1))
+    module: Any = importlib.import_module(file.stem)
+    try:
+        older = module.price
+        assert older(1) == 1
+        for value in ("2 + 0 * x", "3 - 0 * x"):
+            file.write_text(source.format(value))
+            importlib.reload(module)
+            assert module.price(1) == int(value[0])
+            assert older(1) == 1
+        file.write_text(source.format(1))
+        importlib.reload(module)
+        assert module.price(1) == 1
+        assert module.price.key(1) == older.key(1)
+    finally:
+        sys.modules.pop(file.stem)
+
+
+# -- scripts, notebooks, what comes from nowhere ----------------------------------------------------------------------
+
+SCRIPT = """
+from stampede import Cache
+cache = Cache("disk://{path}/cache")
+@cache.cached(ttl=600)
+def price(x):
+    return {value}
+print(price(1))
+"""
+
+
+@pytest.mark.parametrize("by", ["path", "stdin", "-c"])
+def test_an_edited_script(tmp_path: Path, by: str) -> None:
+    """It would be served what it computed before it was mended, from disk; two on stdin, each other's values."""
+    for value in ("1", "2"):
+        source, script = SCRIPT.format(path=tmp_path, value=value), tmp_path / "script.py"
+        script.write_text(source)
+        out = {
+            "path": lambda script=script: _run([str(script)], tmp_path),
+            "stdin": lambda source=source: _run(["-"], tmp_path, source),
+            "-c": lambda source=source: _run(["-c", source], tmp_path),
+        }[by]()
+        assert out == value
+
+
+def test_a_cell_that_is_run_again() -> None:
+    """A notebook's mended function would serve what the broken one computed."""
+    cache, cell = Cache(), "@cached\ndef f(x):\n    return {}"
+    variables: dict[str, Any] = {"__name__": "__main__", "cached": cache.cached}
+    for value in ("1", "2", "1"):
+        exec(cell.format(value), variables)
+        assert variables["f"](0) == int(value)
+
+
+def test_a_module_that_is_run_by_its_name(tmp_path: Path) -> None:
+    """`python -m shop` and who imports shop name its functions alike: they would compute everything twice."""
+    (tmp_path / "shop.py").write_text("import stampede\ndef f(x): return x\nprint(stampede.cached(f).key(1))\n")
+    assert _run(["-m", "shop"], tmp_path) == _run(["-c", "import shop"], tmp_path) == "shop:f:(1)"
+
+
+def test_methods_of_a_class_in_a_function() -> None:
+    """`super` captures the class: it is not there yet, and has no text."""
+
+    def make(n: int) -> Any:
+        class Shop:
+            def __stampede_key__(self) -> int:
+                return 0
+
+            @cached
+            def price(self, x: int) -> int:
+                return n + x + (super().__init__() or 0)  # type: ignore[func-returns-value]
+
+        return Shop()
+
+    assert [make(1).price(1), make(2).price(1), make(1).price(1)] == [2, 3, 2]
+
+
+# -- a key that was chosen --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("namespace", ["", "shop"])
+def test_a_chosen_key_is_the_whole_key(namespace: str) -> None:
+    """`get_cache().invalidate("user:1")` would return False without a word, and the old value stay."""
+    configure(namespace=namespace)
+    values = iter(range(9))
+
+    @cached(key="user:{id}")
+    def user(id: int) -> int:
+        return next(values)
+
+    assert [user(1), user(1), user.cache.get("user:1")] == [0, 0, 0]
+    assert get_cache().invalidate("user:1")
+    assert user(1) == 1
+    get_cache().set("user:1", 7)
+    assert user(1) == 7
+    assert user.stats().computations == 2
+
+
+def test_two_functions_of_one_template_share_on_purpose() -> None:
+    """What was chosen as the whole key would not be."""
+    one = cached(key="user:{id}")(lambda id: "one")
+    two = cached(key="user:{id}")(lambda id: "two")
+    assert [one(1), two(1), two(2), one(2)] == ["one", "one", "two", "two"]
+
+
+def test_all_of_a_chosen_key_is_refused() -> None:
+    """It would end all that its cache has, or nothing, without a word."""
+    with pytest.raises(OptionError, match=r"key=.*clear"):
+        cached(key="user:{x}")(lambda x: x).invalidate_all()
+
+
+def test_a_function_that_says_that_it_wraps_itself() -> None:
+    """To look through what it wraps would never end."""
+
+    def wheel(x: int) -> int:
+        return x
+
+    wheel.__wrapped__ = wheel  # type: ignore[attr-defined]
+    assert identity_of(at_the_top).named
+    assert not identity_of(wheel).named
+
+
+def _run(arguments: list[str], cwd: Path, stdin: str = "", **env: str) -> str:
+    tree = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, input=stdin, text=True, capture_output=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": f"{tree}:{cwd}", **env},
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
