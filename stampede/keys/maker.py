@@ -214,7 +214,8 @@ class _Piece(NamedTuple):
 
 
 def _pieces(template: str) -> list[_Piece]:
-    pieces, before = [], ""
+    pieces: list[_Piece] = []
+    before = ""
     for literal, field, spec, conversion in Formatter().parse(template):
         before += literal
         if field is None:
