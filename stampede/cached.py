@@ -74,18 +74,32 @@ def _in_class_body(function: Any) -> bool:
     return bool(home) and not home.endswith("<locals>")
 
 
+def _refuse(function: Any) -> None:
+    """OptionError, with the remedy, for what is no function."""
+    if isinstance(function, (property, functools.cached_property)):
+        raise OptionError("@cached stands on a property: put it below, between @property and the def")
+    if isinstance(function, functools.partial):
+        raise OptionError(f"@cached stands on {function!r}, whose name is another's: write a def that calls it")
+    if isinstance(function, type):
+        raise OptionError(
+            f"@cached stands on the class {function.__qualname__}: all would share one object. Put it on the methods "
+            "that are expensive, or on a def that makes one"
+        )
+    if not callable(function) or not hasattr(function, "__qualname__"):
+        raise OptionError(f"@cached stands on {function!r}: it goes on a def (its options are named: @cached(ttl=60))")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise OptionError(
+            f"{function.__qualname__} is a generator function: what it yields can be had only once. Return a list of it"
+        )
+
+
 class Cached:
     """One decorated function."""
 
     def __init__(
         self, function: Callable[..., Any], find: Callable[[], Home], options: Mapping[str, Any], *, bound: bool = False
     ) -> None:
-        if not callable(function) or not hasattr(function, "__qualname__"):
-            raise OptionError(
-                f"@cached stands on {function!r}: it goes on a def (its options are named: @cached(ttl=60))"
-            )
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise OptionError(f"{function.__qualname__} is a generator function: what it yields can be had only once")
+        _refuse(function)
         self.check(options)
         key = options.get("key")
         self.function = function

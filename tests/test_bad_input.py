@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import cached_property, partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]
     (lambda: cached(lambda a, b: a).many([{"a": 1, "b": 2}]), OptionError, ValueError, "one call's arguments"),
     (lambda: cached(signing_key=""), OptionError, ValueError, "signing_key holds an empty string"),
     (lambda: cached(version=1.5), OptionError, ValueError, "version is 1.5"),  # type: ignore[call-overload]
+    (lambda: cached(property(plain)), OptionError, ValueError, "between @property and the def"),
+    (lambda: cached(cached_property(plain)), OptionError, ValueError, "between @property and the def"),
+    (lambda: cached(partial(plain, 1)), OptionError, ValueError, "write a def that calls it"),
+    (lambda: cached(update_wrapper(partial(plain, 1), plain)), OptionError, ValueError, "write a def that calls it"),
+    (lambda: cached(int), OptionError, ValueError, "class int.*a def that makes one"),
     (lambda: cached(key=5), OptionError, ValueError, "key is 5.*function"),  # type: ignore[call-overload]
     (lambda: cached(key="{y}")(plain), OptionError, ValueError, "'y'.*'x'|did you mean 'x'|there are x"),
     (lambda: cached(key="{x")(plain), OptionError, ValueError, "key"),

@@ -1194,7 +1194,7 @@ def test_partial_objects_and_builtins() -> None:
     """What has no name can't have keys that are the same in every process: the error says so; a builtin has one."""
     from stampede import OptionError
 
-    with pytest.raises(OptionError, match="it goes on a def"):
+    with pytest.raises(OptionError, match="write a def"):
         cached(functools.partial(_value))
     assert cached(len)([1, 2]) == 2
 
