@@ -123,16 +123,14 @@ class Cache:
     ) -> Scope:
         """One function's part of this cache; its values are encoded for its return annotation."""
         settings = self.settings
-        coder = None
-        if self.engine.shared:
-            coder = make_codec(
-                codec.get("codec", settings.codec),
-                returns=returns,
-                trust=(*self._trust, *map(_imported, codec.get("trust", ()))),
-                signing_key=codec.get("signing_key", settings.signing_key) or None,
-                compress=codec.get("compress", settings.compress),
-                max_bytes=codec.get("max_bytes", settings.max_bytes),
-            )
+        coder = make_codec(
+            codec.get("codec", settings.codec),
+            returns=returns,
+            trust=(*self._trust, *map(_imported, codec.get("trust", ()))),
+            signing_key=codec.get("signing_key", settings.signing_key) or None,
+            compress=codec.get("compress", settings.compress),
+            max_bytes=codec.get("max_bytes", settings.max_bytes),
+        )
         return Scope(self._core, self.namespace, name, policy, coder, called)
 
     # -- one key --------------------------------------------------------------------------------------------------

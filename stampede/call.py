@@ -26,6 +26,12 @@ class Hold(Protocol):
     foreign: bool  # the lease is none of ours any more, as in a forked child: nothing is to be stored
 
 
+class Trial(Protocol):
+    """Whether a value could be stored where others can have it, too."""
+
+    def __call__(self, key: str, entry: Entry[Any], *, strict: bool) -> None: ...
+
+
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], Callable[[], object]], object]
 """Have the work done; if it is cancelled before its first step, the second is called."""
 
@@ -42,6 +48,7 @@ class Means:
     hold: Callable[[Call, float], AbstractContextManager[Hold]]  # keeps the lease for at most so many seconds
     drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
     note: events.Note
+    trial: Trial | None = None  # of values that are kept as they are, on an engine that no other process shares
     draws: bool = True  # no local tier has drawn the early moment: a call does
 
 

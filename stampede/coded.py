@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -10,7 +11,9 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError
 from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted, Reply, Store
 
-__all__ = ["CodedClaims", "CodedStore"]
+__all__ = ["CodedClaims", "CodedStore", "Trial"]
+
+_log = logging.getLogger("stampede")
 
 BadBytes = Callable[[str, CodecError], object]
 
@@ -124,3 +127,24 @@ class CodedStore(_Coded):
 
     async def bump(self, scope: str) -> None:
         await self._port.bump(scope)
+
+
+class Trial:
+    """Whether values that are kept as they are could be kept elsewhere, too: of each function, the first one."""
+
+    def __init__(self, scope: str, codec: Coder) -> None:
+        self._scope = scope
+        self._codec = codec
+        self._over = False
+
+    def __call__(self, key: str, entry: Entry[Any], *, strict: bool) -> None:
+        """CodecError if not, where that is to be an error."""
+        if self._over and not strict:
+            return
+        self._over = True
+        try:
+            self._codec.encode(key, entry)
+        except CodecError as refusal:
+            if strict:
+                raise
+            _log.warning("%s is kept in memory only, and by no other engine: %s", self._scope, refusal)

@@ -12,7 +12,7 @@ from weakref import ref
 
 from stampede import early, events
 from stampede.call import Call, Means
-from stampede.coded import CodedClaims, CodedStore, Coder
+from stampede.coded import CodedClaims, CodedStore, Coder, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -121,6 +121,8 @@ class Scope:
             raise OptionError(f"{core.engine.scheme}:// keeps no values: it can only be a lock (locks=)")
         assert core.engine.store is not None
         assert core.engine.astore is not None
+        # Where values are kept as they are, they are only tried.
+        trial, codec = (None, codec) if core.engine.shared or codec is None else (Trial(name, codec), None)
         self.core = core
         self.name = name  # of its generation
         self.called = name if called is None else called
@@ -137,6 +139,7 @@ class Scope:
         self.aclaims, self.astore = self._ports(
             core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None, SUSPENDING
         )
+        self._trial = trial
         self._blocking, self._together = self._means(self.claims, BLOCKING), self._means(together, BLOCKING)
         self._suspending = self._means(self.aclaims, PROMPT if core.engine.prompt else SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
@@ -457,6 +460,7 @@ class Scope:
         core = self.core
         return Means(
             scope=self.called,
+            trial=self._trial,
             port=port,
             flights=core.flights,
             colour=colour,
@@ -546,6 +550,8 @@ class Scope:
         known = self.core.front.known(self._at_hand() + key)
         cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
         entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
+        if self._trial is not None:
+            self._trial(key, entry, strict=policy.strict)
         await self._change(colour, key, "set", lambda store, physical: store.set(physical, entry))
 
     async def expire(self, colour: Colour, key: str) -> bool:

@@ -36,6 +36,7 @@ class PolicyOptions(TypedDict, total=False):
     jitter: float
     cache_if: Callable[[Any], object] | None
     raises: type[Exception] | tuple[type[Exception], ...]
+    strict: bool
 
 
 class Options(PolicyOptions, total=False):

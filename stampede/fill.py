@@ -311,9 +311,12 @@ async def store(
         return await unkept(call, entry, error, "cache_if refused it")
     at = call.now
     try:
+        if call.means.trial is not None:
+            call.means.trial(call.key, entry, strict=call.policy.strict)
         stored = await call.means.colour.whole(call.means.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
-        return await unkept(call, entry, error, str(refusal))
+        landing = await unkept(call, entry, error, str(refusal))
+        return Landing(error=refusal, as_of=landing.as_of) if call.policy.strict else landing
     except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
         await release(call)
         return Landing(error=trouble, as_of=call.now)

@@ -58,6 +58,7 @@ class Policy:
     jitter: float = 0.0
     cache_if: Callable[[Any], object] | None = None
     raises: tuple[type[BaseException], ...] = field(default=())
+    strict: bool = False
     refuses_stale: bool = False  # stale=0 was said, and isn't just the default: what is kept is not served, either
 
     def with_options(self, **options: Any) -> Policy:
@@ -145,6 +146,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "jitter": _fraction,
     "cache_if": _predicate,
     "raises": _exceptions,
+    "strict": _flag,
 }
 OPTIONS = tuple(_CHECKS)
 assert [*OPTIONS, "refuses_stale"] == [f.name for f in fields(Policy)]

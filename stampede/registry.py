@@ -125,8 +125,14 @@ def _replace(registry: Registry, *, close: bool = True) -> Registry:
 
 @contextmanager
 def isolated(**settings: Any) -> Iterator[None]:
-    """Caches of its own for a block: empty, in memory unless `settings` (as of `configure`) say otherwise."""
-    inner = Registry(_settings_of(None, settings) if settings else None, discovers=False)
+    """Caches of its own for a block: empty, in memory unless `settings` (as of `configure`) say otherwise; and a value
+    that couldn't be stored is an error there (`strict`), unless they say that it is not."""
+    if settings.keys() <= {"caches", "origins"}:
+        tables = {"default": {}, **settings.get("caches", {})}
+        settings["caches"] = {name: {"strict": True, **table} for name, table in tables.items()}
+    else:
+        settings = {"strict": True, **settings}
+    inner = Registry(_settings_of(None, settings), discovers=False)
     before = _replace(inner, close=False)
     try:
         yield

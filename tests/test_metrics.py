@@ -222,7 +222,8 @@ def test_what_is_no_observer_is_refused() -> None:
 
 
 @pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    monkeypatch.setattr("stampede.metrics.log._told", {})
     with caplog.at_level(logging.DEBUG, "stampede"):
         yield caplog
 
@@ -241,7 +242,7 @@ def test_log_lines(log: pytest.LogCaptureFixture) -> None:
         ("stampede", "DEBUG", "waited 0.250 s for 'f(1)', which somebody else computed"),
         ("stampede", "DEBUG", "served 'f(1)' as it was: computing"),
         ("stampede", "WARNING", "the lease of 'f(1)' ended before its computation: the value is its caller's only"),
-        ("stampede", "WARNING", "'f(1)' is not kept: 12 MB is more than max_bytes"),
+        ("stampede", "ERROR", "'f(1)' is not kept: 12 MB is more than max_bytes"),
         ("stampede", "WARNING", "what the engine holds for 'f(1)' is not believed, and computed anew: truncated"),
         ("stampede", "DEBUG", "invalidate: 'f(1)'"),
         ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from logging import DEBUG, INFO, WARNING
+from logging import DEBUG, ERROR, INFO, WARNING
 
 from stampede import events
 
@@ -39,11 +39,24 @@ def _level(event: events.Event) -> int:
         case events.EngineUp():
             return INFO
         case events.Unkept(why=why):
-            return DEBUG if why.startswith("cache_if") else WARNING  # that one is as the user wants it
+            return DEBUG if why.startswith("cache_if") else _once(event.scope)  # that one is as the user wants it
         case events.Failed() | events.LeaseLost() | events.BadBytes() | events.EngineDown():
             return WARNING
         case _:
             return DEBUG
+
+
+def _once(scope: str) -> int:
+    """Who looks at what goes wrong sees it once for each function, and who looks at everything, each time."""
+    if scope in _told:
+        return DEBUG
+    if len(_told) < MOST:
+        _told[scope] = None
+    return ERROR
+
+
+_told: dict[str, None] = {}
+MOST = 10_000
 
 
 def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:

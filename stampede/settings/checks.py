@@ -204,6 +204,7 @@ POLICY: dict[str, Check] = {
     "jitter": _option(_number),
     "cache_if": _in_code("a function"),
     "raises": _in_code("classes"),
+    "strict": _option(_flag),
 }
 CACHE: dict[str, Check] = {
     "url": _url,

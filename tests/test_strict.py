@@ -1,0 +1,125 @@
+"""A value that can't be stored fails nobody's request; and is found in development, before it meets a server."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stampede import Cache, CodecError, TooLarge, cached, configure, events
+from stampede.testing import isolated
+
+
+class Session:
+    """What no codec claims."""
+
+
+@pytest.fixture(autouse=True)
+def _isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("stampede.metrics.log._told", {})
+    with isolated():
+        yield
+
+
+@pytest.fixture(params=["memory://", "disk://{}"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(request.param).format(tmp_path)
+
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+def colours(compute: Any, colour: str) -> Any:
+    if colour == "sync":
+        return compute
+
+    async def of() -> Any:
+        return compute()
+
+    return of
+
+
+@both
+def test_it_is_served_and_not_kept(tmp_path: Path, colour: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The library would fail a request that the function had answered; or nobody hear that nothing is kept."""
+    told: list[events.Event] = []
+    cache = Cache(f"disk://{tmp_path}", observers=[told.append])
+    made: list[Session] = []
+
+    def compute() -> Session:
+        made.append(Session())
+        return made[-1]
+
+    f = cache.cached(colours(compute, colour))
+    with caplog.at_level(logging.ERROR, "stampede"):
+        values = [run(f()) for _ in range(3)]
+    assert values == made
+    assert len(made) == 3
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "Session" in caplog.text
+    assert sum(isinstance(event, events.Unkept) for event in told) == cache.stats().unkept == 3
+
+
+@both
+def test_strictly_it_is_an_error(url: str, colour: str) -> None:
+    """A test would pass on memory, of a function whose values no server can keep."""
+    with isolated(url=url):
+        f = cached(colours(lambda: Session(), colour))
+        for _ in range(2):
+            with pytest.raises(CodecError, match="Session"):
+                run(f())
+        with pytest.raises(CodecError):
+            run(f.set(Session()))
+        lenient = cached(strict=False)(colours(lambda: Session(), colour))
+        assert isinstance(run(lenient()), Session)
+
+
+def test_of_many_keys(url: str) -> None:
+    """A batch is one call: none of its values would be had for the one that can't be kept."""
+    with isolated(url=url):
+        f = cached(lambda x: Session() if x == 1 else x)
+        with pytest.raises(CodecError, match="Session"):
+            f.many([(0,), (1,), (2,)])
+        lenient = cached(strict=False)(lambda x: Session() if x == 1 else x)
+        assert [type(value) for value in lenient.many([(0,), (1,), (2,)])] == [int, Session, int]
+
+
+def test_what_is_too_large_is_an_error_too(url: str) -> None:
+    """It is no more kept than what no codec claims."""
+    with isolated(url=url), pytest.raises(TooLarge):
+        cached(max_bytes=10)(lambda: b"x" * 1000)()
+
+
+def test_strict_is_said_where_options_are(tmp_path: Path) -> None:
+    """A settings file can't say it, or `configure` is strict without a word."""
+    configure({"caches": {"default": {"strict": True, "url": f"disk://{tmp_path}"}}})
+    with pytest.raises(CodecError):
+        cached(lambda: Session())()
+    configure(url=f"disk://{tmp_path}")
+    assert isinstance(cached(lambda: Session())(), Session)
+    with isolated(caches={"default": {"strict": False}, "other": {}}):
+        assert isinstance(cached(lambda: Session())(), Session)
+        with pytest.raises(CodecError):
+            cached(cache="other")(lambda: Session())()
+
+
+def test_memory_warns_once_that_no_other_engine_would_keep_it(caplog: pytest.LogCaptureFixture) -> None:
+    """It works on the laptop, and in production nothing is ever found."""
+    cache = Cache()
+    f, g = cache.cached(lambda x: Session()), cache.cached(lambda x: x)
+    with caplog.at_level(logging.WARNING, "stampede"):
+        for x in range(3):
+            assert f(x) is f(x)
+            g(x)
+    (record,) = caplog.records
+    assert "memory only" in record.getMessage()
+    assert "Session" in record.getMessage()
+
+
+def run(answer: Any) -> Any:
+    return asyncio.run(answer) if inspect.isawaitable(answer) else answer
