@@ -19,7 +19,7 @@ P2 = ParamSpec("P2")
 S = TypeVar("S")
 T = TypeVar("T")
 Hook: TypeAlias = Callable[[Callable[[], object]], object]
-Seconds: TypeAlias = float | timedelta | None
+Seconds: TypeAlias = float | str | timedelta | None
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -29,10 +29,10 @@ class PolicyOptions(TypedDict, total=False):
     stale: Seconds
     early: float
     background: bool
-    lease: float | timedelta
+    lease: float | str | timedelta
     max_hold: Seconds
     wait: Seconds
-    retry_after: float | timedelta
+    retry_after: float | str | timedelta
     jitter: float
     cache_if: Callable[[Any], object] | None
     raises: type[Exception] | tuple[type[Exception], ...]

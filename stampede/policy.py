@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -11,21 +12,42 @@ from typing import Any
 
 from stampede.errors import OptionError
 
-__all__ = ["DEFAULT", "LONGEST", "OPTIONS", "Policy", "nearest", "seconds"]
+__all__ = ["DEFAULT", "LONGEST", "NUMBER", "OPTIONS", "UNITS", "Policy", "duration", "nearest", "seconds"]
 
 
 LONGEST = 100 * 365.25 * 24 * 3600
 """No duration is longer, unless it is for ever: what waits for it asks the system for a time-out, which has an end."""
 
 
+NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*"
+UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_DURATION = re.compile(r"\s*".join(f"(?:{NUMBER}{unit}(?![a-z]))?" for unit in UNITS))
+
+
+def duration(name: str, value: Any) -> Any:
+    """Seconds out of a text such as "500ms", "10m", "1h30m" or "90"; inf out of "forever"; all else as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text == "forever":
+        return inf
+    if re.fullmatch(NUMBER, text):
+        return float(text)
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise OptionError(f"{name} is {value!r}: give seconds, or a text such as '500ms', '10m', '1h30m', 'forever'")
+    return sum(float(number) * unit for number, unit in zip(match.groups(), UNITS.values(), strict=True) if number)
+
+
 def seconds(name: str, value: object) -> float:
-    """A number of seconds out of a number or a timedelta, of a hundred years at most; None is for ever."""
+    """A number of seconds out of a number, a text or a timedelta, of a hundred years at most; None is for ever."""
+    value = duration(name, value)
     if value is None:
         return inf
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise OptionError(f"{name} is {value!r}: give seconds as a number, a timedelta, or None for ever")
+        raise OptionError(f"{name} is {value!r}: give seconds, a text such as '10m', a timedelta, or None for ever")
     try:
         number = float(value)
     except OverflowError:
@@ -101,7 +123,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _optional(name: str, value: Any) -> float | None:
-    return None if value is None else _finite(name, value)
+    return None if value is None or value == "forever" else _finite(name, value)
 
 
 def _hold(name: str, value: Any) -> float | None:

@@ -58,7 +58,8 @@ def asked_twice(**options: Any) -> Any:
 AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]] = [
     (lambda: cached(ttl=-1), OptionError, ValueError, "ttl is -1.*at least 0"),
     (lambda: cached(ttl=math.nan), OptionError, ValueError, "ttl is nan"),
-    (lambda: cached(ttl="60"), OptionError, ValueError, "ttl is '60'.*number"),  # type: ignore[call-overload]
+    (lambda: cached(ttl="soon"), OptionError, ValueError, "ttl is 'soon'.*'10m'"),
+    (lambda: cached(ttl=b"60"), OptionError, ValueError, "ttl is b'60'.*seconds"),  # type: ignore[call-overload]
     (lambda: cached(ttl=True), OptionError, ValueError, "ttl is True"),
     (lambda: cached(ttl=timedelta(seconds=-1)), OptionError, ValueError, "ttl"),
     (lambda: cached(wait=-1), OptionError, ValueError, "wait is -1"),
@@ -197,7 +198,7 @@ def test_a_value_that_is_too_large(tmp_path: Path) -> None:
     cache.close()
 
 
-@pytest.mark.parametrize("wrong", [-1, math.nan, "60", object()])
+@pytest.mark.parametrize("wrong", [-1, math.nan, "soon", object()])
 def test_a_ttl_function_that_answers_nonsense(wrong: Any) -> None:
     """Known only at the call: it raises there, and the next call is not locked out."""
     answers = [wrong, 60]

@@ -476,9 +476,11 @@ def test_a_key_function_may_look_around() -> None:
 # -- times ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ttl, seconds", [(60, 60.0), (0.5, 0.5), (timedelta(minutes=2), 120.0), (None, float("inf"))])
+@pytest.mark.parametrize(
+    "ttl, seconds", [(60, 60.0), (0.5, 0.5), (timedelta(minutes=2), 120.0), ("1h30m", 5400.0), (None, float("inf"))]
+)
 def test_ttl(ttl: Any, seconds: float) -> None:
-    """Seconds, timedelta and None are all understood, and kept with the entry."""
+    """Seconds, timedelta, a text and None are all understood, and kept with the entry."""
     f = cached(ttl=ttl)(lambda: 1)
     f()
     assert f.peek().ttl == seconds

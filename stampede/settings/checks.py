@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, Literal, TypeAlias
 
 from stampede.errors import OptionError
-from stampede.policy import DEFAULT, nearest, seconds
+from stampede.policy import DEFAULT, NUMBER, UNITS, duration, nearest, seconds
 from stampede.settings.model import LocalSettings, Rate, without_secrets
 
 __all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "duration"]
@@ -28,33 +28,13 @@ def checked(table: Mapping[str, Any], checks: Mapping[str, Check], prefix: str =
     return {name: checks[name](f"{prefix}{name}", value) for name, value in table.items()}
 
 
-_NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*"
-_UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_DURATION = re.compile(r"\s*".join(f"(?:{_NUMBER}{unit}(?![a-z]))?" for unit in _UNITS))
-
-
-def duration(name: str, value: Any) -> Any:
-    """Seconds out of a text such as "500ms", "10m", "1h30m" or "90"; inf out of "forever"; all else as it is."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    if text == "forever":
-        return inf
-    if re.fullmatch(_NUMBER, text):
-        return float(text)
-    match = _DURATION.fullmatch(text)
-    if not text or match is None:
-        raise OptionError(f"{name} is {value!r}: give seconds, or a text such as '500ms', '10m', '1h30m', 'forever'")
-    return sum(float(number) * unit for number, unit in zip(match.groups(), _UNITS.values(), strict=True) if number)
-
-
 def _wait(name: str, value: Any) -> Any:
     wait = duration(name, value)
     return None if wait == inf else wait  # a policy's word for "as long as a lease stands"
 
 
 def _number(name: str, value: Any) -> Any:
-    return float(value) if isinstance(value, str) and re.fullmatch(_NUMBER, value) else value
+    return float(value) if isinstance(value, str) and re.fullmatch(NUMBER, value) else value
 
 
 def _flag(name: str, value: Any) -> Any:
@@ -179,7 +159,7 @@ def _local_ttl(name: str, value: Any) -> float | None:
 def _rate(name: str, value: Any) -> Rate:
     count, slash, per = value.partition("/") if isinstance(value, str) else ("", "", "")
     try:
-        within = duration(name, f"1{per}" if per.strip() in _UNITS else per)
+        within = duration(name, f"1{per}" if per.strip() in UNITS else per)
         rate = Rate(_count(name, count.strip()), seconds(name, within))
     except OptionError:
         rate = None

@@ -114,7 +114,7 @@ def options(cache: Cache) -> None:
     cached(cache=cache, ttl=lambda value: 5)
     cached(cache=lambda: cache, ttl=None)
     cached(tll=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-    cached(ttl="5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    cached(ttl=b"5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     cache.get_or_compute("k", slow, stale=5)
     cache.get_or_compute("k", slow, stael=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
