@@ -118,6 +118,9 @@ class Cached:
         self._identity = told_apart(identity_of(function, options.get("ignore", ())))
         self._scope: Scope | None = None
         self._make_key: Callable[..., str] | None = None
+        # What verbs don't ask for: parameters that are no part of the key, but for the object that they are bound to.
+        absent = self.parameters.absent(key)
+        self._absent = absent.difference(self.parameters.names[:1]) if bound else absent
         if isinstance(key, str):
             self._key_maker("")  # a field that the signature can't fill is an error of this line
         _all.add(self)
@@ -201,7 +204,22 @@ class Cached:
             self.hot.fast.clear()
 
     def key(self, /, *args: Any, **kwargs: Any) -> str:
-        """The key of these arguments."""
+        """The key of these arguments; of those that are a part of it, as in the other verbs."""
+        if not self._absent:
+            return self.key_of_call(*args, **kwargs)
+        signature = inspect.signature(self.function)
+        parts = [part for name, part in signature.parameters.items() if name not in self._absent]
+        given = signature.replace(parameters=parts).bind(*args, **kwargs)
+        whole = signature.bind_partial()
+        whole.arguments = {
+            name: None if name in self._absent else given.arguments[name]
+            for name in signature.parameters
+            if name in self._absent or name in given.arguments
+        }
+        return self.key_of_call(*whole.args, **whole.kwargs)
+
+    def key_of_call(self, /, *args: Any, **kwargs: Any) -> str:
+        """The key of a call's arguments."""
         if self._of_class and args and not isinstance(args[0], type):
             raise KeyingError(
                 f"{self.function.__qualname__}: cls is {args[0]!r}, which is no class: since Python 3.13 @classmethod "
@@ -247,7 +265,7 @@ class Cached:
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Scope, str, Resident | Entry[Any] | None]:
         """Where the value of these arguments belongs, and what is at hand of it."""
         scope = self.scope
-        key = self.key(*args, **kwargs)
+        key = self.key_of_call(*args, **kwargs)
         found = scope.at_hand(key)
         if isinstance(found, Resident):
             self._take_home(scope, found, args, kwargs)
@@ -294,7 +312,9 @@ class Cached:
 
     async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scope = self.scope
-        return landed(await self._fetch(scope, self.key(*args, **kwargs), args, kwargs, force=True), scope.policy)
+        return landed(
+            await self._fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True), scope.policy
+        )
 
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Store this value for these arguments."""
@@ -342,7 +362,7 @@ class Cached:
                 closed = self._other_than(closed, scope)
 
     async def _all_of(self, scope: Scope, calls: list[tuple[Any, ...]]) -> list[Any]:
-        keys = [self.key(*args) for args in calls]
+        keys = [self.key_of_call(*args) for args in calls]
         wanted = dict(zip(keys, calls, strict=True))
         values = {key: found.value for key in wanted if (found := scope.at_hand(key)) is not None}
         missing = [key for key in wanted if key not in values]

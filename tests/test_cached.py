@@ -464,6 +464,38 @@ def test_key_options() -> None:
     assert cached(namespace="shop")(at_the_top.__wrapped__).key(1).startswith("shop/")
 
 
+@both
+def test_verbs_ask_for_nothing_that_is_no_part_of_the_key(colour: str) -> None:
+    """Who invalidates has no session, and would have to make one up."""
+
+    def user(session: object, id: int, *, deep: bool = False) -> str:
+        return f"{id} {deep}"
+
+    f = cached(ignore="session", strict=False)(_colours(user)[colour])
+    assert had(f(object(), 1, deep=True)) == "1 True" == had(f.peek(1, deep=True)).value
+    assert f.key(1, deep=True) == f.key(id=1, deep=True) != f.key(1)
+    assert had(f.invalidate(1, deep=True)) and had(f.peek(1, deep=True)) is None
+    had(f.set("mine", 1))
+    assert had(f(object(), 1)) == "mine"
+    assert had(f.expire(1))
+    assert had(f.refresh(object(), 1)) == "1 False" == had(f.many([(object(), 1)]))[0]
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        f.key(object(), 1)
+    by_format = cached(key="user:{id}")(_colours(user)[colour])
+    assert had(by_format(None, 7)) == "7 False"
+    assert by_format.key(7) == by_format.key(id=7) == "user:7"
+    assert had(by_format.invalidate(7))
+
+    class Shop:
+        @cached(ignore={"self", "session"})
+        def price(self, session: object, x: int) -> int:
+            return x
+
+    assert Shop().price(object(), 1) == 1
+    assert Shop().price.invalidate(1)
+    assert not Shop().price.invalidate(1)
+
+
 def test_a_key_function_may_look_around() -> None:
     """A tenant in a context is part of such a key: a fast table that looks only at arguments would mix tenants."""
     tenant = contextvars.ContextVar("tenant", default="a")

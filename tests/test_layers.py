@@ -27,7 +27,7 @@ LAYERS = """
     registry
     cache
     cached
-    hot faces
+    hot faces namesakes
     lock limiter batch
     block
     core grip

@@ -17,7 +17,7 @@ from stampede.errors import KeyingError, OptionError
 from stampede.interruptions import pass_on
 from stampede.keys.canonical import REMEDIES, canonical, name_of
 from stampede.keys.models import is_frozen
-from stampede.keys.parameters import Parameter, Parameters
+from stampede.keys.parameters import Parameter, Parameters, fields_in, names_in
 from stampede.policy import nearest
 
 LONGEST = 200
@@ -187,22 +187,12 @@ def _by_function(prefix: str, key: Any) -> KeyMaker:
 
 def _by_format(parameters: Parameters, prefix: str, template: str) -> KeyMaker:
     code = _Code(parameters)
-    fields = _fields(template)
-    names = sorted({_root(field) for field in fields})
+    fields, names = fields_in(template), sorted(names_in(template))
     _check_names(template, names, parameters)
     bare = [name for name in names if name in fields]
     fill = partial(_fill, parameters.qualname, prefix, template, _pieces(template), bare)
     passed = ", ".join(f"{name}={name}" for name in names)
     return code.function([f"    return {code.name(fill)}({passed})"])
-
-
-def _fields(template: str) -> set[str]:
-    """What stands between the braces of a format string, and between those inside them."""
-    try:
-        parsed = [(field, spec or "") for _, field, spec, _ in Formatter().parse(template) if field is not None]
-    except ValueError as error:
-        raise OptionError(f"key is {template!r}, which is no format string: {error}") from error
-    return {field for field, _ in parsed}.union(*[_fields(spec) for _, spec in parsed])
 
 
 class _Piece(NamedTuple):
@@ -236,10 +226,6 @@ def _pieces(template: str) -> list[_Piece]:
 def _within(text: str, end: str) -> str:
     """The text of a field, without the character that ends it."""
     return text.replace("%", "%25").replace(end, f"%{ord(end):02X}") if end and (end in text or "%" in text) else text
-
-
-def _root(field: str) -> str:
-    return field.partition(".")[0].partition("[")[0]
 
 
 def _check_names(template: str, names: list[str], parameters: Parameters) -> None:

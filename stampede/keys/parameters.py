@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from inspect import _ParameterKind as Kind
+from string import Formatter
 from types import NoneType
 from typing import Any
 
@@ -86,6 +87,12 @@ class Parameters:
         """Those that are part of the key."""
         return tuple(parameter for parameter in self.all if not parameter.ignored)
 
+    def absent(self, key: Any = None) -> frozenset[str]:
+        """The names of those that are no part of the key, if that is known."""
+        if key is None:
+            return self.ignored.intersection(self.names)
+        return frozenset(self.names) - names_in(key) if isinstance(key, str) else frozenset()
+
     @property
     def defaults(self) -> dict[str, Any]:
         """What `declaration` needs in the namespace of the generated code: the defaults, as objects."""
@@ -118,6 +125,21 @@ class Parameters:
     def fresh_name(self, base: str) -> str:
         """A name for generated code that is no parameter's: `base` and a suffix in which no parameter ends."""
         return base + self._suffix
+
+
+def names_in(template: str) -> frozenset[str]:
+    """The parameters that a format string names."""
+    fields = fields_in(template)
+    return frozenset([field.partition(".")[0].partition("[")[0] for field in fields])
+
+
+def fields_in(template: str) -> set[str]:
+    """What stands between the braces of a format string, and between those inside them."""
+    try:
+        parsed = [(field, spec or "") for _, field, spec, _ in Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise OptionError(f"key is {template!r}, which is no format string: {error}") from error
+    return {field for field, _ in parsed}.union(*[fields_in(spec) for _, spec in parsed])
 
 
 def _unused_suffix(names: list[str]) -> str:
