@@ -18,6 +18,7 @@ from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
+from stampede.exchange import STAY, exchange, is_fresh
 from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options, PolicyOptions
 from stampede.front import Front
 from stampede.keys import in_namespace, quoted
@@ -196,6 +197,54 @@ class Cache:
     async def aset(self, key: str, value: Any, **options: Any) -> None:
         await self._root.put(SUSPENDING, self._key(key), value, self.policy.with_options(**options))
 
+    def add(self, key: str, value: Any, **options: Any) -> bool:
+        """Store this value if nothing fresh is there. False: there is."""
+        return run_blocking(self._add(BLOCKING, key, value, options))
+
+    async def aadd(self, key: str, value: Any, **options: Any) -> bool:
+        return await self._add(SUSPENDING, key, value, options)
+
+    async def _add(self, colour: Colour, key: str, value: Any, options: Mapping[str, Any]) -> bool:
+        def make(seen: Entry[Any] | None) -> Any:
+            return STAY if is_fresh(seen) else value
+
+        return await self._exchange(colour, key, make, options) is not None
+
+    def update(self, key: str, function: Callable[[Any], T], default: Any = None, **options: Any) -> T:
+        """Store what `function` makes of the fresh value (of `default`, where there is none), and return it. No other
+        change is lost: the function is called again if there was one meanwhile."""
+        return cast(T, run_blocking(self._update(BLOCKING, key, function, default, options)))
+
+    async def aupdate(self, key: str, function: Callable[[Any], T], default: Any = None, **options: Any) -> T:
+        return cast(T, await self._update(SUSPENDING, key, function, default, options))
+
+    async def _update(
+        self, colour: Colour, key: str, function: Callable[[Any], Any], default: Any, options: Mapping[str, Any]
+    ) -> Any:
+        def make(seen: Entry[Any] | None) -> Any:
+            return function(seen.value if seen is not None and is_fresh(seen) else default)
+
+        entry = await self._exchange(colour, key, make, options)
+        return None if entry is None else entry.value
+
+    def touch(self, key: str, **options: Any) -> bool:
+        """Give the value that is kept a new end (`ttl=`, `stale=`), from now on. False: nothing is kept."""
+        return run_blocking(self._touch(BLOCKING, key, options))
+
+    async def atouch(self, key: str, **options: Any) -> bool:
+        return await self._touch(SUSPENDING, key, options)
+
+    async def _touch(self, colour: Colour, key: str, options: Mapping[str, Any]) -> bool:
+        def make(seen: Entry[Any] | None) -> Any:
+            return STAY if seen is None or seen.raised else seen.value
+
+        return await self._exchange(colour, key, make, options) is not None
+
+    async def _exchange(
+        self, colour: Colour, key: str, make: Callable[[Entry[Any] | None], Any], options: Mapping[str, Any]
+    ) -> Entry[Any] | None:
+        return await exchange(self._root, colour, self._key(key), make, self.policy.with_options(**options))
+
     def peek(self, key: str) -> Entry[Any] | None:
         """The entry that is kept, fresh or stale."""
         return run_blocking(self._root.peek(BLOCKING, self._key(key)))
@@ -306,6 +355,9 @@ class Cache:
         returns.closed(self.engine)
         if self._core.front.tier is not None:
             self._core.front.tier.clear()
+
+    async def aclose(self) -> None:
+        self.close()
 
     def __enter__(self) -> Cache:
         return self

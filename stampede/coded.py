@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError
-from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted, Reply, Store
+from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted, Reply, Store, Versioned
 
 __all__ = ["CodedClaims", "CodedStore", "Trial"]
 
@@ -99,7 +99,7 @@ class CodedClaims(_Coded):
         return await self._port.renew(key, token, lease)
 
 
-class CodedStore(_Coded):
+class CodedStore(_Coded, Versioned):
     """`Store` of entries over an engine's `Store` of bytes."""
 
     def __init__(self, port: Store, codec: Coder, bad: BadBytes) -> None:
@@ -112,6 +112,10 @@ class CodedStore(_Coded):
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         await self._port.set(key, self.closed(key, entry))
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        assert isinstance(self._port, Versioned)  # or whoever asks has been refused
+        return await self._port.replace(key, seen, self.closed(key, entry))
 
     async def expire(self, key: str) -> bool:
         return await self._port.expire(key)

@@ -30,7 +30,7 @@ from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
 from stampede.places import Place
 from stampede.policy import Policy
-from stampede.ports import Asked, Claims, Engine, Store, Ticket
+from stampede.ports import Asked, Claims, Engine, Store, Ticket, Versioned
 from stampede.workers import Late
 
 __all__ = ["Core", "Scope", "later"]
@@ -545,14 +545,32 @@ class Scope:
         return await store.get(physical) if outage.used else [None] * len(physical)
 
     async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
-        policy = policy or self.policy
+        entry = self.entry_for(key, value, policy or self.policy)
+        await self._change(colour, key, "set", lambda store, physical: store.set(physical, entry))
+
+    def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:
         ttl = policy.ttl_of(kept_whole(value))
         known = self.core.front.known(self._at_hand() + key)
         cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
         entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
         if self._trial is not None:
             self._trial(key, entry, strict=policy.strict)
-        await self._change(colour, key, "set", lambda store, physical: store.set(physical, entry))
+        return entry
+
+    async def exchange(self, colour: Colour, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
+        """Store it if what is kept is still what was seen."""
+        id = seen.id if seen is not None else None
+
+        async def act(store: Store, physical: str) -> bool:
+            assert isinstance(store, Versioned)  # who asks has made sure
+            return await store.replace(physical, id, entry)
+
+        return bool(await self._change(colour, key, "set", act))
+
+    async def kept(self, colour: Colour, key: str) -> Entry[Any] | None:
+        """What the engine itself keeps, in the generation of today."""
+        today, _ = await self.learn_surely(colour)
+        return (await self._store(colour).get([today + key]))[0]
 
     async def expire(self, colour: Colour, key: str) -> bool:
         return bool(await self._change(colour, key, "expire", lambda store, physical: store.expire(physical)))

@@ -28,7 +28,7 @@ LAYERS = """
     cache
     cached
     hot faces namesakes
-    lock limiter batch
+    lock limiter batch exchange
     block
     core grip
     loaders

@@ -1,0 +1,119 @@
+"""add, update and touch: made of what is there, in one step, and no change is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
+
+from herd import Herd
+from memcached_server import shared_memcached
+from servers import shared_redis
+
+from stampede import Cache, OptionError
+from stampede.engines.memory import MemoryEngine
+from stampede.engines.paired import Paired
+
+URLS: dict[str, Callable[[Path], str]] = {
+    "memory": lambda path: "memory://",
+    "disk": lambda path: f"disk://{path}",
+    "redis": lambda path: shared_redis().url,
+    "memcached": lambda path: shared_memcached().url,
+}
+both = pytest.mark.parametrize("prefix", ["", "a"], ids=["sync", "async"])
+
+
+@pytest.fixture(params=list(URLS))
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return URLS[request.param](tmp_path)
+
+
+@pytest.fixture(params=["", "shop"])
+def cache(request: pytest.FixtureRequest, url: str) -> Iterator[Cache]:
+    with Cache(url, namespace=request.param, ttl=600, early=0) as cache:
+        cache.clear()
+        yield cache
+
+
+def asked(cache: Cache, prefix: str, verb: str, *args: Any, **options: Any) -> Any:
+    answer = getattr(cache, prefix + verb)(*args, **options)
+    return asyncio.run(answer) if inspect.isawaitable(answer) else answer
+
+
+@both
+def test_add(cache: Cache, prefix: str) -> None:
+    """Two that add would both have been first."""
+    assert asked(cache, prefix, "add", "k", 1, ttl=60)
+    assert not asked(cache, prefix, "add", "k", 2)
+    assert cache.get("k") == 1
+    cache.expire("k")
+    assert asked(cache, prefix, "add", "k", 3)  # what is stale is there for nobody
+    assert cache.get("k") == 3
+    cache.invalidate("k")
+    assert asked(cache, prefix, "add", "k", 4)
+    assert cache.peek("k").ttl == 600  # type: ignore[union-attr]
+
+
+@both
+def test_update(cache: Cache, prefix: str) -> None:
+    """Counters stand on it."""
+    assert [asked(cache, prefix, "update", "n", lambda n: n + 1, 0) for _ in range(3)] == [1, 2, 3]
+    assert asked(cache, prefix, "update", "new", lambda value: [value]) == [None]
+    cache.invalidate("n")
+    assert asked(cache, prefix, "update", "n", lambda n: n + 1, 10) == 11
+    with pytest.raises(ZeroDivisionError):
+        asked(cache, prefix, "update", "n", lambda n: n / 0)
+    assert cache.get("n") == 11
+
+
+def test_no_update_is_lost(cache: Cache) -> None:
+    """Read and write in two steps lose every change between them."""
+
+    def add_25() -> None:
+        for _ in range(25):
+            cache.update("n", lambda n: n + 1, 0)
+
+    Herd(*[add_25] * 4).join()
+    assert cache.get("n") == 100
+
+
+@both
+def test_touch(cache: Cache, prefix: str) -> None:
+    """A session that is used would end, or be stored anew, over somebody's newer one."""
+    assert not asked(cache, prefix, "touch", "k")
+    cache.set("k", "v", ttl=5)
+    assert asked(cache, prefix, "touch", "k", ttl=5000)
+    entry = cache.peek("k")
+    assert entry is not None
+    assert entry.value == "v"
+    assert entry.fresh > 1000
+
+
+def test_a_computation_under_way_does_not_replace_it(cache: Cache) -> None:
+    """Promise 4: what was being computed is older than what was stored since."""
+    assert cache.get_or_compute("k", lambda: (cache.update("k", lambda n: 2, 0), 1)[1]) == 1
+    assert cache.get("k") == 2
+
+
+@both
+def test_an_engine_that_cannot(prefix: str) -> None:
+    """It would do it in two steps, and lose what comes between."""
+    paired = Cache(engine=Paired(MemoryEngine(), MemoryEngine()))
+    for verb, arguments in {"add": [1], "update": [len], "touch": []}.items():
+        with pytest.raises(OptionError, match=r"memory.*can't tell"):
+            asked(paired, prefix, verb, "k", *arguments)
+
+
+def test_aclose(url: str) -> None:
+    """Async code would look for it, and leave the connections open."""
+    cache = Cache(url)
+    asyncio.run(cache.aclose())
+    with pytest.raises(Exception, match="closed"):
+        cache.set("k", 1)
