@@ -151,4 +151,4 @@ class Trial:
         except CodecError as refusal:
             if strict:
                 raise
-            _log.warning("%s is kept in memory only, and by no other engine: %s", self._scope, refusal)
+            _log.warning("%s is kept in memory only, and by no other engine: %s", self._scope, str(refusal))

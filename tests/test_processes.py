@@ -36,14 +36,18 @@ class Answer:
 
 def report_of(directory: Path, compute: Any, **options: Any) -> Any:
     """One function, the same in every process, with a computation of the process's own."""
-    cache = Cache(f"disk://{directory}/cache", local=True)
+    cache, where = Cache(f"disk://{directory}/cache", local=True), str(directory)
+    computes[where] = compute
 
     @cache.cached(**{"ttl": 600, "early": 0, "lease": LEASE, **options})
     def report(customer: int) -> str:
-        value: str = compute()
+        value: str = computes[where]()
         return value
 
     return report
+
+
+computes: dict[str, Any] = {}  # not captured by the function, which would be another one in each process
 
 
 def told(pipe: Connection) -> str:
