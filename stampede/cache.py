@@ -368,6 +368,11 @@ class Cache:
     def __repr__(self) -> str:
         return f"<Cache {self.name}>"
 
+    @property
+    def trusted(self) -> tuple[type, ...]:
+        """The classes of `trust`."""
+        return self._trust
+
     # -- other faces ----------------------------------------------------------------------------------------------
 
     @overload  # a coroutine function is a function too: the narrower comes first

@@ -1,0 +1,1 @@
+"""At home in other libraries: each module needs the library that it is named after."""

@@ -1,0 +1,207 @@
+"""A backend for dogpile's regions: `region.configure("stampede", arguments={"url": "redis://..."})`."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from threading import RLock
+from typing import Any
+from weakref import WeakValueDictionary
+
+from dogpile.cache.api import NO_VALUE, BackendArguments, BytesBackend, CantDeserializeException, SerializedReturnType
+
+from stampede import forks
+from stampede.cache import Cache
+from stampede.codec.sealed import Sealed
+from stampede.codec.shapes import shapes_of
+from stampede.contrib.dogpile.mutex import Mutex, Mutexes
+from stampede.engines import open_engine
+from stampede.errors import CodecError, EngineClosed, EngineError, OptionError
+from stampede.interruptions import pass_on
+from stampede.lock import Lock
+from stampede.policy import nearest, seconds
+from stampede.ports import Engine
+
+__all__ = ["StampedeBackend"]
+
+_log = logging.getLogger("stampede")
+
+_CACHE = ("locks", "local", "namespace", "trust", "signing_key", "compress", "max_bytes", "on_engine_error")
+ARGUMENTS = ("url", "cache", "ttl", "lease", "max_hold", "codec", "strict", *_CACHE)
+
+_REFUSED = b"\x00stampede can't keep this: "
+"""What the serializer gives for a value that it refuses, before the reason."""
+
+
+class StampedeBackend(BytesBackend):
+    """Values and mutexes on one of our engines. `arguments` are:
+
+    `url` (`memory://` if it isn't given) and `locks`, as of `Cache`; or `cache`, a Cache that is there already.
+    `ttl`: how long an engine keeps a value, whatever the region's `expiration_time` says (for ever); give it some
+    times that. `lease` (10 s): how long a mutex outlives a process that died, and `max_hold` (10 minutes) a creator
+    that hangs. `namespace` ("dogpile"): regions of one namespace on one engine share their keys, as they do on any
+    of dogpile's backends. `trust`, `signing_key`, `compress`, `max_bytes`, `local`, `on_engine_error`: as of `Cache`.
+    `codec`: "sealed", or "pickle" with a `signing_key`; a region's own `serializer` goes before it. `strict`: a value
+    that can't be kept is an error. Otherwise who computed it has it, it isn't kept, and the log says so, once.
+    """
+
+    def __init__(self, arguments: BackendArguments) -> None:
+        given = dict(arguments)
+        for name in given.keys() - set(ARGUMENTS):  # dogpile's own backends overlook them, and so have to others
+            _log.warning("there is no argument %r for the backend 'stampede': %s", name, nearest(str(name), ARGUMENTS))
+        self._ttl = seconds("ttl", given.get("ttl"))
+        lease, hold = seconds("lease", given.get("lease", 10.0)), seconds("max_hold", given.get("max_hold", 600.0))
+        self._strict = bool(given.get("strict", False))
+        self._told = False
+        if isinstance(given.get("trust"), str):  # out of an ini file
+            given["trust"] = [each.strip() for each in given["trust"].split(",")]
+        self.cache = given.get("cache") or _opened(given)
+        if not isinstance(self.cache, Cache):
+            raise OptionError(f"cache is {self.cache!r}: give a Cache, or its url")
+        settings, engine = self.cache.settings, self.cache.engine
+        self._strict_engine = settings.on_engine_error == "raise"
+        self._mutexes = Mutexes(
+            lambda key: Lock(f"dogpile {settings.namespace}:{key}", engine, lease=lease, max_hold=hold),
+            strict=self._strict_engine,
+        )
+        self.serializer, self.deserializer = _serialization(given.get("codec", "sealed"), self.cache, given)
+
+    # -- values, which are bytes by now: the region has serialized them -----------------------------------------------
+
+    def get_serialized(self, key: str) -> SerializedReturnType:
+        return _told(self.cache.get(key, NO_VALUE))
+
+    def get_serialized_multi(self, keys: Iterable[str]) -> Sequence[SerializedReturnType]:
+        """All of them in one round trip."""
+        wanted = list(keys)
+        found = self.cache.get_many(wanted) if wanted else {}
+        return [_told(found.get(key, NO_VALUE)) for key in wanted]
+
+    def set_serialized(self, key: str, value: bytes) -> None:
+        self._set({key: value}, lambda kept: self.cache.set(key, kept[key], ttl=self._ttl))
+
+    def set_serialized_multi(self, mapping: Mapping[str, bytes]) -> None:
+        """All of them in one round trip, where the engine can."""
+        self._set(mapping, lambda kept: self.cache.set_many(kept, ttl=self._ttl))
+
+    def delete(self, key: str) -> None:
+        self.cache.invalidate(key)
+
+    def delete_multi(self, keys: Iterable[str]) -> None:
+        """All of them in one round trip, where the engine can."""
+        for key in keys:
+            self.cache.invalidate(key)
+
+    def get_mutex(self, key: str) -> Mutex:
+        """A lease on this key, in every process: held while its creator runs, and given up by a process that dies."""
+        return self._mutexes.of(key)
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _set(self, mapping: Mapping[str, bytes], store: Callable[[dict[str, bytes]], object]) -> None:
+        """A computed value that can't be kept fails nobody's request: the creator has given it. One that is just to be
+        set is an error then."""
+        held = {key: self._mutexes.held_here(key) for key in mapping}
+        computed, kept = all(held.values()), {}
+        for key, value in mapping.items():
+            mutex = held[key]
+            refused = value.partition(b"|")[2] if _REFUSED in value else b""
+            if refused.startswith(_REFUSED):
+                self._refuse(refused.removeprefix(_REFUSED).decode(), strict=self._strict or not computed)
+            elif mutex is not None and mutex.lost:
+                _log.warning("%r took longer than its mutex stood: its value isn't kept, as it may be out of date", key)
+            else:
+                kept[key] = value
+        if not kept:
+            return
+        try:
+            store(kept)
+        except EngineClosed:
+            raise
+        except EngineError as trouble:
+            if not computed or self._strict_engine:
+                raise
+            _log.warning("what was computed for %r isn't kept, as the engine can't be asked: %s", [*kept], trouble)
+        except CodecError as refusal:  # too large
+            self._refuse(str(refusal), strict=self._strict or not computed)
+
+    def _refuse(self, why: str, *, strict: bool) -> None:
+        if strict:
+            raise CodecError(why)
+        if not self._told:
+            self._told = True
+            _log.error("a value of a region on %s can't be kept, and is computed each time: %s", self.cache.name, why)
+
+
+def _told(value: Any) -> SerializedReturnType:
+    return value if isinstance(value, bytes) else NO_VALUE
+
+
+def _serialization(
+    codec: str, cache: Cache, given: Mapping[str, Any]
+) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """What turns a region's values into bytes, if it has nothing of its own for that."""
+    if codec == "pickle" and cache.settings.signing_key:
+        return _refusing(pickle.dumps), _believing(pickle.loads)
+    if codec == "pickle":
+        raise OptionError("codec='pickle' runs what is in the bytes: give a signing_key, or use codec='sealed'")
+    if codec != "sealed":
+        raise OptionError(f"codec is {codec!r}: give 'sealed' or 'pickle' here, or the region a serializer of its own")
+    sealed = Sealed(shapes_of(None, cache.trusted))
+    return _refusing(lambda value: sealed.dump(value, False)), _believing(lambda body: sealed.load(body, False))
+
+
+def _refusing(dump: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """A region serializes in the middle of a request: what is refused is told to `set`, which knows what to do."""
+
+    def serialize(value: Any) -> bytes:
+        try:
+            return dump(value)
+        except Exception as error:
+            pass_on(error)
+            return _REFUSED + str(error).encode("utf-8", "replace")
+
+    return serialize
+
+
+def _believing(load: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """What can't be read is a miss."""
+
+    def deserialize(body: bytes) -> Any:
+        try:
+            return load(body)
+        except Exception as error:
+            pass_on(error)
+            raise CantDeserializeException(str(error)) from error
+
+    return deserialize
+
+
+# -- one engine for all regions of a URL --------------------------------------------------------------------------------
+
+_engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
+_guard = RLock()
+
+
+def _start_again() -> None:
+    global _guard
+    _guard = RLock()
+
+
+forks.in_child(_start_again)
+
+
+def _opened(given: Mapping[str, Any]) -> Cache:
+    """A cache of its own, on an engine that regions of the same URL share: and so one pool of connections."""
+    url = given.get("url", "memory://")
+    options = {name: given[name] for name in _CACHE if name in given}
+    options.setdefault("namespace", "dogpile")
+    if not isinstance(url, str) or url.startswith("memory:"):
+        return Cache(url, **options)
+    with _guard:
+        engine = _engines.get(url)
+        if engine is None:
+            engine = _engines[url] = open_engine(url)
+    return Cache(url, engine=engine, **options)
