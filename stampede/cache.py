@@ -310,12 +310,22 @@ class Cache:
         return _present(await self._get(SUSPENDING, list(keys), _MISSING))
 
     def set_many(self, values: Mapping[str, Any], **options: Any) -> None:
-        for key, value in values.items():
-            self.set(key, value, **options)
+        """Store them all, in one round trip where the engine can. A value that is refused leaves all as they were."""
+        run_blocking(self._set_many(BLOCKING, values, options))
 
     async def aset_many(self, values: Mapping[str, Any], **options: Any) -> None:
-        for key, value in values.items():
-            await self.aset(key, value, **options)
+        await self._set_many(SUSPENDING, values, options)
+
+    async def _set_many(self, colour: Colour, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        keyed = {self._key(key): value for key, value in values.items()}
+        await self._root.put_many(colour, keyed, self.policy.with_options(**options))
+
+    def invalidate_many(self, keys: Iterable[str]) -> int:
+        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were."""
+        return run_blocking(self._root.invalidate_many(BLOCKING, [self._key(key) for key in keys]))
+
+    async def ainvalidate_many(self, keys: Iterable[str]) -> int:
+        return await self._root.invalidate_many(SUSPENDING, [self._key(key) for key in keys])
 
     async def _get(self, colour: Colour, keys: Sequence[str], default: Any) -> dict[str, Any]:
         entries = await self._root.get(colour, [self._key(key) for key in keys])

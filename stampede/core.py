@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import ref
@@ -548,6 +548,11 @@ class Scope:
         entry = self.entry_for(key, value, policy or self.policy)
         await self._change(colour, key, "set", lambda store, physical: store.set(physical, entry))
 
+    async def put_many(self, colour: Colour, values: Mapping[str, Any], policy: Policy) -> None:
+        """All of them in one round trip, where the engine can."""
+        entries = {key: self.entry_for(key, value, policy) for key, value in values.items()}
+        await self._change_many(colour, "set", {key: (entry,) for key, entry in entries.items()})
+
     def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:
         ttl = policy.ttl_of(kept_whole(value))
         known = self.core.front.known(self._at_hand() + key)
@@ -577,6 +582,51 @@ class Scope:
 
     async def invalidate(self, colour: Colour, key: str) -> bool:
         return bool(await self._change(colour, key, "invalidate", lambda store, physical: store.invalidate(physical)))
+
+    async def invalidate_many(self, colour: Colour, keys: Iterable[str]) -> int:
+        """How many there were; all in one round trip, where the engine can."""
+        return sum(map(bool, await self._change_many(colour, "invalidate", dict.fromkeys(keys, ()))))
+
+    async def _change_many(self, colour: Colour, verb: str, changes: Mapping[str, tuple[Entry[Any], ...]]) -> list[Any]:
+        """`_change` of many keys, hard each: what the engine said of each in today's generation, or the first error."""
+        core, was_down = self.core, self.core.is_down()
+        known, physical = self.prefix, self.prefix
+        for key in changes:
+            core.forget(known + key)  # before and after, as in `_change`
+        try:
+            physical, ended = await self.learn_surely(colour)
+            done = await self._changed(colour, verb, {physical + key: args for key, args in changes.items()})
+            for older in {*ended} - {physical}:
+                await self._changed(colour, verb, {older + key: args for key, args in changes.items()})
+            core.answered(was_down)
+            return done
+        finally:
+            older = {known, *self._older.copy()} - {physical}
+            for key in changes:
+                core.forget(physical + key)
+                for prefix in older:
+                    core.bury(prefix + key)
+                core.note(events.Invalidated, self.called, key, verb)
+
+    async def _changed(self, colour: Colour, verb: str, changes: Mapping[str, tuple[Entry[Any], ...]]) -> list[Any]:
+        many, store = self.core.engine.many, self._store(colour)
+        if colour.suspending:
+            done = await settled([getattr(store, verb)(key, *args) for key, args in changes.items()])
+        elif many is None:
+            return [await getattr(store, verb)(key, *args) for key, args in changes.items()]
+        else:
+            coded = self._coded  # all before the first is sent: a value that is refused leaves the others as they were
+            done = many.ask_many([
+                Asked(verb, (key, *[coded.closed(key, each) if coded is not None else each for each in args]))
+                for key, args in changes.items()
+            ])  # fmt: skip
+        try:
+            for each in done:
+                if isinstance(each, BaseException):
+                    raise each
+            return done
+        finally:
+            del done  # an error in it refers to this frame
 
     async def _change(
         self, colour: Colour, key: str, verb: str, act: Callable[[Store, str], Coroutine[Any, Any, Any]]

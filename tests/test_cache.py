@@ -115,6 +115,8 @@ def test_async_verbs(cache: Cache) -> None:
         assert await cache.apeek("k") is None
         await cache.aset_many({"a": 1, "b": 2})
         assert await cache.aget_many(["a", "b", "c"]) == {"a": 1, "b": 2}
+        assert await cache.ainvalidate_many(["b", "c"]) == 1
+        assert await cache.aget_many(["a", "b", "c"]) == {"a": 1}
         await cache.aclear()
         assert await cache.aget_many(["a", "b", "c"]) == {}
 
@@ -124,7 +126,7 @@ def test_async_verbs(cache: Cache) -> None:
 def test_every_verb_that_asks_an_engine_has_a_twin() -> None:
     """Without one, async code would block its loop for a round trip."""
     io = {"get_or_compute", "get_or_compute_many", "get", "get_many", "set", "set_many"}
-    io |= {"expire", "invalidate", "peek", "clear"}
+    io |= {"expire", "invalidate", "invalidate_many", "peek", "clear"}
     assert {verb for verb in io if not hasattr(Cache, f"a{verb}")} == set()
     plain = {name for name, _ in inspect.getmembers(Cache, inspect.isfunction) if not name.startswith("_")}
     twins = {f"a{verb}" for verb in io}
@@ -136,6 +138,31 @@ def test_many_values(cache: Cache) -> None:
     cache.set_many({"a": 1, "b": None}, ttl=60)
     assert cache.get_many(["b", "a", "c"]) == {"b": None, "a": 1}
     assert cache.get_many([]) == {}
+
+
+def test_many_changes(cache: Cache) -> None:
+    """What was set or invalidated together would be there, or computed, as if it had not been."""
+    cache.set_many({"a": 1, "b": 2, "c": 3})
+    assert cache.get_many(["a", "b", "c"]) == {"a": 1, "b": 2, "c": 3}
+    assert cache.invalidate_many(["a", "c", "d"]) == 2
+    assert cache.get_many(["a", "b", "c"]) == {"b": 2}
+    assert cache.invalidate_many([]) == 0
+    cache.set_many({})
+
+
+@pytest.mark.parametrize("change", ["set", "invalidate"])
+def test_many_changes_go_before_what_is_being_computed(cache: Cache, change: str) -> None:
+    """A computation that began before them would replace what they have set, or bring back what they took away."""
+    origin = Origin()
+    herd = Herd(lambda: cache.get_or_compute("k", origin))
+    origin.has_begun()
+    if change == "set":
+        cache.set_many({"k": "set", "l": "set"})
+    else:
+        cache.invalidate_many(["k", "l"])
+    origin.let_on()
+    assert herd.join() == [1]
+    assert cache.get("k") == ("set" if change == "set" else None)
 
 
 def test_clear(cache: Cache) -> None:

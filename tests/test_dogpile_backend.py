@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -11,14 +19,30 @@ pytest.importorskip("dogpile.cache")
 pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
+from dogpile.cache import CacheRegion
+from dogpile.cache.api import NO_VALUE
+from dogpile.testing import fixtures
 from dogpile.testing.fixtures import (
     _GenericBackendFixture,
     _GenericBackendTestSuite,
     _GenericMutexTestSuite,
     _GenericSerializerTestSuite,
 )
+from herd import Herd, Origin, until
 from memcached_server import shared_memcached
-from servers import shared_redis
+from servers import RedisServer, shared_redis
+from test_gather import Far
+
+from stampede import Cache, CodecError, EngineError, LockLost, OptionError, RecursiveComputation
+
+HASTE = 5.0
+"""The suites sleep for half a minute on each engine: here all their times are so many times shorter."""
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurried = SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(seconds / HASTE))
+    monkeypatch.setattr(fixtures, "time", hurried)
 
 
 class _Memory:
@@ -32,6 +56,12 @@ class _Memory:
     def setup_class(cls) -> None:
         cls.config_args = {"arguments": {"url": cls.url()}}  # type: ignore[attr-defined]
         super().setup_class()  # type: ignore[misc]
+
+    def _region(self, *args: Any, config_args: Any = None, **options: Any) -> Any:
+        config = dict(config_args or {})
+        if "expiration_time" in config:
+            config["expiration_time"] /= HASTE
+        return super()._region(*args, config_args=config, **options)  # type: ignore[misc]
 
 
 class _Disk(_Memory):
@@ -89,3 +119,182 @@ class TestMemcached(_Memcached, _GenericBackendTestSuite, _GenericMutexTestSuite
 
 class TestMemcachedSerializer(_Memcached, _GenericSerializerTestSuite, _GenericBackendFixture):
     pass
+
+
+# -- what regions have of us besides ------------------------------------------------------------------------------
+
+URLS = ["memory", "disk", "redis", "memcached"]
+
+
+@pytest.fixture(params=URLS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        return shared_redis().url
+    if request.param == "memcached":
+        return shared_memcached().url
+    return {"memory": "memory://", "disk": f"disk://{tmp_path}/cache"}[request.param]
+
+
+def made(url: str, *, expiration_time: float | None = None, region: Any = None, **arguments: Any) -> CacheRegion:
+    made = region or CacheRegion()
+    return made.configure("stampede", expiration_time=expiration_time, arguments={"url": url, **arguments})
+
+
+def test_values_come_back_without_pickle(url: str) -> None:
+    """Bytes of the engine would run code, or what dogpile's users store every day would be refused."""
+    region = made(url)
+    value = {"day": date(2026, 1, 2), "price": Decimal("1.10"), "rows": [(1, "a"), (2, None)], "n": None}
+    region.set("k", value)
+    assert region.get("k") == value
+    region.backend.set_serialized("k", b'{"ct": 1, "v": 2}|' + pickle.dumps(print))
+    assert region.get("k") is NO_VALUE
+
+
+def test_a_refused_value_fails_no_request(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A creator has given the value: that it can't be kept is the log's business, once."""
+    region, thing = made(url), threading.Lock()
+    with caplog.at_level("ERROR", "stampede"):
+        assert region.get_or_create("k", lambda: thing) is thing
+        assert region.get_or_create("k", lambda: thing) is thing
+        assert region.get_or_create_multi(["a", "b"], lambda *keys: [thing, 1]) == [thing, 1]
+    assert len(caplog.records) == 1
+    assert region.get("k") is NO_VALUE
+    assert region.get_multi(["a", "b"]) == [NO_VALUE, 1]
+    with pytest.raises(CodecError, match="trust"):
+        region.set("k", thing)
+    with pytest.raises(CodecError, match="trust"):
+        made(url, strict=True).get_or_create("k", lambda: thing)
+
+
+@dataclass
+class Price:
+    amount: int
+
+
+def test_trusted_types_and_pickles() -> None:
+    """A migration would end at the first class of the application's own."""
+    for trust in ([Price], f"{__name__}.Price"):
+        region = made("memory://", trust=trust)
+        region.set("k", Price(3))
+        assert region.get("k") == Price(3)
+    region = made("memory://", codec="pickle", signing_key="secret")
+    region.set("k", Price(3))
+    assert region.get("k") == Price(3)
+    for wrong in ({"codec": "pickle"}, {"codec": "json"}, {"cache": "redis://"}, {"ttl": "soon"}, {"lease": -1}):
+        with pytest.raises(OptionError):
+            made("memory://", **wrong)
+
+
+def test_a_region_on_a_cache_that_is_there() -> None:
+    """Its engine would be opened twice."""
+    with Cache("memory://", namespace="shop") as cache:
+        region = made("", cache=cache)
+        region.set("k", 1)
+        assert region.backend.cache is cache
+        assert cache.get("k") is not None
+
+
+def test_regions_of_one_url_share_their_engine() -> None:
+    """An application of many regions would have as many pools of connections."""
+    first, second = made(shared_redis().url), made(shared_redis().url, namespace="other")
+    assert first.backend.cache.engine is second.backend.cache.engine
+    first.set("k", 1)
+    assert made(shared_redis().url).get("k") == 1
+    assert second.get("k") is NO_VALUE
+    assert made("memory://").backend.cache.engine is not made("memory://").backend.cache.engine
+
+
+def test_an_unknown_argument_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """dogpile's own backends overlook them: an error would stop what has worked, silence would hide a typo."""
+    made("memory://", leese=3)
+    assert "did you mean 'lease'" in caplog.text
+
+
+def test_one_creator_among_regions(url: str) -> None:
+    """Regions of several processes, which each of these stands for, would all compute."""
+    origin = Origin()
+    regions = [made(url), made(url)] if url != "memory://" else [made(url)] * 2
+    herd = Herd(*[lambda region=each: region.get_or_create("k", origin) for each in regions * 3])
+    origin.has_begun()
+    origin.let_on()
+    assert herd.join() == [1] * 6
+    assert origin.calls == 1
+
+
+def test_who_waits_is_woken() -> None:
+    """A poll of a tenth of a second, or of the lease, would go by after the value was there."""
+    region, other = made(shared_redis().url), made(shared_redis().url)
+    mutex, waiting = region.backend.get_mutex("k"), other.backend.get_mutex("k")
+    assert mutex.acquire()
+    herd = Herd(waiting.acquire)
+    until(lambda: shared_redis().cli("PUBSUB", "CHANNELS"))
+    began = time.monotonic()
+    mutex.release()
+    assert herd.join() == [True]
+    assert time.monotonic() - began < 1.0
+    waiting.release()
+
+
+def test_a_creator_that_asks_for_its_own_key_is_told(url: str) -> None:
+    """It would wait for itself, for ever."""
+    region = made(url)
+    with pytest.raises(RecursiveComputation, match="'k'"):
+        region.get_or_create("k", lambda: region.get_or_create("k", lambda: 1))
+    assert region.get_or_create("k", lambda: 2) == 2
+
+
+def test_a_mutex_may_be_released_by_another_thread(url: str) -> None:
+    """An `async_creation_runner` gets the mutex in one thread, and is done in another."""
+    mutex = made(url).backend.get_mutex("k")
+    assert mutex.acquire()
+    assert Herd(mutex.release).join() == [None]
+    assert not mutex.locked()
+    with pytest.raises(LockLost):
+        mutex.release()
+
+
+def test_a_lost_mutex_is_nobodys_error(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Who was frozen for longer than its lease would overwrite what is newer, or fail its caller."""
+    region = made(url, lease=0.1, max_hold=0.01)
+
+    def creator() -> str:
+        mutex = region._mutex("k")
+        until(lambda: mutex.lost)
+        return "late"
+
+    assert region.get_or_create("k", creator) == "late"
+    assert "longer than its mutex stood" in caplog.text
+    assert region.get("k") is NO_VALUE
+
+
+def test_an_engine_that_is_down_fails_no_request(own: RedisServer) -> None:
+    """With dogpile's own Redis backend it does: each call of the application."""
+    region, strict = made(own.url), made(own.url, on_engine_error="raise")
+    assert region.get_or_create("k", lambda: "before") == "before"
+    own.stop()
+    origin = Origin()
+    herd = Herd(*[lambda: region.get_or_create("other", origin)] * 3)
+    origin.has_begun()
+    origin.let_on()
+    assert herd.join() == [1] * 3
+    assert origin.calls == 1
+    assert region.get_or_create_multi(["a", "b"], lambda *keys: list(keys)) == ["a", "b"]
+    assert region.get_multi(["a", "b", "k"]) == ["a", "b", NO_VALUE]
+    assert region.backend.get_mutex("k").locked() is False
+    for change in (lambda: region.set("k", "after"), lambda: region.delete("other")):
+        with pytest.raises(EngineError):
+            change()
+    with pytest.raises(EngineError):
+        strict.get_or_create("k", lambda: "after")
+    assert region.get("other") is NO_VALUE
+
+
+def test_bulk_verbs_take_one_round_trip() -> None:
+    """A region's bulk verbs would take as many as there are keys."""
+    engine, names = Far(), [f"k{number}" for number in range(20)]
+    region = made("", cache=Cache(engine=engine))
+    region.set_multi(dict.fromkeys(names, 1))
+    assert region.get_multi([*names, "new"]) == [1] * 20 + [NO_VALUE]
+    region.delete_multi(names)
+    assert region.get_multi(names) == [NO_VALUE] * 20
+    assert [(len(trip), set(trip)) for trip in engine.trips] == [(20, {"set"}), (20, {"invalidate"})]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stampede import Cache, EngineError
+from stampede import Cache, CodecError, EngineError
 from stampede.colour import run_blocking
 from stampede.engines.memory import MemoryEngine
 from stampede.ports import Asked
@@ -45,6 +45,30 @@ def test_a_batch_takes_two_trips_and_then_one() -> None:
     engine.trips.clear()
     assert cache.get_or_compute_many([*KEYS, "new"], upper) == upper([*KEYS, "new"])
     assert [len(trip) for trip in engine.trips] == [11, 1]
+
+
+def test_many_changes_take_one_trip() -> None:
+    """Ten keys would take ten; and a value that is refused would leave half of them changed."""
+    engine = Far()
+    cache = Cache(engine=engine)
+    cache.set_many(upper(KEYS))
+    assert cache.invalidate_many([*KEYS[1:], "new"]) == 9
+    assert [(len(trip), set(trip)) for trip in engine.trips] == [(10, {"set"}), (10, {"invalidate"})]
+    with pytest.raises(CodecError):
+        cache.set_many({"k0": "new", "k1": object()})
+    assert cache.get_many(KEYS) == {"k0": "K0"}
+
+
+def test_a_change_of_many_raises_what_came_in_its_way() -> None:
+    """Whoever invalidates has to hear that it may still be there."""
+    engine = Far()
+    cache = Cache(engine=engine)
+    cache.set_many({"a": 1, "b": 2})
+    engine.breaks = EngineError("lost")
+    with pytest.raises(EngineError, match="lost"):
+        cache.invalidate_many(["a", "b"])
+    with pytest.raises(EngineError, match="lost"):
+        cache.set_many({"a": 3, "b": 4})
 
 
 def test_a_failing_function_gives_every_lease_back_in_one_trip() -> None:

@@ -470,7 +470,7 @@ def test_twins() -> None:
     """The README says that each verb that does I/O has one."""
     verbs = {name for name in vars(Cache) if not name.startswith("_") and f"a{name}" in vars(Cache)}
     io = {"get_or_compute", "get_or_compute_many", "get", "get_many", "set", "set_many", "peek", "expire"}
-    assert verbs == io | {"invalidate", "clear", "add", "update", "touch", "close"}
+    assert verbs == io | {"invalidate", "invalidate_many", "clear", "add", "update", "touch", "close"}
 
 
 # -- what happens when ----------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
 from threading import RLock
 from typing import Any
 from weakref import WeakValueDictionary
@@ -30,6 +29,9 @@ _log = logging.getLogger("stampede")
 
 _CACHE = ("locks", "local", "namespace", "trust", "signing_key", "compress", "max_bytes", "on_engine_error")
 ARGUMENTS = ("url", "cache", "ttl", "lease", "max_hold", "codec", "strict", *_CACHE)
+
+MEANWHILE = 5.0
+"""Seconds for which this process keeps what it has computed while the engine could not be asked."""
 
 _REFUSED = b"\x00stampede can't keep this: "
 """What the serializer gives for a value that it refuses, before the reason."""
@@ -66,33 +68,54 @@ class StampedeBackend(BytesBackend):
             lambda key: Lock(f"dogpile {settings.namespace}:{key}", engine, lease=lease, max_hold=hold),
             strict=self._strict_engine,
         )
+        self._meanwhile: Cache | None = None  # what was computed while the engine could not be asked
         self.serializer, self.deserializer = _serialization(given.get("codec", "sealed"), self.cache, given)
 
     # -- values, which are bytes by now: the region has serialized them -----------------------------------------------
 
     def get_serialized(self, key: str) -> SerializedReturnType:
-        return _told(self.cache.get(key, NO_VALUE))
+        return _told(self.cache.get(key, self._kept_meanwhile(key)))
 
     def get_serialized_multi(self, keys: Iterable[str]) -> Sequence[SerializedReturnType]:
         """All of them in one round trip."""
         wanted = list(keys)
         found = self.cache.get_many(wanted) if wanted else {}
-        return [_told(found.get(key, NO_VALUE)) for key in wanted]
+        return [_told(found[key] if key in found else self._kept_meanwhile(key)) for key in wanted]
 
     def set_serialized(self, key: str, value: bytes) -> None:
-        self._set({key: value}, lambda kept: self.cache.set(key, kept[key], ttl=self._ttl))
+        self.set_serialized_multi({key: value})
 
     def set_serialized_multi(self, mapping: Mapping[str, bytes]) -> None:
-        """All of them in one round trip, where the engine can."""
-        self._set(mapping, lambda kept: self.cache.set_many(kept, ttl=self._ttl))
+        """All of them in one round trip, where the engine can.
+
+        A computed value that can't be kept fails nobody's request: its creator has given it. One that is just to be set
+        is an error then.
+        """
+        computed = all(self._mutexes.held_here(key) for key in mapping)
+        kept = {key: value for key, value in mapping.items() if self._may_keep(key, value, computed)}
+        if not kept:
+            return
+        try:
+            self.cache.set_many(kept, ttl=self._ttl)
+            self._meanwhile = None
+        except EngineClosed:
+            raise
+        except EngineError as trouble:
+            if not computed or self._strict_engine:
+                raise
+            _log.warning("what was computed for %r is kept here only, for %g s: %s", [*kept], MEANWHILE, trouble)
+            self._meanwhile = self._meanwhile or Cache("memory://", ttl=MEANWHILE)
+            self._meanwhile.set_many(kept)
+        except CodecError as refusal:  # too large
+            self._refuse(str(refusal), strict=self._strict or not computed)
 
     def delete(self, key: str) -> None:
-        self.cache.invalidate(key)
+        self.delete_multi([key])
 
     def delete_multi(self, keys: Iterable[str]) -> None:
         """All of them in one round trip, where the engine can."""
-        for key in keys:
-            self.cache.invalidate(key)
+        self._meanwhile = None  # before, so that it is gone here even if the engine can't be asked
+        self.cache.invalidate_many(keys)
 
     def get_mutex(self, key: str) -> Mutex:
         """A lease on this key, in every process: held while its creator runs, and given up by a process that dies."""
@@ -100,32 +123,21 @@ class StampedeBackend(BytesBackend):
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _set(self, mapping: Mapping[str, bytes], store: Callable[[dict[str, bytes]], object]) -> None:
-        """A computed value that can't be kept fails nobody's request: the creator has given it. One that is just to be
-        set is an error then."""
-        held = {key: self._mutexes.held_here(key) for key in mapping}
-        computed, kept = all(held.values()), {}
-        for key, value in mapping.items():
-            mutex = held[key]
-            refused = value.partition(b"|")[2] if _REFUSED in value else b""
-            if refused.startswith(_REFUSED):
-                self._refuse(refused.removeprefix(_REFUSED).decode(), strict=self._strict or not computed)
-            elif mutex is not None and mutex.lost:
-                _log.warning("%r took longer than its mutex stood: its value isn't kept, as it may be out of date", key)
-            else:
-                kept[key] = value
-        if not kept:
-            return
-        try:
-            store(kept)
-        except EngineClosed:
-            raise
-        except EngineError as trouble:
-            if not computed or self._strict_engine:
-                raise
-            _log.warning("what was computed for %r isn't kept, as the engine can't be asked: %s", [*kept], trouble)
-        except CodecError as refusal:  # too large
-            self._refuse(str(refusal), strict=self._strict or not computed)
+    def _may_keep(self, key: str, value: bytes, computed: bool) -> bool:
+        mutex = self._mutexes.held_here(key)
+        refused = value.partition(b"|")[2] if _REFUSED in value else b""
+        if refused.startswith(_REFUSED):
+            why = refused.removeprefix(_REFUSED).decode("utf-8", "replace")
+            self._refuse(why, strict=self._strict or not computed)
+            return False
+        if mutex is not None and mutex.lost:
+            _log.warning("%r took longer than its mutex stood: its value isn't kept, as there may be a newer one", key)
+            return False
+        return True
+
+    def _kept_meanwhile(self, key: str) -> Any:
+        meanwhile = self._meanwhile
+        return NO_VALUE if meanwhile is None else meanwhile.get(key, NO_VALUE)
 
     def _refuse(self, why: str, *, strict: bool) -> None:
         if strict:
@@ -179,7 +191,7 @@ def _believing(load: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return deserialize
 
 
-# -- one engine for all regions of a URL --------------------------------------------------------------------------------
+# -- one engine for all regions of a URL -----------------------------------------------------------------------------
 
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _guard = RLock()

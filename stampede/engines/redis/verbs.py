@@ -233,17 +233,24 @@ class Keys(Versioned):
         return self._scripts.abandon(its.all[1:], token, told, ms(VERDICT), resting, why, its.channel)
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        """Claims in one round trip; fills and abandons in another."""
+        """Claims in one round trip; all else in another."""
         answers: list[Any] = [None] * len(asked)
         claims = [number for number, (verb, _) in enumerate(asked) if verb == "claim"]
         others = [number for number, (verb, _) in enumerate(asked) if verb != "claim"]
-        verbs: dict[str, Any] = {"fill": self._filling, "abandon": self._abandoning, "renew": self._renewing}
+        verbs: dict[str, Any] = {
+            "fill": self._filling, "abandon": self._abandoning, "renew": self._renewing,
+            "set": self._setting, "invalidate": self._invalidating,
+        }  # fmt: skip
         try:
             replies = run_blocking(self._claimed([asked[number].args for number in claims])) if claims else []
             commands = [verbs[asked[number].verb](*asked[number].args) for number in others]
             done = run_blocking(self._line.ask_all(commands)) if commands else []
         except EngineError as error:
             return [error] * len(asked)
+        finally:
+            for number in others:
+                if asked[number].verb in _CHANGES:
+                    self._news.void(names(asked[number].args[0]).slot)
         for number, reply in zip(claims, replies, strict=True):
             answers[number] = _reply_or_refusal(*reply)
         for number, answer in zip(others, done, strict=True):
@@ -280,9 +287,12 @@ class Keys(Versioned):
         return [kept(answer) for answer in answers]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
+        await self._changed(names(key), self._setting(key, entry))
+
+    def _setting(self, key: str, entry: Entry[Any]) -> Command:
         its, end = names(key), expiry(entry)
         until = b"" if end is None else b"%d" % end
-        await self._changed(its, self._scripts.set(its.all, until, pack(entry, end), its.channel))
+        return self._scripts.set(its.all, until, pack(entry, end), its.channel)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         its, end = names(key), expiry(entry)
@@ -297,8 +307,11 @@ class Keys(Versioned):
         )
 
     async def invalidate(self, key: str) -> bool:
+        return bool(await self._changed(names(key), self._invalidating(key)))
+
+    def _invalidating(self, key: str) -> Command:
         its = names(key)
-        return bool(await self._changed(its, self._scripts.invalidate(its.all, its.channel)))
+        return self._scripts.invalidate(its.all, its.channel)
 
     async def _changed(self, its: Names, command: Command) -> Any:
         """The reply; what was read here before it is true no more, at once: the news may still be on their way."""
@@ -371,6 +384,9 @@ class Keys(Versioned):
             await self._line.ask(self._scripts.bump([key, _note(key)], _new_generation(), ms(NOTED), b"%d" % MOST))
         finally:
             self._generations.forget()
+
+
+_CHANGES = frozenset({"fill", "set", "invalidate"})
 
 
 def _reply_or_refusal(answer: Any, ticket: Ticket | None) -> Reply | EngineError:

@@ -6,7 +6,7 @@ import unittest
 from math import inf
 
 from stampede.entry import new_id
-from stampede.ports import Versioned
+from stampede.ports import Asked, Versioned
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, case, some
 
 __all__ = ["StoreSuite"]
@@ -54,6 +54,23 @@ class StoreSuite(KeyedSuite):
         assert len(answers) == len(names)
         assert answers[:-1] == [None] * (len(names) - 1)
         assert answers[-1] is not None
+
+    @case
+    async def test_changes_of_many_at_once(self) -> None:
+        """What is set and taken away in one round trip would be lost, or end no computation."""
+        many = self.engine.many
+        if many is None:
+            raise unittest.SkipTest("its changes are made one by one")
+        await self.store.set("gone", some())
+        token = await self.granted("computed") if self.engine.claims is not None else b""
+        asked = [Asked("set", (f"k{number}", some(b"%d" % number))) for number in range(300)]
+        asked += [Asked("set", ("computed", some())), Asked("invalidate", ("gone",)), Asked("invalidate", ("never",))]
+        *_, first, second = many.ask_many(asked)
+        assert (bool(first), bool(second)) == (True, False)
+        left = await self.far_store.get(["k0", "k299", "gone"])
+        assert [entry and entry.value for entry in left] == [b"0", b"299", None]
+        if self.engine.claims is not None:
+            assert not await self.claims.fill("computed", token, some(b"late"))
 
     @case
     async def test_get_gives_no_leave_to_compute(self) -> None:
