@@ -601,10 +601,10 @@ class Scope:
             core.answered(was_down)
             return done
         finally:
-            older = {known, *self._older.copy()} - {physical}
+            before = {known, *self._older.copy()} - {physical}
             for key in changes:
                 core.forget(physical + key)
-                for prefix in older:
+                for prefix in before:
                     core.bury(prefix + key)
                 core.note(events.Invalidated, self.called, key, verb)
 

@@ -12,10 +12,11 @@ from stampede.errors import MissingExtra
 
 if TYPE_CHECKING:
     from stampede.contrib.dogpile.backend import StampedeBackend
+    from stampede.contrib.dogpile.region import CacheRegion, make_region
 
-__all__ = ["StampedeBackend"]
+__all__ = ["CacheRegion", "StampedeBackend", "make_region"]
 
-_WHERE = {"StampedeBackend": "backend"}
+_WHERE = {"CacheRegion": "region", "StampedeBackend": "backend", "make_region": "region"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from threading import RLock
-from typing import Any
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
-from dogpile.cache.api import NO_VALUE, BackendArguments, BytesBackend, CantDeserializeException, SerializedReturnType
+from dogpile.cache.api import (
+    NO_VALUE,
+    BackendArguments,
+    BackendFormatted,
+    BackendSetType,
+    BytesBackend,
+    CachedValue,
+    CantDeserializeException,
+    Deserializer,
+    SerializedReturnType,
+    Serializer,
+)
 
 from stampede import forks
 from stampede.cache import Cache
@@ -40,13 +51,14 @@ _REFUSED = b"\x00stampede can't keep this: "
 class StampedeBackend(BytesBackend):
     """Values and mutexes on one of our engines. `arguments` are:
 
-    `url` (`memory://` if it isn't given) and `locks`, as of `Cache`; or `cache`, a Cache that is there already.
-    `ttl`: how long an engine keeps a value, whatever the region's `expiration_time` says (for ever); give it some
-    times that. `lease` (10 s): how long a mutex outlives a process that died, and `max_hold` (10 minutes) a creator
-    that hangs. `namespace` ("dogpile"): regions of one namespace on one engine share their keys, as they do on any
-    of dogpile's backends. `trust`, `signing_key`, `compress`, `max_bytes`, `local`, `on_engine_error`: as of `Cache`.
-    `codec`: "sealed", or "pickle" with a `signing_key`; a region's own `serializer` goes before it. `strict`: a value
-    that can't be kept is an error. Otherwise who computed it has it, it isn't kept, and the log says so, once.
+    - `url` (`memory://` if it isn't given) and `locks`, as of `Cache`; or `cache`, a Cache that is there already;
+    - `ttl`: how long an engine keeps a value, whatever the region's `expiration_time` says (for ever): some times that;
+    - `lease` (10 s): how long a mutex outlives its process; `max_hold` (10 minutes): and how long a creator that hangs;
+    - `namespace` ("dogpile"): regions of one namespace on one engine share their keys, as on any of dogpile's backends;
+    - `codec`: "sealed", or "pickle" with a `signing_key`, or on `memory://` "objects", which are kept as they are.
+      The region's own `serializer` goes before it;
+    - `strict`: a value that can't be kept is an error. Otherwise its caller has it, and the log says so, once;
+    - `trust`, `signing_key`, `compress`, `max_bytes`, `local`, `on_engine_error`: as of `Cache`.
     """
 
     def __init__(self, arguments: BackendArguments) -> None:
@@ -55,6 +67,7 @@ class StampedeBackend(BytesBackend):
             _log.warning("there is no argument %r for the backend 'stampede': %s", name, nearest(str(name), ARGUMENTS))
         self._ttl = seconds("ttl", given.get("ttl"))
         lease, hold = seconds("lease", given.get("lease", 10.0)), seconds("max_hold", given.get("max_hold", 600.0))
+        self.max_hold = hold
         self._strict = bool(given.get("strict", False))
         self._told = False
         if isinstance(given.get("trust"), str):  # out of an ini file
@@ -69,23 +82,23 @@ class StampedeBackend(BytesBackend):
             strict=self._strict_engine,
         )
         self._meanwhile: Cache | None = None  # what was computed while the engine could not be asked
-        self.serializer, self.deserializer = _serialization(given.get("codec", "sealed"), self.cache, given)
+        self.serializer, self.deserializer = _serialization(given.get("codec", "sealed"), self.cache)
 
-    # -- values, which are bytes by now: the region has serialized them -----------------------------------------------
+    # -- values: bytes, as the region has serialized them, but with `codec="objects"` ---------------------------------
 
-    def get_serialized(self, key: str) -> SerializedReturnType:
+    def get(self, key: str) -> BackendFormatted:
         return _told(self.cache.get(key, self._kept_meanwhile(key)))
 
-    def get_serialized_multi(self, keys: Iterable[str]) -> Sequence[SerializedReturnType]:
+    def get_multi(self, keys: Iterable[str]) -> Sequence[BackendFormatted]:
         """All of them in one round trip."""
         wanted = list(keys)
         found = self.cache.get_many(wanted) if wanted else {}
         return [_told(found[key] if key in found else self._kept_meanwhile(key)) for key in wanted]
 
-    def set_serialized(self, key: str, value: bytes) -> None:
-        self.set_serialized_multi({key: value})
+    def set(self, key: str, value: BackendSetType) -> None:
+        self.set_multi({key: value})
 
-    def set_serialized_multi(self, mapping: Mapping[str, bytes]) -> None:
+    def set_multi(self, mapping: Mapping[str, BackendSetType]) -> None:
         """All of them in one round trip, where the engine can.
 
         A computed value that can't be kept fails nobody's request: its creator has given it. One that is just to be set
@@ -109,6 +122,19 @@ class StampedeBackend(BytesBackend):
         except CodecError as refusal:  # too large
             self._refuse(str(refusal), strict=self._strict or not computed)
 
+    # (BytesBackend has them apart, and so they are the same.)
+    def get_serialized(self, key: str) -> SerializedReturnType:
+        return cast(SerializedReturnType, self.get(key))
+
+    def get_serialized_multi(self, keys: Iterable[str]) -> Sequence[SerializedReturnType]:
+        return cast(Sequence[SerializedReturnType], self.get_multi(keys))
+
+    def set_serialized(self, key: str, value: bytes) -> None:
+        self.set_multi({key: value})
+
+    def set_serialized_multi(self, mapping: Mapping[str, bytes]) -> None:
+        self.set_multi(mapping)
+
     def delete(self, key: str) -> None:
         self.delete_multi([key])
 
@@ -123,9 +149,9 @@ class StampedeBackend(BytesBackend):
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _may_keep(self, key: str, value: bytes, computed: bool) -> bool:
+    def _may_keep(self, key: str, value: BackendSetType, computed: bool) -> bool:
         mutex = self._mutexes.held_here(key)
-        refused = value.partition(b"|")[2] if _REFUSED in value else b""
+        refused = value.partition(b"|")[2] if isinstance(value, bytes) and _REFUSED in value else b""
         if refused.startswith(_REFUSED):
             why = refused.removeprefix(_REFUSED).decode("utf-8", "replace")
             self._refuse(why, strict=self._strict or not computed)
@@ -147,25 +173,28 @@ class StampedeBackend(BytesBackend):
             _log.error("a value of a region on %s can't be kept, and is computed each time: %s", self.cache.name, why)
 
 
-def _told(value: Any) -> SerializedReturnType:
-    return value if isinstance(value, bytes) else NO_VALUE
+def _told(value: Any) -> BackendFormatted:
+    return value if isinstance(value, (bytes, CachedValue)) else NO_VALUE
 
 
-def _serialization(
-    codec: str, cache: Cache, given: Mapping[str, Any]
-) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+def _serialization(codec: str, cache: Cache) -> tuple[Serializer | None, Deserializer | None]:
     """What turns a region's values into bytes, if it has nothing of its own for that."""
-    if codec == "pickle" and cache.settings.signing_key:
+    here = not cache.engine.shared
+    if codec == "objects" and here:
+        return None, None
+    if codec == "pickle" and (here or cache.settings.signing_key):
         return _refusing(pickle.dumps), _believing(pickle.loads)
     if codec == "pickle":
         raise OptionError("codec='pickle' runs what is in the bytes: give a signing_key, or use codec='sealed'")
+    if codec == "objects":
+        raise OptionError(f"codec='objects' keeps values as they are, and {cache.name} has to have bytes: leave it out")
     if codec != "sealed":
         raise OptionError(f"codec is {codec!r}: give 'sealed' or 'pickle' here, or the region a serializer of its own")
     sealed = Sealed(shapes_of(None, cache.trusted))
     return _refusing(lambda value: sealed.dump(value, False)), _believing(lambda body: sealed.load(body, False))
 
 
-def _refusing(dump: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+def _refusing(dump: Serializer) -> Serializer:
     """A region serializes in the middle of a request: what is refused is told to `set`, which knows what to do."""
 
     def serialize(value: Any) -> bytes:
@@ -178,7 +207,7 @@ def _refusing(dump: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     return serialize
 
 
-def _believing(load: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _believing(load: Deserializer) -> Deserializer:
     """What can't be read is a miss."""
 
     def deserialize(body: bytes) -> Any:

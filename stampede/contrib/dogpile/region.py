@@ -1,0 +1,332 @@
+"""dogpile's region, with our engines below and without its convoys: `from stampede.contrib.dogpile import make_region`.
+
+Whatever isn't said here is dogpile's own: key generators and manglers, decorators, proxies, invalidation, metadata.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+from dogpile.cache.api import NO_VALUE, CachedValue, CacheMutex
+from dogpile.cache.exception import DogpileCacheException
+from dogpile.cache.proxy import ProxyBackend
+from dogpile.cache.region import CacheRegion as _CacheRegion
+from dogpile.cache.region import RegionInvalidationStrategy
+
+from stampede import forks
+from stampede.contrib.dogpile.translate import translated
+from stampede.errors import RecursiveComputation
+
+__all__ = ["CacheRegion", "make_region"]
+
+SELF = TypeVar("SELF", bound="CacheRegion")
+
+Creator = Callable[..., Any]
+CreatorArgs = tuple[Any, Mapping[str, Any]]
+
+
+LONGEST = 600.0
+"""Seconds for which a creator is waited for by others of its process, where the backend doesn't say."""
+
+
+class _State(enum.Enum):
+    MISSING = "there is nothing that may be served"
+    STALE = "it may be served while somebody computes"
+    FRESH = "it is good"
+
+
+class CacheRegion(_CacheRegion):
+    """A region as dogpile's own. What differs:
+
+    The names of dogpile's backends (`dogpile.cache.redis`, `.memcached`, `.memory` ...) stand for our engines on the
+    same servers, with the same arguments; mutexes are leases in every process, whatever `distributed_lock` says.
+    Of the threads of a process one asks for a missing key, and the others get its value when it is there, all at once.
+    `get_or_create_multi` waits for nobody while it holds a mutex: what others compute is fetched when its own is done.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._flights = _Flights()
+
+    def configure(
+        self: SELF,
+        backend: str,
+        expiration_time: float | timedelta | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        _config_argument_dict: Mapping[str, Any] | None = None,
+        _config_prefix: str | None = None,
+        wrap: Sequence[ProxyBackend | type[ProxyBackend]] = (),
+        replace_existing_backend: bool = False,
+        region_invalidator: RegionInvalidationStrategy | None = None,
+    ) -> SELF:
+        """Name the backend: "stampede", one of dogpile's, which stands for the same store by us, or one of others."""
+        given = dict(arguments or {})
+        if _config_argument_dict and _config_prefix is not None:
+            config = _config_argument_dict
+            given = {key.removeprefix(_config_prefix): config[key] for key in config if key.startswith(_config_prefix)}
+        backend, given = translated(backend, given)
+        return super().configure(
+            backend,
+            expiration_time,
+            given,
+            wrap=wrap,
+            replace_existing_backend=replace_existing_backend,
+            region_invalidator=region_invalidator,
+        )
+
+    # -- one key ------------------------------------------------------------------------------------------------------
+
+    def get_or_create(
+        self,
+        key: str,
+        creator: Creator,
+        expiration_time: float | None = None,
+        should_cache_fn: Callable[[Any], bool] | None = None,
+        creator_args: CreatorArgs | None = None,
+    ) -> Any:
+        """The key's value; `creator` computes it if it is missing or has expired, in one caller of all that ask.
+
+        Of a value that has expired, or was invalidated softly, that caller computes a new one while all others are
+        served the old.
+        """
+        wanted = _Wanted(self, key, self._lifetime(expiration_time))
+        create = partial(creator, *creator_args[0], **creator_args[1]) if creator_args else creator
+        while True:
+            value, state = wanted.look()
+            if state is _State.FRESH:
+                return value.payload
+            if state is _State.STALE:
+                if not wanted.mutex.acquire(False):
+                    return value.payload  # somebody computes
+                return self._renewed(wanted, value, creator, creator_args, should_cache_fn)
+            longest = getattr(self.actual_backend, "max_hold", LONGEST)
+            with self._flights.joined(wanted.mangled, longest) as leading:
+                if leading:
+                    wanted.mutex.acquire()
+                    return self._created(wanted, create, should_cache_fn)
+
+    def _renewed(
+        self,
+        wanted: _Wanted,
+        value: CachedValue,
+        creator: Creator,
+        creator_args: CreatorArgs | None,
+        should_cache_fn: Callable[[Any], bool] | None,
+    ) -> Any:
+        """Under the mutex, where there is something to be served meanwhile."""
+        create = creator
+        if creator_args:
+            args, options = creator_args
+
+            @wraps(creator)
+            def create() -> Any:
+                return creator(*args, **options)
+
+        if self.async_creation_runner is None:
+            return self._created(wanted, create, should_cache_fn)
+        try:
+            self.async_creation_runner(self, wanted.key, create, wanted.mutex)
+        except BaseException:
+            wanted.mutex.release()
+            raise
+        return value.payload
+
+    def _created(self, wanted: _Wanted, create: Creator, should_cache_fn: Callable[[Any], bool] | None) -> Any:
+        """Under the mutex, which is given back."""
+        try:
+            value, state = wanted.look()  # again: while we waited for the mutex somebody has created it
+            if state is _State.FRESH:
+                return value.payload
+            with self._log_time([wanted.key]):
+                created = create()
+            if should_cache_fn is None or should_cache_fn(created):
+                self._set_cached_value_to_backend(wanted.mangled, self._value(created))
+            return created
+        finally:
+            wanted.mutex.release()
+
+    # -- many keys ----------------------------------------------------------------------------------------------------
+
+    def get_or_create_multi(
+        self,
+        keys: Iterable[str],
+        creator: Creator,
+        expiration_time: float | None = None,
+        should_cache_fn: Callable[[Any], bool] | None = None,
+    ) -> Sequence[Any]:
+        """The values in the order of the keys. `creator` is called with the keys to be computed, in their own order,
+        and gives as many values; and once more for each that somebody else was computing, and didn't.
+        """
+        keys, lifetime = list(keys), self._lifetime(expiration_time)
+        wanted = {key: _Wanted(self, key, lifetime) for key in sorted(set(keys))}
+        payloads: dict[str, Any] = {}
+        mine: list[_Wanted] = []
+        try:
+            states = self._looked(list(wanted.values()), payloads)
+            for each, state in states.items():
+                if state is not _State.FRESH and each.take(self._flights):
+                    mine.append(each)
+            # Again: between the look and the mutex somebody may have created them.
+            for each, state in self._looked(mine, payloads).items():
+                if state is _State.FRESH:
+                    mine.remove(each)
+                    each.let_go()
+            if mine:
+                payloads |= self._created_multi(mine, creator, should_cache_fn)
+        finally:
+            for each in mine:
+                each.let_go()
+        for key in wanted.keys() - payloads.keys():  # others compute them
+            payloads[key] = self.get_or_create(
+                key, lambda key=key: next(iter(creator(key)), NO_VALUE), expiration_time, should_cache_fn
+            )
+        return [payloads[key] for key in keys]
+
+    def _looked(self, wanted: Sequence[_Wanted], payloads: dict[str, Any]) -> dict[_Wanted, _State]:
+        """The states of all, by one question; what may be served goes to `payloads`."""
+        states: dict[_Wanted, _State] = {}
+        if wanted:
+            found = self._get_multi_from_backend([each.mangled for each in wanted])
+            for each, value in zip(wanted, found, strict=True):
+                states[each] = each.state_of(value)
+                if states[each] is not _State.MISSING:
+                    payloads[each.key] = value.payload
+        return states
+
+    def _created_multi(
+        self, mine: Sequence[_Wanted], creator: Creator, should_cache_fn: Callable[[Any], bool] | None
+    ) -> dict[str, Any]:
+        keys = [each.key for each in mine]
+        with self._log_time(keys):
+            created = dict(zip(keys, creator(*keys), strict=False))
+        self._set_multi_cached_value_to_backend({
+            each.mangled: self._value(created[each.key])
+            for each in mine
+            if each.key in created and (should_cache_fn is None or should_cache_fn(created[each.key]))
+        })  # fmt: skip
+        return dict.fromkeys(keys, NO_VALUE) | created
+
+    def _lifetime(self, expiration_time: float | None) -> float | None:
+        """Seconds for which a value is fresh; None: for ever, which -1 says where the region says otherwise."""
+        if expiration_time is None:
+            expiration_time = self.expiration_time
+        lifetime = None if expiration_time == -1 else expiration_time
+        if lifetime is None and self.region_invalidator.was_soft_invalidated():
+            raise DogpileCacheException("Non-None expiration time required for soft invalidation")
+        return lifetime
+
+
+class _Wanted:
+    """One key that a caller asks for."""
+
+    def __init__(self, region: CacheRegion, key: str, lifetime: float | None) -> None:
+        self.key = key
+        self.mangled = region.key_mangler(key) if region.key_mangler else key
+        self._region = region
+        self._lifetime = lifetime
+        self._mutex: CacheMutex | None = None
+        self._flight: _Flight | None = None
+
+    @property
+    def mutex(self) -> Any:
+        if self._mutex is None:
+            region: Any = self._region  # this method of dogpile's has no types
+            self._mutex = region._mutex(self.mangled)
+        return self._mutex
+
+    def look(self) -> tuple[Any, _State]:
+        value = self._region._get_from_backend(self.mangled)
+        return value, self.state_of(value)
+
+    def state_of(self, value: Any) -> _State:
+        region: Any = self._region  # likewise
+        if region._is_cache_miss(value, self.key):
+            return _State.MISSING
+        created = value.metadata["ct"]
+        if self._region.region_invalidator.is_soft_invalidated(created):
+            return _State.STALE
+        if self._lifetime is not None and time.time() - created > self._lifetime:
+            return _State.STALE
+        return _State.FRESH
+
+    def take(self, flights: _Flights) -> bool:
+        """Be the one who computes it, if nobody does. Nothing is waited for."""
+        flight = flights.lead(self.mangled)
+        if flight is None:
+            return False
+        taken = False
+        try:
+            taken = bool(self.mutex.acquire(False))
+            return taken
+        finally:
+            self._flight = flight if taken else None
+            if not taken:
+                flight.end()
+
+    def let_go(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            try:
+                self.mutex.release()
+            finally:
+                flight.end()
+
+
+class _Flight:
+    """One caller of this process who asks for a missing key; the others wait for its end."""
+
+    def __init__(self, key: str, flights: dict[str, _Flight]) -> None:
+        self.leader = threading.get_ident()
+        self.ended = threading.Event()
+        self._key = key
+        self._flights = flights
+
+    def end(self) -> None:
+        if self._flights.get(self._key) is self:
+            del self._flights[self._key]
+        self.ended.set()
+
+
+class _Flights:
+    """Those of one region."""
+
+    def __init__(self) -> None:
+        self._flights: dict[str, _Flight] = {}
+        forks.in_child(self._start_again)
+
+    def _start_again(self) -> None:
+        self._flights = {}  # their leaders are the parent's threads
+
+    def lead(self, key: str) -> _Flight | None:
+        """None: another thread leads it."""
+        mine = _Flight(key, self._flights)
+        return mine if self._flights.setdefault(key, mine) is mine else None
+
+    @contextmanager
+    def joined(self, key: str, longest: float) -> Iterator[bool]:
+        """Lead it, for a block; or wait until who leads it has ended, False. One that hangs is waited for no longer."""
+        mine = _Flight(key, self._flights)
+        flight = self._flights.setdefault(key, mine)
+        if flight is not mine:
+            if flight.leader == mine.leader:
+                raise RecursiveComputation(f"the creator of {key!r} asked for its own key")
+            if not flight.ended.wait(longest):
+                flight.end()
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            mine.end()
+
+
+def make_region(*args: Any, **options: Any) -> CacheRegion:
+    """A region, as by dogpile's own `make_region`, on our engines."""
+    return CacheRegion(*args, **options)

@@ -1,0 +1,130 @@
+"""The backends that dogpile brings along, as our engines on the same stores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from stampede.errors import OptionError
+
+__all__ = ["translated"]
+
+Arguments = dict[str, Any]
+
+# They say how a mutex is asked for again and again, which ours isn't; or whether there is one in every process.
+_MOOT = ("distributed_lock", "lock_sleep", "lock_blocking", "thread_local_lock", "lock_prefix", "dead_retry")
+
+
+def translated(backend: str, given: Mapping[str, Any]) -> tuple[str, Arguments]:
+    """The backend's name and arguments with us; as they are where it is none of dogpile's."""
+    arguments = dict(given)
+    translate = _KNOWN.get(backend)
+    if translate is None or "cache_dict" in arguments:
+        return backend, arguments
+    for name in _MOOT:
+        arguments.pop(name, None)
+    limit = arguments.pop("lock_timeout", None)
+    arguments = translate(arguments)
+    if limit:
+        arguments.setdefault("max_hold", limit)
+    return "stampede", arguments
+
+
+def _memory(arguments: Arguments) -> Arguments:
+    return {"url": "memory://", "codec": "objects", **arguments}
+
+
+def _memory_pickle(arguments: Arguments) -> Arguments:
+    return {"url": "memory://", "codec": "pickle", **arguments}
+
+
+def _dbm(arguments: Arguments) -> Arguments:
+    for name in ("rw_lockfile", "dogpile_lockfile", "lock_factory"):
+        arguments.pop(name, None)
+    place = quote(os.path.abspath(arguments.pop("filename")))
+    return {"url": f"disk://{place}.stampede", **arguments}
+
+
+def _redis(arguments: Arguments) -> Arguments:
+    url, connection = arguments.pop("url", None), _connection(arguments)
+    pool = arguments.pop("connection_pool", None)
+    _expiry(arguments, "redis_expiration_time", "valkey_expiration_time")
+    if pool is None and url is not None and not connection:
+        return {"url": url.replace("valkey", "redis", 1) if url.startswith("valkey") else url, **arguments}
+    import redis
+
+    if pool is not None:
+        client = redis.Redis(connection_pool=pool)
+    elif url is not None:
+        client = redis.Redis.from_url(url, **connection)
+    else:
+        client = redis.Redis(**connection)
+    return {"url": client, **arguments}
+
+
+def _sentinel(arguments: Arguments) -> Arguments:
+    from redis.sentinel import Sentinel
+
+    connection, own = _connection(arguments), dict(arguments.pop("sentinel_kwargs", None) or {})
+    for name in ("username", "password"):
+        if name in connection:
+            own.setdefault(name, connection[name])
+    _expiry(arguments, "redis_expiration_time", "valkey_expiration_time")
+    sentinel = Sentinel(arguments.pop("sentinels"), sentinel_kwargs=own, **connection)
+    return {"url": sentinel.master_for(arguments.pop("service_name", "mymaster")), **arguments}
+
+
+def _cluster(arguments: Arguments) -> Arguments:
+    from redis.cluster import RedisCluster
+
+    url, nodes, connection = arguments.pop("url", None), arguments.pop("startup_nodes", None), _connection(arguments)
+    _expiry(arguments, "redis_expiration_time", "valkey_expiration_time")
+    connection.pop("db", None)
+    client = RedisCluster.from_url(url, **connection) if url else RedisCluster(startup_nodes=nodes, **connection)
+    return {"url": client, **arguments}
+
+
+_CONNECTION = (
+    "host", "port", "db", "username", "password", "ssl",
+    "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options",
+)  # fmt: skip
+
+
+def _connection(arguments: Arguments) -> Arguments:
+    """What is said of connections to Redis, taken out of the arguments."""
+    said = {name: arguments.pop(name) for name in _CONNECTION if name in arguments}
+    return {**(arguments.pop("connection_kwargs", None) or {}), **{k: v for k, v in said.items() if v is not None}}
+
+
+def _memcached(arguments: Arguments) -> Arguments:
+    for name in ("username", "password", "tls_context"):
+        if arguments.pop(name, None) is not None:
+            raise OptionError(f"{name} can't be translated: configure the backend 'stampede' with a memcached:// url")
+    for name in ("min_compress_len", "serde", "default_noreply", "binary", "behaviors"):
+        arguments.pop(name, None)  # of their clients, and how those talk
+    servers = arguments.pop("url")
+    servers = [servers] if isinstance(servers, (str, tuple)) else servers
+    hosts = [each if isinstance(each, str) else f"{each[0]}:{each[1]}" for each in servers]
+    _expiry(arguments, "memcached_expire_time")
+    return {"url": f"memcached://{','.join(hosts)}", **arguments}
+
+
+def _expiry(arguments: Arguments, *names: str) -> None:
+    """How long the store keeps values: 0 is for ever there."""
+    for name in names:
+        ttl = arguments.pop(name, None)
+        if ttl:
+            arguments.setdefault("ttl", ttl)
+
+
+_KNOWN: dict[str, Callable[[Arguments], Arguments]] = {
+    "dogpile.cache.memory": _memory,
+    "dogpile.cache.memory_pickle": _memory_pickle,
+    "dogpile.cache.dbm": _dbm,
+    **{f"dogpile.cache.{name}": _redis for name in ("redis", "valkey")},
+    **{f"dogpile.cache.{name}": _sentinel for name in ("redis_sentinel", "valkey_sentinel")},
+    **{f"dogpile.cache.{name}": _cluster for name in ("redis_cluster", "valkey_cluster")},
+    **{f"dogpile.cache.{name}": _memcached for name in ("memcached", "pylibmc", "bmemcached", "pymemcache")},
+}
