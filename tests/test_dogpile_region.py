@@ -1,0 +1,359 @@
+"""A dogpile region over us: a migration is one import line, and what differs is what hurt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("dogpile.cache")
+pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
+
+import redis
+from dogpile.cache.api import NO_VALUE
+from dogpile.cache.exception import DogpileCacheException
+from dogpile.cache.proxy import ProxyBackend
+from dogpile.testing import fixtures
+from herd import Herd, Origin, until
+from memcached_server import shared_memcached
+from servers import RedisServer, shared_redis
+from test_dogpile_backend import _hurry, _Redis
+
+from stampede import OptionError, RecursiveComputation
+from stampede.contrib.dogpile import CacheRegion, StampedeBackend, make_region
+from stampede.contrib.dogpile.translate import translated
+
+hurry = _hurry
+
+
+class TestSuite(_Redis, fixtures._GenericBackendTestSuite, fixtures._GenericMutexTestSuite):
+    """dogpile's published suites once more: the regions in them are ours."""
+
+    @pytest.fixture(autouse=True)
+    def _ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fixtures, "CacheRegion", CacheRegion)
+
+
+@pytest.fixture(params=["memory", "disk", "redis", "memcached"])
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., CacheRegion]:
+    """Regions on one store, as dogpile's own arguments describe it."""
+    kinds: dict[str, Callable[[], dict[str, Any]]] = {
+        "memory": lambda: {"backend": "dogpile.cache.memory"},
+        "disk": lambda: {"backend": "dogpile.cache.dbm", "arguments": {"filename": str(tmp_path / "a.dbm")}},
+        "redis": lambda: {"backend": "dogpile.cache.redis", "arguments": {"port": shared_redis().port}},
+        "memcached": lambda: {"backend": "dogpile.cache.memcached", "arguments": {"url": [shared_memcached().address]}},
+    }
+    kind = kinds[request.param]()
+
+    def made(expiration_time: float | None = None, wrap: Any = (), **options: Any) -> CacheRegion:
+        return make_region(**options).configure(**kind, expiration_time=expiration_time, wrap=wrap)
+
+    return made
+
+
+Made = Callable[..., CacheRegion]
+
+
+def test_a_migration_is_one_import_line(made: Made) -> None:
+    """The rest of an application's caching would have to be written anew."""
+    region = made(expiration_time=3600)
+
+    @region.cache_on_arguments(namespace="shop")
+    def price(item: int, currency: str) -> str:
+        calls.append(item)
+        return f"{item} {currency}"
+
+    calls: list[int] = []
+    assert [price(1, "EUR") for _ in range(3)] == ["1 EUR"] * 3
+    assert price.get(1, "EUR") == "1 EUR"
+    price.set("2 EUR", 1, "EUR")
+    assert price(1, "EUR") == "2 EUR"
+    assert price.refresh(1, "EUR") == "1 EUR"
+    price.invalidate(1, "EUR")
+    assert price.get(1, "EUR") is NO_VALUE
+    assert price.original(5, "EUR") == "5 EUR"
+    assert calls == [1, 1, 5]
+
+    @region.cache_multi_on_arguments(asdict=True)
+    def names(*ids: int) -> dict[int, str]:
+        return {id: f"name {id}" for id in ids if id != 3}
+
+    assert names(1, 2, 3) == {1: "name 1", 2: "name 2"}
+    assert names.get(1, 3) == ["name 1", NO_VALUE]
+    region.set("k", 1)
+    metadata = region.get_value_metadata("k")
+    assert metadata is not None and metadata.age < 60
+    assert isinstance(region.backend, StampedeBackend)
+
+
+def test_hard_and_soft_invalidation(made: Made) -> None:
+    """A hard one that serves what was there, or a soft one that doesn't."""
+    region, numbers = made(expiration_time=3600), iter(range(10))
+    assert region.get_or_create("k", lambda: next(numbers)) == 0
+    region.invalidate()
+    assert region.get("k") is NO_VALUE
+    assert region.get_or_create("k", lambda: next(numbers)) == 1
+    region.invalidate(hard=False)
+    mutex = region.backend.get_mutex("k")
+    assert mutex.acquire()  # somebody computes
+    assert region.get_or_create("k", lambda: next(numbers)) == 1
+    assert region.get_or_create_multi(["k"], lambda *keys: [next(numbers)]) == [1]
+    mutex.release()
+    assert region.get_or_create_multi(["k"], lambda *keys: [next(numbers)]) == [2]
+    eternal = made()
+    eternal.invalidate(hard=False)
+    with pytest.raises(DogpileCacheException, match="soft invalidation"):
+        eternal.get_or_create("k", lambda: 1)
+    with pytest.raises(DogpileCacheException, match="soft invalidation"):
+        eternal.get_or_create_multi(["k"], lambda *keys: [1])
+
+
+def test_should_cache_fn(made: Made) -> None:
+    """What is not to be kept would be kept."""
+    region = made()
+    assert region.get_or_create("k", lambda: None, should_cache_fn=lambda value: value is not None) is None
+    assert region.get("k") is NO_VALUE
+    assert region.get_or_create_multi(["k", "l"], lambda *keys: [1, None], should_cache_fn=bool) == [1, None]
+    assert region.get_multi(["k", "l"]) == [1, NO_VALUE]
+
+
+def test_a_stale_value_is_renewed_beside_its_caller(made: Made) -> None:
+    """An `async_creation_runner` would not be asked, or its mutex be held for ever."""
+    threads: list[threading.Thread] = []
+
+    def runner(cache: CacheRegion, key: str, creator: Callable[[], Any], mutex: Any) -> None:
+        def work() -> None:
+            try:
+                cache.set(key, creator())
+            finally:
+                mutex.release()
+
+        threads.append(threading.Thread(target=work))
+
+    region, numbers = made(expiration_time=3600, async_creation_runner=runner), iter(range(10))
+    function = region.cache_on_arguments()(lambda x: (x, next(numbers)))
+    assert function("a") == ("a", 0)
+    region.invalidate(hard=False)
+    assert function("a") == ("a", 0)
+    assert function("a") == ("a", 0)  # and no second runner: the first has the mutex
+    assert len(threads) == 1
+    threads[0].start()
+    threads[0].join()
+    assert function("a") == ("a", 1)
+
+
+def test_a_runner_that_raises_gives_the_mutex_back() -> None:
+    """The key would never be renewed again."""
+
+    def runner(*args: Any) -> None:
+        raise LookupError("no thread to be had")
+
+    region = make_region(async_creation_runner=runner).configure("stampede", expiration_time=3600)
+    region.set("k", 1)
+    region.invalidate(hard=False)
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            region.get_or_create("k", lambda: 2)
+
+
+class Counting(ProxyBackend):
+    """A proxy that counts how often a value was asked for, and a mutex."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.looks = 0
+
+    def get(self, key: str) -> Any:
+        self.looks += 1
+        return self.proxied.get(key)
+
+    def get_serialized(self, key: str) -> Any:
+        self.looks += 1
+        return self.proxied.get_serialized(key)
+
+    def get_mutex(self, key: str) -> Any:
+        mutex, taken = self.proxied.get_mutex(key), self.taken
+        acquire = mutex.acquire  # type: ignore[union-attr]
+
+        def counted(wait: bool = True) -> bool:
+            taken.append(key)
+            return bool(acquire(wait))
+
+        mutex.acquire = counted  # type: ignore[union-attr, method-assign]
+        return mutex
+
+
+def test_who_waited_takes_no_mutex(made: Made) -> None:
+    """dogpile's waiters take it one after the other, only to find that the value is there: a convoy."""
+    proxy, origin = Counting(), Origin()
+    region = made(wrap=[proxy])
+    herd = Herd(*[lambda: region.get_or_create("k", origin)] * 8)
+    origin.has_begun()
+    until(lambda: proxy.looks == 9)  # of its leader two
+    origin.let_on()
+    assert herd.join() == [1] * 8
+    assert len(proxy.taken) < 4  # who had not come from its look to its flight when that ended takes it, too
+
+
+def test_a_failing_creator_is_the_next_ones_turn(made: Made) -> None:
+    """Its followers would be given its error, which dogpile's are not, or wait for ever."""
+    region, attempts = made(), iter([LookupError("down"), LookupError("down")])
+
+    def creator() -> str:
+        for error in attempts:
+            raise error
+        return "up"
+
+    herd = Herd(*[lambda: region.get_or_create("k", creator)] * 4)
+    ends = herd.join()
+    assert sorted(map(type, ends), key=str) == sorted([LookupError, LookupError, str, str], key=str)
+
+
+def test_a_creator_that_asks_for_its_own_key_is_told(made: Made) -> None:
+    """It would wait for itself, for ever."""
+    region = made()
+    with pytest.raises(RecursiveComputation, match="'k'"):
+        region.get_or_create("k", lambda: region.get_or_create("k", lambda: 1))
+
+
+def test_a_hung_creator_is_waited_for_no_longer_than_it_may_hold() -> None:
+    """One that never comes back would hang its key in this process for ever."""
+    region = make_region().configure("stampede", arguments={"max_hold": 0.05, "lease": 0.05})
+    origin = Origin()
+    hung = Herd(lambda: region.get_or_create("k", origin))
+    origin.has_begun()
+    assert region.get_or_create("k", lambda: "anew") == "anew"
+    origin.let_on()
+    assert hung.join() == [1]
+    assert region.get("k") == "anew"
+
+
+def test_batches_in_opposite_order_wait_for_nobody(made: Made) -> None:
+    """Each would hold what the other waits for."""
+    regions, gate = (made(), made()), threading.Barrier(2, timeout=20)
+    if isinstance(regions[0].backend, StampedeBackend) and not regions[0].backend.cache.engine.shared:
+        regions = regions[:1] * 2
+
+    def creator(*keys: str) -> list[str]:
+        if len(keys) > 1:
+            gate.wait()  # both hold something by now
+        return [key.upper() for key in keys]
+
+    first, second = regions
+    herd = Herd(
+        lambda: first.get_or_create_multi(["a", "b"], creator),
+        lambda: second.get_or_create_multi(["d", "c"], creator),
+    )
+    assert herd.join() == [["A", "B"], ["D", "C"]]
+    held = Origin()
+    single = Herd(lambda: first.get_or_create("e", held))
+    held.has_begun()
+    batch = Herd(lambda: second.get_or_create_multi(["e", "f"], lambda *keys: [key.upper() for key in keys]))
+    until(lambda: second.get("f") == "F")  # what is its own is done, and given back, before it waits for the other
+    assert batch.waiting == 1
+    held.let_on()
+    assert single.join() + batch.join() == [1, [1, "F"]]
+
+
+def test_a_failing_batch_gives_everything_back(made: Made) -> None:
+    """dogpile's leaks the mutexes that it has, if the second can't be had; and one key left would lock all."""
+    region = made()
+
+    def fails(*keys: str) -> list[str]:
+        raise LookupError(keys)
+
+    with pytest.raises(LookupError):
+        region.get_or_create_multi(["b", "a"], fails)
+    assert [region.key_is_locked(key) for key in ("a", "b")] == [False, False]
+    assert region.get_or_create_multi(["b", "a", "b"], lambda *keys: list(keys)) == ["b", "a", "b"]
+
+
+def test_what_a_batch_leaves_out_is_no_value() -> None:
+    """As dogpile has it."""
+    region = make_region().configure("stampede")
+    assert region.get_or_create_multi(["a", "b"], lambda *keys: [1]) == [1, NO_VALUE]
+    assert region.get_multi(["a", "b"]) == [1, NO_VALUE]
+
+
+# -- the names of dogpile's backends --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arguments(server: RedisServer) -> Iterator[dict[str, dict[str, Any]]]:
+    with redis.ConnectionPool(port=server.port) as pool:
+        yield {
+            "url": {"url": server.url, "distributed_lock": True, "thread_local_lock": False},
+            "host": {"host": "127.0.0.1", "port": server.port, "db": 1, "redis_expiration_time": 60, "lock_sleep": 1},
+            "url and more": {
+                "url": server.url,
+                "socket_timeout": 3.0,
+                "connection_kwargs": {"health_check_interval": 9},
+            },
+            "pool": {"connection_pool": pool, "lock_timeout": 30},
+        }
+
+
+@pytest.mark.parametrize("how", ["url", "host", "url and more", "pool"])
+@pytest.mark.parametrize("name", ["dogpile.cache.redis", "dogpile.cache.valkey"])
+def test_redis_as_dogpile_is_told_of_it(name: str, how: str, arguments: dict[str, dict[str, Any]], caplog: Any) -> None:
+    """What stands in settings for years would be refused, or lead elsewhere."""
+    region, given = make_region(), arguments[how].copy()
+    region.configure_from_config(
+        {"cache.backend": name, "cache.expiration_time": "60", **{f"cache.arguments.{k}": v for k, v in given.items()}},
+        "cache.",
+    )
+    region.set("k", [1])
+    assert region.get("k") == [1]
+    assert region.expiration_time == 60
+    assert region.backend.cache.engine.scheme == "redis"
+    assert not caplog.records
+    assert region.backend.max_hold == given.get("lock_timeout", 600)
+
+
+def test_arguments_that_say_how_long_a_store_keeps() -> None:
+    """Stores would fill up with what nobody takes away."""
+    for name, arguments in (
+        ("redis", {"url": "redis://h", "redis_expiration_time": 60}),
+        ("valkey", {"url": "valkey://h", "valkey_expiration_time": 60}),
+        ("bmemcached", {"url": "h:1", "memcached_expire_time": 60, "lock_timeout": 0}),
+    ):
+        backend, given = translated(f"dogpile.cache.{name}", arguments)
+        assert (backend, given["ttl"]) == ("stampede", 60)
+        assert given["url"] in ("redis://h", "memcached://h:1")
+        assert given.keys() == {"url", "ttl"}
+    assert translated("dogpile.cache.memcached", {"url": ["a:1", ("b", 2)]})[1]["url"] == "memcached://a:1,b:2"
+    with pytest.raises(OptionError, match="password"):
+        translated("dogpile.cache.bmemcached", {"url": "h:1", "password": "secret"})
+
+
+def test_memory_keeps_objects_as_they_are() -> None:
+    """A lock, a connection, a class of one's own: dogpile's memory backends keep anything; the second one, copies."""
+    thing = threading.Lock()
+    region = make_region().configure("dogpile.cache.memory")
+    assert region.get_or_create("k", lambda: thing) is thing
+    assert region.get("k") is thing
+    copies, value = make_region().configure("dogpile.cache.memory_pickle"), [1]
+    copies.set("k", value)
+    assert copies.get("k") == value and copies.get("k") is not value
+
+
+def test_others_backends_stay_theirs() -> None:
+    """A store that we have no engine for would be lost with the import line."""
+    kept: dict[str, Any] = {}
+    region = make_region().configure("dogpile.cache.memory", arguments={"cache_dict": kept})
+    assert region.get_or_create("k", lambda: 1) == 1
+    assert [*kept] == ["k"]
+    assert make_region().configure("dogpile.cache.null").get_or_create("k", lambda: 1) == 1
+    assert region.get_or_create_multi(["k", "l"], lambda *keys: [2]) == [1, 2]
+
+
+def test_its_words_are_dogpiles() -> None:
+    """`isinstance` of an application's own would not know our regions."""
+    from dogpile.cache import CacheRegion as Theirs
+
+    assert isinstance(make_region("name"), Theirs)
+    assert make_region("name").name == "name"
