@@ -118,6 +118,8 @@ class Scope:
     ) -> None:
         """`called`: by whom its events are told, where that is not its name."""
         if core.engine.claims is None or core.engine.aclaims is None:
+            if core.engine.store is not None:
+                raise OptionError(f"{core.engine.scheme}:// has no locks: name an engine that has, with locks=")
             raise OptionError(f"{core.engine.scheme}:// keeps no values: it can only be a lock (locks=)")
         assert core.engine.store is not None
         assert core.engine.astore is not None

@@ -1,0 +1,170 @@
+"""dogpile's backends as our store, for the stores that we have no engine for; the locks are another engine's."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from struct import Struct, error
+from typing import Any, TypeVar
+
+from dogpile.cache.api import CacheBackend
+from dogpile.cache.backends import _backend_loader
+from dogpile.cache.util import PluginLoader
+
+from stampede.entry import Entry, new_id
+from stampede.errors import EngineClosed, EngineError, OptionError
+from stampede.interruptions import pass_on
+from stampede.ports import Engine, Store
+
+__all__ = ["DogpileEngine"]
+
+T = TypeVar("T")
+
+_HEAD = Struct(">2sB8sddddd")
+"""Magic, flags, id, cost, margin, ttl, and the ends of fresh and keep: by the wall clock, as backends have no other."""
+
+_MAGIC, _RAISED = b"SD", 1
+
+
+class DogpileEngine(Engine):
+    """A backend of dogpile's, or of anybody's for dogpile, as the store of a pair:
+    `Cache(engine=DogpileEngine("dogpile.cache.dbm", {"filename": "/var/cache/shop.dbm"}), locks="file://")`.
+
+    `backend` is one that is there (`region.backend`, also behind proxies), or its name, with its `arguments`.
+    Such a store can't compare and set: promises 4 and 5 (an invalidation wins, a late fill is refused) hold by the
+    locks alone, and not where they end before the computation does. The clocks of machines that share it should agree,
+    as they should for dogpile itself. Nothing goes away by itself: let the backend's own expiry be longer than any
+    `ttl` and `stale` together.
+    """
+
+    scheme = "dogpile"
+    shared = True
+    fenced = False
+
+    def __init__(self, backend: CacheBackend | str, arguments: Mapping[str, Any] | None = None) -> None:
+        if isinstance(backend, str):
+            try:
+                loader: Any = _backend_loader  # which has no types
+                kind = loader.load(backend)
+            except PluginLoader.NotFound as missing:
+                raise OptionError(f"dogpile has no backend {backend!r}") from missing
+            backend = kind(dict(arguments or {}))
+        elif arguments is not None:
+            raise OptionError("arguments go with the name of a backend: this one has its own already")
+        if not isinstance(backend, CacheBackend):
+            raise OptionError(f"backend is {backend!r}: give a backend of dogpile's, or its name")
+        self.backend = backend
+        self._asks = _Asks(backend)
+        self.store = _Store(self._asks)
+
+    def ping(self) -> float:
+        start = time.perf_counter()
+        self._asks.get([_name("ping")])
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Ours; the backend is its owner's, and dogpile's have no such verb."""
+        self._asks.closed = True
+
+
+class _Asks:
+    """A backend's verbs; what they raise is an EngineError."""
+
+    def __init__(self, backend: CacheBackend) -> None:
+        self._backend = backend
+        self.closed = False
+
+    def get(self, names: Sequence[str]) -> list[bytes | None]:
+        found = self._asked(lambda: self._backend.get_serialized_multi(names)) if names else []
+        return [bytes(each) if isinstance(each, (bytes, bytearray)) else None for each in found]
+
+    def set(self, name: str, value: bytes) -> None:
+        self._asked(lambda: self._backend.set_serialized(name, value))
+
+    def delete(self, name: str) -> None:
+        self._asked(lambda: self._backend.delete(name))
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        if self.closed:
+            raise EngineClosed("dogpile")
+        try:
+            return ask()
+        except Exception as trouble:
+            pass_on(trouble)
+            if isinstance(trouble, EngineError):
+                raise
+            kind = type(self._backend).__name__
+            raise EngineError(f"{kind} can't be asked: {type(trouble).__name__}: {trouble}") from trouble
+
+
+class _Store(Store):
+    """The blocking store. `Paired` makes it one that can replace, as well as that goes, and its suspending twin."""
+
+    def __init__(self, asks: _Asks) -> None:
+        self._asks = asks
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        now = time.time()
+        return [_entry(found, now) for found in self._asks.get([_name("k", key) for key in keys])]
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        self._asks.set(_name("k", key), _packed(entry, time.time()))
+
+    async def expire(self, key: str) -> bool:
+        (kept,) = await self.get([key])
+        if kept is None or kept.fresh <= 0:
+            return False
+        kept.id, kept.fresh = new_id(), 0.0
+        await self.set(key, kept)
+        return True
+
+    async def invalidate(self, key: str) -> bool:
+        (kept,) = await self.get([key])
+        self._asks.delete(_name("k", key))
+        return kept is not None
+
+    # Asked for each time: a process that believed in one for a while would have to be told of the next.
+    async def generation(self, scope: str) -> str:
+        names = [_name("g"), _name("g", scope)] if scope else [_name("g")]
+        found = self._asks.get(names)
+        for name, value in zip(names, found, strict=True):
+            if value is None:
+                self._asks.set(name, _random())
+        if None in found:  # again: of two that make one at the same time the later is it
+            found = self._asks.get(names)
+        return ".".join((value or _random()).decode("latin-1") for value in found)
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return [await self.generation(scope)]
+
+    async def bump(self, scope: str) -> None:
+        self._asks.set(_name("g", scope) if scope else _name("g"), _random())
+
+
+def _name(kind: str, key: str = "") -> str:
+    """A name that any store takes, however long the key is and whatever it holds."""
+    return f"stampede-{kind}-{blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=20).hexdigest()}"
+
+
+def _random() -> bytes:
+    return os.urandom(8).hex().encode()
+
+
+def _packed(entry: Entry[Any], now: float) -> bytes:
+    ends = now + entry.fresh, now + entry.keep
+    flags = _RAISED if entry.raised else 0
+    value: bytes = entry.value
+    return _HEAD.pack(_MAGIC, flags, entry.id, entry.cost, entry.margin, entry.ttl, *ends) + value
+
+
+def _entry(found: bytes | None, now: float) -> Entry[Any] | None:
+    """What is kept; nothing, if it has ended or is none of ours."""
+    try:
+        magic, flags, id, cost, margin, ttl, fresh, keep = _HEAD.unpack_from(found or b"")
+    except error:
+        return None
+    if found is None or magic != _MAGIC or not keep > now:
+        return None
+    return Entry(found[_HEAD.size :], id, cost, margin, ttl, fresh - now, keep - now, bool(flags & _RAISED))
