@@ -180,7 +180,14 @@ def test_trusted_types_and_pickles() -> None:
     region = made("memory://", codec="pickle", signing_key="secret")
     region.set("k", Price(3))
     assert region.get("k") == Price(3)
-    for wrong in ({"codec": "pickle"}, {"codec": "json"}, {"cache": "redis://"}, {"ttl": "soon"}, {"lease": -1}):
+    region = made("memory://", codec="objects")
+    region.set("k", thing := Price(3))
+    assert region.get("k") is thing
+    with pytest.raises(OptionError):
+        made(shared_redis().url, codec="pickle")
+    with pytest.raises(OptionError):
+        made(shared_redis().url, codec="objects")
+    for wrong in ({"codec": "json"}, {"cache": "redis://"}, {"ttl": "soon"}, {"lease": -1}):
         with pytest.raises(OptionError):
             made("memory://", **wrong)
 
@@ -202,6 +209,23 @@ def test_regions_of_one_url_share_their_engine() -> None:
     assert made(shared_redis().url).get("k") == 1
     assert second.get("k") is NO_VALUE
     assert made("memory://").backend.cache.engine is not made("memory://").backend.cache.engine
+
+
+def test_a_local_tier(server: RedisServer) -> None:
+    """With `local` each read would still be a round trip, or be of what another process has replaced."""
+    region, other = made(server.url, local=True), made(server.url, namespace="dogpile")
+    assert region.get("k") is NO_VALUE
+    assert region.get_or_create_multi(["k", "l"], lambda *keys: list(keys)) == ["k", "l"]
+    assert region.get("k") == "k" == other.get("k")
+    stats = region.backend.cache.stats
+    before = stats().hits
+    assert [region.get("k") for _ in range(3)] == ["k"] * 3
+    assert region.get_multi(["k", "new"]) == ["k", NO_VALUE]
+    assert stats().hits == before + 4
+    other.set("k", "new")
+    until(lambda: region.get("k") == "new")
+    other.delete("k")
+    until(lambda: region.get("k") is NO_VALUE)
 
 
 def test_an_unknown_argument_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -143,7 +143,7 @@ def test_the_settings_can_be_read(tmp_path: Path) -> None:
 
 # -- servers --------------------------------------------------------------------------------------------------------
 
-CHAPTERS = {"### Redis": "redis", "### memcached": "pymemcache"}
+CHAPTERS = {"### Redis": "redis", "### memcached": "pymemcache", "## Coming from dogpile.cache": "dogpile.cache"}
 """What runs on real servers, and the package that it needs."""
 
 CLAIMS_OF = {
@@ -155,11 +155,18 @@ assert sum(each["name"] == "shop" for each in client.client_list()) > 1
     "### memcached": """
 assert items.get("greeting") == "hello" and secured.engine is engine
 """,
+    "## Coming from dogpile.cache": """
+assert user(42) == {"id": 42} and type(region.backend).__name__ == "StampedeBackend"
+assert user.get(42) == {"id": 42}
+assert theirs.get("key") == "value" and cache.get("answer") == 42
+region.actual_backend.cache.clear()
+assert user.get(42) is NO_VALUE
+""",
 }
 
 
 def server_of(heading: str) -> Any:
-    return RedisServer() if heading == "### Redis" else MemcachedServer()
+    return MemcachedServer() if heading == "### memcached" else RedisServer()
 
 
 @pytest.mark.parametrize("heading", CHAPTERS)

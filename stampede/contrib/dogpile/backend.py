@@ -31,6 +31,7 @@ from stampede.engines import open_engine
 from stampede.errors import CodecError, EngineClosed, EngineError, OptionError
 from stampede.interruptions import pass_on
 from stampede.lock import Lock
+from stampede.outcome import LeftOut
 from stampede.policy import nearest, seconds
 from stampede.ports import Engine
 
@@ -81,18 +82,34 @@ class StampedeBackend(BytesBackend):
             lambda key: Lock(f"dogpile {settings.namespace}:{key}", engine, lease=lease, max_hold=hold),
             strict=self._strict_engine,
         )
+        self._local = bool(settings.local) and engine.shared
+        self._as_kept: dict[str, Any] = {} if settings.policy.early == 0 else {"early": 0.0}  # ends are the region's
         self._meanwhile: Cache | None = None  # what was computed while the engine could not be asked
         self.serializer, self.deserializer = _serialization(given.get("codec", "sealed"), self.cache)
 
     # -- values: bytes, as the region has serialized them, but with `codec="objects"` ---------------------------------
 
     def get(self, key: str) -> BackendFormatted:
-        return _told(self.cache.get(key, self._kept_meanwhile(key)))
+        if not self._local:
+            return _told(self.cache.get(key, self._kept_meanwhile(key)))
+        if self._mutexes.held_here(key):
+            return self.get_multi([key])[0]
+        try:
+            return _told(self.cache.get_or_compute(key, _nobody, **self._as_kept))
+        except LeftOut:
+            return _told(self._kept_meanwhile(key))
 
     def get_multi(self, keys: Iterable[str]) -> Sequence[BackendFormatted]:
         """All of them in one round trip."""
         wanted = list(keys)
-        found = self.cache.get_many(wanted) if wanted else {}
+        if not wanted:
+            found: dict[str, Any] = {}
+        elif self._local and not any(map(self._mutexes.held_here, wanted)):
+            # What is read is to stay in this process, of which `get_many` takes no care. But not where it is read once
+            # more under the mutex: another process may have stored a newer one, and the news be on their way.
+            found = self.cache.get_or_compute_many(wanted, _nothing, **self._as_kept)
+        else:
+            found = self.cache.get_many(wanted)
         return [_told(found[key] if key in found else self._kept_meanwhile(key)) for key in wanted]
 
     def set(self, key: str, value: BackendSetType) -> None:
@@ -109,7 +126,7 @@ class StampedeBackend(BytesBackend):
         if not kept:
             return
         try:
-            self.cache.set_many(kept, ttl=self._ttl)
+            self.cache.set_many({key: _plain(value) for key, value in kept.items()}, ttl=self._ttl)
             self._meanwhile = None
         except EngineClosed:
             raise
@@ -173,8 +190,25 @@ class StampedeBackend(BytesBackend):
             _log.error("a value of a region on %s can't be kept, and is computed each time: %s", self.cache.name, why)
 
 
+def _nobody() -> Any:
+    """Whoever computes is the region."""
+    raise LeftOut
+
+
+def _nothing(keys: list[str]) -> dict[str, Any]:
+    """The same of many."""
+    return {}
+
+
+def _plain(value: BackendSetType) -> Any:
+    """What the memory engine finds nothing strange in, but for what the user has put there."""
+    return value if isinstance(value, bytes) else (value.payload, value.metadata)
+
+
 def _told(value: Any) -> BackendFormatted:
-    return value if isinstance(value, (bytes, CachedValue)) else NO_VALUE
+    if type(value) is bytes:
+        return value
+    return CachedValue(*value) if type(value) is tuple else NO_VALUE
 
 
 def _serialization(codec: str, cache: Cache) -> tuple[Serializer | None, Deserializer | None]:
@@ -239,6 +273,7 @@ def _opened(given: Mapping[str, Any]) -> Cache:
     url = given.get("url", "memory://")
     options = {name: given[name] for name in _CACHE if name in given}
     options.setdefault("namespace", "dogpile")
+    options["early"] = 0.0
     if not isinstance(url, str) or url.startswith("memory:"):
         return Cache(url, **options)
     with _guard:
