@@ -379,6 +379,11 @@ class Cache:
         return f"<Cache {self.name}>"
 
     @property
+    def down(self) -> bool:
+        """Does the engine count as down in this process? Calls go on without it meanwhile."""
+        return self._core.is_down()
+
+    @property
     def trusted(self) -> tuple[type, ...]:
         """The classes of `trust`."""
         return self._trust

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -257,6 +260,73 @@ def test_who_waits_is_woken() -> None:
     assert herd.join() == [True]
     assert time.monotonic() - began < 1.0
     waiting.release()
+
+
+HOLDER = """
+import sys, threading
+from dogpile.cache import make_region
+region = make_region().configure("stampede", arguments={"url": sys.argv[1], "lease": float(sys.argv[2])})
+
+def creator():
+    print("began", flush=True)
+    threading.Event().wait()
+
+region.get_or_create("k", creator)
+"""
+
+
+@pytest.mark.parametrize("lease", [0.5, 60.0])
+def test_a_killed_process_holds_nobody_up(lease: float, tmp_path: Path) -> None:
+    """Its mutex would stand for ever, as dogpile's on Redis does without a `lock_timeout`."""
+    url = shared_redis().url if lease < 1 else f"disk://{tmp_path}/cache"  # there the kernel tells of a death at once
+    with subprocess.Popen([sys.executable, "-c", HOLDER, url, str(lease)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"began\n"
+        region = made(url)
+        assert region.key_is_locked("k")
+        herd = Herd(lambda: region.get_or_create("k", lambda: "anew"))
+        began = time.monotonic()
+        holder.kill()
+    assert herd.join() == ["anew"]
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_mutexes_of_its_own(url: str) -> None:
+    """A server's worker would believe that it holds what a thread of its parent did, and never give it back."""
+    region, origin = made(url), Origin()
+    herd = Herd(lambda: region.get_or_create("k", origin))
+    origin.has_begun()
+    child = os.fork()
+    if not child:
+        try:
+            mutex = region._mutex("k")
+            good = not mutex._takers and region.get_or_create("other", lambda: 2) == 2
+            if "memory" not in url:
+                good = good and mutex.locked() and not mutex.acquire(False)
+            os._exit(0 if good else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    origin.let_on()
+    assert herd.join() == [1]
+    assert region.get("k") == 1
+
+
+def test_a_hung_engine_costs_one_of_all_a_second(own: RedisServer) -> None:
+    """Each step of each call would wait for it anew."""
+    region = made(own.url)
+    assert region.get_or_create("k", lambda: 1) == 1
+    own.freeze()
+    try:
+        assert region.get_or_create("a", lambda: 1) == 1
+        began = time.monotonic()
+        assert [region.get_or_create(f"b{number}", lambda: 1) for number in range(5)] == [1] * 5
+        assert time.monotonic() - began < 1.9  # at most one of them has asked whether it is back
+    finally:
+        own.thaw()
+    until(lambda: region.get("k") == 1)
 
 
 def test_a_creator_that_asks_for_its_own_key_is_told(url: str) -> None:

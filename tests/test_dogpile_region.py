@@ -14,13 +14,14 @@ pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
 import redis
+from dogpile.cache import register_backend
 from dogpile.cache.api import NO_VALUE
 from dogpile.cache.exception import DogpileCacheException
 from dogpile.cache.proxy import ProxyBackend
 from dogpile.testing import fixtures
 from herd import Herd, Origin, until
 from memcached_server import shared_memcached
-from servers import RedisServer, shared_redis
+from servers import RedisCluster, RedisServer, shared_cluster, shared_redis
 from test_dogpile_backend import _hurry, _Redis
 
 from stampede import OptionError, RecursiveComputation
@@ -330,6 +331,22 @@ def test_arguments_that_say_how_long_a_store_keeps() -> None:
         translated("dogpile.cache.bmemcached", {"url": "h:1", "password": "secret"})
 
 
+def test_a_cluster_as_dogpile_is_told_of_it() -> None:
+    """The same for a cluster: its bulk verbs go to several servers."""
+    cluster = shared_cluster()
+    region = make_region().configure("dogpile.cache.redis_cluster", arguments={"url": f"redis://{first_of(cluster)}"})
+    names = [f"k{number}" for number in range(50)]
+    region.set_multi(dict.fromkeys(names, 1))
+    assert region.get_multi(names) == [1] * 50
+    region.delete_multi(names)
+    assert region.get_multi(names) == [NO_VALUE] * 50
+    assert region.get_or_create_multi(names, lambda *keys: list(keys)) == names
+
+
+def first_of(cluster: RedisCluster) -> str:
+    return cluster.url.partition("://")[2].split(",")[0].partition("/")[0].partition("?")[0]
+
+
 def test_memory_keeps_objects_as_they_are() -> None:
     """A lock, a connection, a class of one's own: dogpile's memory backends keep anything; the second one, copies."""
     thing = threading.Lock()
@@ -341,8 +358,19 @@ def test_memory_keeps_objects_as_they_are() -> None:
     assert copies.get("k") == value and copies.get("k") is not value
 
 
+class Configured(fixtures.MockBackend):
+    """Somebody's backend, that has its own way with a configuration file."""
+
+    @classmethod
+    def from_config_dict(cls, config_dict: Any, prefix: str) -> Configured:
+        return cls({"said": config_dict[prefix + "url"]})
+
+
 def test_others_backends_stay_theirs() -> None:
     """A store that we have no engine for would be lost with the import line."""
+    register_backend("configured", __name__, "Configured")
+    said = make_region().configure_from_config({"a.backend": "configured", "a.arguments.url": "somewhere"}, "a.")
+    assert said.backend.arguments == {"said": "somewhere"}
     kept: dict[str, Any] = {}
     region = make_region().configure("dogpile.cache.memory", arguments={"cache_dict": kept})
     assert region.get_or_create("k", lambda: 1) == 1

@@ -80,6 +80,7 @@ class StampedeBackend(BytesBackend):
         self._strict_engine = settings.on_engine_error == "raise"
         self._mutexes = Mutexes(
             lambda key: Lock(f"dogpile {settings.namespace}:{key}", engine, lease=lease, max_hold=hold),
+            lambda: self.cache.down,
             strict=self._strict_engine,
         )
         self._local = bool(settings.local) and engine.shared
@@ -122,11 +123,14 @@ class StampedeBackend(BytesBackend):
         is an error then.
         """
         computed = all(self._mutexes.held_here(key) for key in mapping)
-        kept = {key: value for key, value in mapping.items() if self._may_keep(key, value, computed)}
+        kept = {key: _plain(value) for key, value in mapping.items() if self._may_keep(key, value, computed)}
         if not kept:
             return
+        if computed and not self._strict_engine and self.cache.down:
+            self._keep_meanwhile(kept)
+            return
         try:
-            self.cache.set_many({key: _plain(value) for key, value in kept.items()}, ttl=self._ttl)
+            self.cache.set_many(kept, ttl=self._ttl)
             self._meanwhile = None
         except EngineClosed:
             raise
@@ -134,8 +138,7 @@ class StampedeBackend(BytesBackend):
             if not computed or self._strict_engine:
                 raise
             _log.warning("what was computed for %r is kept here only, for %g s: %s", [*kept], MEANWHILE, trouble)
-            self._meanwhile = self._meanwhile or Cache("memory://", ttl=MEANWHILE)
-            self._meanwhile.set_many(kept)
+            self._keep_meanwhile(kept)
         except CodecError as refusal:  # too large
             self._refuse(str(refusal), strict=self._strict or not computed)
 
@@ -177,6 +180,10 @@ class StampedeBackend(BytesBackend):
             _log.warning("%r took longer than its mutex stood: its value isn't kept, as there may be a newer one", key)
             return False
         return True
+
+    def _keep_meanwhile(self, kept: dict[str, Any]) -> None:
+        meanwhile = self._meanwhile = self._meanwhile or Cache("memory://", ttl=MEANWHILE)
+        meanwhile.set_many(kept)
 
     def _kept_meanwhile(self, key: str) -> Any:
         meanwhile = self._meanwhile

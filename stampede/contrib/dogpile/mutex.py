@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from dogpile.cache.api import CacheMutex
 
+from stampede import forks
 from stampede.errors import EngineClosed, EngineError, LockLost, RecursiveComputation
 from stampede.lock import Lock
 
@@ -27,12 +28,21 @@ class _Local:
 class Mutexes:
     """The mutexes of one backend: who holds which, and what stands in for the engine while it is down."""
 
-    def __init__(self, make: Callable[[str], Lock], *, strict: bool) -> None:
+    def __init__(self, make: Callable[[str], Lock], is_down: Callable[[], bool], *, strict: bool) -> None:
         self.make = make
+        self.is_down = is_down
         self.strict = strict
         self._locals: WeakValueDictionary[str, _Local] = WeakValueDictionary()
         self._guard = threading.RLock()
         self._held: dict[tuple[str, int], Mutex] = {}
+        forks.in_child(self._start_again)
+
+    def _start_again(self) -> None:
+        """What is held is the parent's, whose threads are not here to give it back."""
+        held, self._held = self._held, {}
+        self._locals, self._guard = WeakValueDictionary(), threading.RLock()
+        for mutex in held.values():
+            mutex.start_again()
 
     def of(self, key: str) -> Mutex:
         return Mutex(key, self)
@@ -68,6 +78,10 @@ class Mutex(CacheMutex):
         self._stand_in = mutexes.stand_in(key)
         self._takers: list[tuple[int, bool]] = []  # the threads that have it, and whether the engine knows of that
 
+    def start_again(self) -> None:
+        self._takers = []
+        self._stand_in = self._mutexes.stand_in(self.key)
+
     @property
     def lost(self) -> bool:
         """Has its lease ended, so that somebody else may be computing by now?"""
@@ -75,18 +89,23 @@ class Mutex(CacheMutex):
 
     def acquire(self, wait: bool = True) -> bool:
         """Take it, when it is free. With `wait` False: if it is free; False says that somebody else has it."""
-        me = threading.get_ident()
-        try:
-            taken, known = self._lock.acquire(None if wait else 0), True
-            if not taken and wait:
-                raise RecursiveComputation(f"the creator of {self.key!r} asked for its own key")
-        except EngineClosed:
-            raise
-        except EngineError as trouble:
-            if self._mutexes.strict:
-                raise
-            _log.warning("the mutex of %r is this process's own, as its engine can't be asked: %s", self.key, trouble)
+        me, known = threading.get_ident(), True
+        if wait and self._mutexes.held_here(self.key):
+            raise RecursiveComputation(f"the creator of {self.key!r} asked for its own key")
+        if not self._mutexes.strict and self._mutexes.is_down():  # and each who asks it would pay for that, if it hangs
             taken, known = self._stand_in.lock.acquire(wait), False
+        else:
+            try:
+                taken = self._lock.acquire(None if wait else 0)
+            except EngineClosed:
+                raise
+            except EngineError as trouble:
+                if self._mutexes.strict:
+                    raise
+                _log.warning(
+                    "the mutex of %r is this process's own, as its engine can't be asked: %s", self.key, trouble
+                )
+                taken, known = self._stand_in.lock.acquire(wait), False
         if taken:
             self._takers.append((me, known))
             self._mutexes.took(self, me)

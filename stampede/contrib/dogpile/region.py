@@ -67,15 +67,17 @@ class CacheRegion(_CacheRegion):
         region_invalidator: RegionInvalidationStrategy | None = None,
     ) -> SELF:
         """Name the backend: "stampede", one of dogpile's, which stands for the same store by us, or one of others."""
-        given = dict(arguments or {})
-        if _config_argument_dict and _config_prefix is not None:
-            config = _config_argument_dict
-            given = {key.removeprefix(_config_prefix): config[key] for key in config if key.startswith(_config_prefix)}
-        backend, given = translated(backend, given)
+        config, prefix = _config_argument_dict or {}, _config_prefix or ""
+        given = {key.removeprefix(prefix): config[key] for key in config if key.startswith(prefix)}
+        ours, given = translated(backend, given or arguments or {})
+        if ours != backend:
+            backend, arguments, _config_argument_dict = ours, given, None
         return super().configure(
             backend,
             expiration_time,
-            given,
+            arguments,
+            _config_argument_dict,
+            _config_prefix,
             wrap=wrap,
             replace_existing_backend=replace_existing_backend,
             region_invalidator=region_invalidator,
@@ -165,6 +167,10 @@ class CacheRegion(_CacheRegion):
         and gives as many values; and once more for each that somebody else was computing, and didn't.
         """
         keys, lifetime = list(keys), self._lifetime(expiration_time)
+
+        def is_kept(value: Any) -> bool:
+            return value is not NO_VALUE and (should_cache_fn is None or should_cache_fn(value))
+
         wanted = {key: _Wanted(self, key, lifetime) for key in sorted(set(keys))}
         payloads: dict[str, Any] = {}
         mine: list[_Wanted] = []
@@ -179,13 +185,13 @@ class CacheRegion(_CacheRegion):
                     mine.remove(each)
                     each.let_go()
             if mine:
-                payloads |= self._created_multi(mine, creator, should_cache_fn)
+                payloads |= self._created_multi(mine, creator, is_kept)
         finally:
             for each in mine:
                 each.let_go()
         for key in wanted.keys() - payloads.keys():  # others compute them
             payloads[key] = self.get_or_create(
-                key, lambda key=key: next(iter(creator(key)), NO_VALUE), expiration_time, should_cache_fn
+                key, lambda key=key: next(iter(creator(key)), NO_VALUE), expiration_time, is_kept
             )
         return [payloads[key] for key in keys]
 
@@ -201,7 +207,7 @@ class CacheRegion(_CacheRegion):
         return states
 
     def _created_multi(
-        self, mine: Sequence[_Wanted], creator: Creator, should_cache_fn: Callable[[Any], bool] | None
+        self, mine: Sequence[_Wanted], creator: Creator, is_kept: Callable[[Any], bool]
     ) -> dict[str, Any]:
         keys = [each.key for each in mine]
         with self._log_time(keys):
@@ -209,7 +215,7 @@ class CacheRegion(_CacheRegion):
         self._set_multi_cached_value_to_backend({
             each.mangled: self._value(created[each.key])
             for each in mine
-            if each.key in created and (should_cache_fn is None or should_cache_fn(created[each.key]))
+            if each.key in created and is_kept(created[each.key])
         })  # fmt: skip
         return dict.fromkeys(keys, NO_VALUE) | created
 
