@@ -55,6 +55,8 @@ CHANGES: dict[str, Callable[[Cache], object]] = {
     "invalidate": lambda cache: cache.invalidate("k"),
     "expire": lambda cache: cache.expire("k"),
     "set": lambda cache: cache.set("k", "new"),
+    "invalidate_many": lambda cache: cache.invalidate_many(["j", "k"]),
+    "set_many": lambda cache: cache.set_many({"j": "new", "k": "new"}),
 }
 
 
