@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -377,6 +379,15 @@ def test_others_backends_stay_theirs() -> None:
     assert [*kept] == ["k"]
     assert make_region().configure("dogpile.cache.null").get_or_create("k", lambda: 1) == 1
     assert region.get_or_create_multi(["k", "l"], lambda *keys: [2]) == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["make_region", "CacheRegion", "DogpileEngine", "StampedeBackend"])
+def test_without_dogpile_its_pip_line_is_told(name: str) -> None:
+    """Who has not installed the extra would be told of a module that nobody has heard of."""
+    program = f"import sys; sys.modules['dogpile'] = None\nfrom stampede.contrib.dogpile import {name}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "MissingExtra" in done.stderr
+    assert "pip install 'stampede-guard[dogpile]'" in done.stderr
 
 
 def test_its_words_are_dogpiles() -> None:

@@ -1,6 +1,8 @@
 """dogpile's region, with our engines below and without its convoys: `from stampede.contrib.dogpile import make_region`.
 
 Whatever isn't said here is dogpile's own: key generators and manglers, decorators, proxies, invalidation, metadata.
+So are the names with an underscore that are asked of a region, as of dogpile.cache 1.5: its mutexes, what it makes of a
+value on its way to the backend and back, what it calls a miss, and what it logs.
 """
 
 from __future__ import annotations
