@@ -61,6 +61,8 @@ NEVER = {"codec": {"engines"}, "fill": {"codec", "engines", "asyncio", "threadin
 # Packages that are not the standard library's are imported when they are needed, by functions. At the top only:
 AT_THE_TOP = {
     "codec/certain.py": {"msgspec"},  # imported by those who have made sure that it is there
+    "codec/arrays.py": {"numpy"},  # and these by who has met a value of theirs
+    "codec/frames.py": {"numpy", "pandas"},
     "contrib/dogpile/*.py": {"dogpile"},
     "testing/*.py": {"pytest"},  # but not by testing/__init__.py, which users' code may import outside of tests
 }

@@ -18,6 +18,8 @@ from types import MemberDescriptorType
 from typing import Any
 from uuid import UUID
 
+from stampede.codec.data import package_of
+
 __all__ = ["alike", "lazy", "slots_of"]
 
 _ATOMS = frozenset({type(None), bool, int, str, bytes, bytearray})
@@ -62,6 +64,10 @@ def _of_one_kind(kind: type, mine: list[Any], theirs: list[Any]) -> bool:
     facts = _FACTS.get(kind)
     if facts is not None:
         return [*map(facts, mine)] == [*map(facts, theirs)]
+    if package_of(kind) is not None:
+        from stampede.codec.trees import tree_of  # of what is below it, this is
+
+        return _alike(map(tree_of, mine), map(tree_of, theirs))
     return _objects_alike(kind, mine, theirs)
 
 

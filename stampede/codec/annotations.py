@@ -13,6 +13,7 @@ from inspect import get_annotations, getclosurevars
 from types import NoneType, SimpleNamespace
 from typing import Any, ForwardRef, TypeVar, get_args, get_origin
 
+from stampede.codec.data import package_of
 from stampede.codec.values import STANDARD
 from stampede.interruptions import pass_on
 
@@ -135,7 +136,8 @@ def reach(annotation: Any) -> Iterator[Any]:
         elif origin is not None:
             if origin not in _PLAIN_ORIGINS:
                 todo.append(origin)
-            todo += _flat(get_args(part))
+            if package_of(origin) is None:  # an array of anything is an array
+                todo += _flat(get_args(part))
         elif isinstance(part, TypeVar):
             todo += [part.__bound__, *part.__constraints__]
             yield part

@@ -21,6 +21,7 @@ from io import BytesIO
 from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+from stampede.codec.data import advice, rebuilder, shape_for
 from stampede.codec.values import STANDARD, Lower, Raise, Shape
 from stampede.errors import CodecError
 
@@ -91,7 +92,10 @@ class _Sealer(pickle.Pickler):
         """Called for whatever is no exact builtin."""
         lower = self.lower.get(type(value))
         if lower is None:
-            raise CodecError(_foreign(value))
+            shape = shape_for(type(value))
+            if shape is None:
+                raise CodecError(_foreign(value))
+            lower = shape.lower
         self.used = True
         return _node, (lower(value),)
 
@@ -141,7 +145,11 @@ class _Settling:
                 args = value[1:]
                 if not _scalar(map(type, args)):
                     args = self.all_of(args)
-                made = self._made[value] = self._rebuild[value[0]](*args)
+                try:
+                    rebuild = self._rebuild[value[0]]
+                except KeyError:
+                    rebuild = rebuilder(value[0])  # an array, or a frame: its package is imported now
+                made = self._made[value] = rebuild(*args)
             return made
         known = self._done.get(id(value))
         if known is not None:
@@ -213,6 +221,8 @@ def _foreign(value: Any) -> str:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, _ONCE) or (hasattr(kind, "__next__") and hasattr(kind, "__iter__")):
         return f"a {name} can't be stored: its first reader would use it up. Return a list instead"
+    if (instead := advice(kind)) is not None:
+        return f"a {name} can't be stored by the sealed codec: {instead}"
     if isinstance(value, (type, FunctionType, MethodType, ModuleType)):
         return f"a {kind.__name__} ({getattr(value, '__name__', '?')}) can't be stored: it is code, not a value"
     return (

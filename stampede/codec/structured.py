@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from functools import partial
+from typing import Any, get_origin
 
 from stampede.codec.alike import alike
-from stampede.codec.annotations import fingerprint_of, is_pydantic
+from stampede.codec.annotations import fingerprint_of, is_pydantic, reach
+from stampede.codec.data import package_of
+from stampede.codec.trees import tree_of, value_of, without_scalars
 from stampede.errors import CodecError, MissingExtra, OptionError
 
 
@@ -25,7 +28,7 @@ class Structured:
         self.number = {"msgpack": 2, "json": 3}[name]
         self.fingerprint = 0 if returns is None else fingerprint_of(returns)
         self._name = name
-        self._encode = form.Encoder(enc_hook=_give).encode
+        self._encode = form.Encoder(enc_hook=partial(_give, name == "json")).encode
         kind = Any if returns is None else returns
         try:
             self._decode = form.Decoder(kind, dec_hook=_take).decode
@@ -34,13 +37,18 @@ class Structured:
         from stampede.codec.certain import certain_of  # it needs msgspec, too
 
         self._certain = certain_of(kind, json=name == "json")
+        self._exactly = returns is not None and not {Any, object}.intersection(filter(_hashable, reach(returns)))
         self._decode_raised = form.Decoder(tuple[str, list[Any]]).decode
 
     def dump(self, value: Any, raised: bool) -> bytes:
         body: bytes = self._encode(value)
-        if (raised or not self._certain([value])) and not alike(value, self.load(body, raised)):
+        if (raised or not self._certain([value])) and not self._comes_back(value, self.load(body, raised)):
             raise CodecError(self._refusal(value))
         return body
+
+    def _comes_back(self, value: Any, read: Any) -> bool:
+        """A numpy.float64 that is annotated as a float is one, and is kept as such."""
+        return alike(value, read) or (self._exactly and alike(without_scalars(value), without_scalars(read)))
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
         if raised:
@@ -56,13 +64,26 @@ class Structured:
         )
 
 
-def _give(value: Any) -> Any:
+def _hashable(part: Any) -> bool:
+    return getattr(part, "__hash__", None) is not None
+
+
+def _give(json: bool, value: Any) -> Any:
     if is_pydantic(type(value)):
         return value.model_dump(mode="json", round_trip=True)
+    if package_of(type(value)) is not None:
+        plain = without_scalars(value)
+        return tree_of(value, json=json) if plain is value else plain
     raise CodecError(f"a {type(value).__qualname__} can't be stored by this codec: use codec='sealed'")
 
 
 def _take(kind: Any, plain: Any) -> Any:
     if is_pydantic(kind):
         return kind.model_validate(plain)
+    origin = get_origin(kind) or kind
+    if package_of(origin) is not None:
+        made = value_of(plain) if type(plain) in (dict, list) else origin(plain)
+        if not isinstance(made, origin):
+            raise CodecError(f"a {type(made).__name__} where a {origin.__name__} is to be")
+        return made
     raise CodecError(f"a {kind!r} can't be read by this codec: use codec='sealed'")

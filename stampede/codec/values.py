@@ -39,7 +39,7 @@ _NoneType = type(None)
 _ZONES = (_NoneType, timezone, ZoneInfo)
 
 
-def _expect(args: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> None:
+def expect(args: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> None:
     """Constructors are given exactly what they expect: none of them may ask a value of the bytes to convert itself."""
     if len(args) != len(kinds):
         raise CodecError("a value with too many or too few arguments")
@@ -52,7 +52,7 @@ def _plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...],
     make = make or type_
 
     def rebuild(*args: Any) -> Any:
-        _expect(args, *kinds)
+        expect(args, *kinds)
         return make(*args)
 
     return Shape(tag, type_, lambda value: (tag, *lower(value)), rebuild)
@@ -88,7 +88,7 @@ def _uuid(value: UUID) -> tuple[Any, ...]:
 
 
 def _make_uuid(raw: bytes, safe: str = "unknown") -> UUID:
-    _expect((raw, safe), bytes, str)
+    expect((raw, safe), bytes, str)
     return UUID(bytes=raw, is_safe=SafeUUID[safe])
 
 
@@ -149,7 +149,7 @@ def _make_defaultdict(name: str | None, *flat: Any) -> Any:
 
 
 def _make_deque(maxlen: int | None, *items: Any) -> Any:
-    _expect((maxlen,), (int, _NoneType))
+    expect((maxlen,), (int, _NoneType))
     return deque(items, maxlen)
 
 

@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo
 from stampede.errors import KeyingError
 from stampede.keys.models import attributes, beside, generic, hidden
 from stampede.keys.names import found_by_name, name_of
+from stampede.keys.numbers import numpys
 
 __all__ = ["REMEDIES", "canonical", "name_of", "word"]
 
@@ -68,6 +69,8 @@ def _instance(value: Any, left: int) -> str:
         return f"<{_class(value)}>"
     if issubclass(cls, Enum):
         return _enum(value, left)
+    if cls.__module__ == "numpy" and (text := numpys(value)) is not None:
+        return text
     for base in cls.__mro__[1:]:
         if _EXACT.get(base, _NONE)[0] is base:
             return _subclass(value, base, left)

@@ -1,0 +1,215 @@
+"""numpy on the wire: scalars, arrays and dtypes, as their bytes and what to read these by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from pickle import PickleBuffer
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from stampede.codec.values import Lower, Raise, expect
+from stampede.errors import CodecError
+
+__all__ = ["array_of", "dtype_of", "dtype_parts", "of", "parts_of"]
+
+
+def of(package: str) -> Any:
+    return SimpleNamespace(tag_of=_tag_of, lower=_LOWER, rebuild=_REBUILD, ADVICE=_ADVICE)
+
+
+_ADVICE = {
+    "MaskedArray": "return its .data and its .mask, or .filled()",
+    "matrix": "return np.asarray(it)",
+    "recarray": "return np.array(it.tolist(), it.dtype.descr), a plain structured array",
+    "record": "return it.item(), a tuple",
+    "memmap": "return np.array(it), which holds what the file does",
+    "object_": "return it.item()",
+}
+
+
+def _tag_of(kind: type) -> str | None:
+    if kind is np.ndarray:
+        return "numpy.array"
+    if kind in (np.str_, np.bytes_):
+        return "numpy.str" if kind is np.str_ else "numpy.bytes"
+    if issubclass(kind, np.generic) and kind in _SCALARS:
+        return "numpy.scalar"
+    if issubclass(kind, np.dtype):
+        return "numpy.dtype"
+    return None
+
+
+_SCALARS = {np.dtype(code).type for code in (*"?bhilqBHILQefdgFDG", "M8", "m8", "V")}
+
+
+# -- dtypes: their own short text, checked to mean the same when it is read; structures field by field ----------------
+
+_TEXT = re.compile(r"[<>|=]?[?bhilqBHILQefdgFDGiufcmMSUV]\d{0,9}(\[\d{0,9}[a-zA-Z]{1,7}\])?", re.ASCII)
+_FIELDS = 10_000
+DEEPEST = 32
+
+
+def dtype_parts(dtype: Any, left: int = DEEPEST) -> Any:
+    """A dtype as text, or as tuples of such. CodecError: it holds objects, or more than its text tells."""
+    if dtype.char == "T":
+        raise CodecError("an array of numpy's StringDType can't be stored: return it.astype('U')")
+    if dtype.hasobject:
+        raise CodecError(
+            "an array of objects can't be stored: give it a dtype, or return its .tolist(), or a pandas Series"
+        )
+    if dtype.metadata:
+        raise CodecError("a dtype's metadata would be lost: return it.astype() of one without")
+    if left < 0:
+        raise CodecError("a dtype that is nested too deeply")
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return ("sub", dtype_parts(base, left - 1), tuple(map(int, shape)))
+    if dtype.names is not None:
+        if dtype.type is not np.void:
+            raise CodecError(f"an array of {dtype.type.__name__} can't be stored: {_ADVICE['recarray']}")
+        fields = [
+            (name, dtype.fields[name][1], dtype_parts(dtype.fields[name][0], left - 1), *dtype.fields[name][2:])
+            for name in dtype.names
+        ]
+        return ("fields", dtype.itemsize, dtype.isalignedstruct, tuple(fields))
+    text = dtype.str if np.dtype(dtype.str).char == dtype.char else dtype.newbyteorder("=").char
+    if not _TEXT.fullmatch(text) or np.dtype(text) != dtype or np.dtype(text).char != dtype.char:
+        raise CodecError(
+            f"an array of {dtype!r} can't be stored: return it.astype() of a dtype of fixed size, or a list"
+        )
+    return str(text)
+
+
+def dtype_of(parts: Any, left: int = DEEPEST) -> Any:
+    """The dtype of these parts; CodecError for any others."""
+    if type(parts) is str and _TEXT.fullmatch(parts):
+        dtype = np.dtype(parts)
+    elif left < 0 or type(parts) is not tuple or not parts or type(parts[0]) is not str:
+        raise CodecError("no dtype")
+    elif parts[0] == "sub":
+        expect(parts, str, (str, tuple), tuple)
+        dtype = np.dtype((dtype_of(parts[1], left - 1), _shape_of(parts[2])))
+    else:
+        expect(parts, str, int, bool, tuple)
+        kind, itemsize, aligned, fields = parts
+        if kind != "fields" or len(fields) > _FIELDS:
+            raise CodecError("no dtype")
+        for field in fields:
+            expect((field,), tuple)
+            expect(field, str, int, (str, tuple), *[str] * (len(field) - 3))
+        dtype = np.dtype(
+            {
+                "names": [field[0] for field in fields],
+                "offsets": [field[1] for field in fields],
+                "formats": [dtype_of(field[2], left - 1) for field in fields],
+                "titles": [field[3] if len(field) > 3 else None for field in fields],
+                "itemsize": itemsize,
+            },
+            align=aligned,
+        )
+    if dtype.hasobject or dtype_parts(dtype, left) != parts:
+        raise CodecError("no dtype of ours")
+    return dtype
+
+
+def _shape_of(shape: Any) -> tuple[int, ...]:
+    if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
+        raise CodecError("no shape of an array")
+    return shape
+
+
+# -- arrays: their buffer, in the order in which it lies --------------------------------------------------------------
+
+
+def parts_of(array: Any) -> tuple[Any, ...]:
+    """Dtype, shape, order and buffer of an array. It is copied only if it doesn't lie in one piece."""
+    dtype = dtype_parts(array.dtype)
+    if array.dtype.itemsize == 0 and array.size:
+        raise CodecError("an array whose elements have no size can't be stored: return it.astype('U1'), or a list")
+    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    if array.size == 0:
+        return dtype, array.shape, order, b""
+    if order == "C" and not array.flags.c_contiguous:
+        frozen = not array.flags.writeable
+        array = np.array(array, order="C", copy=True)
+        array.flags.writeable = not frozen
+    flat = array.ravel(order=order).view(np.uint8)
+    return dtype, array.shape, order, PickleBuffer(flat)
+
+
+def array_of(dtype: Any, shape: Any, order: Any, buffer: Any) -> Any:
+    """The array in these bytes, over them: what is read costs no copy. Nothing is allocated before it is known to be
+    there."""
+    dtype, shape = dtype_of(dtype), _shape_of(shape)
+    expect((order, buffer), str, (bytes, bytearray))
+    if order not in ("C", "F"):
+        raise CodecError("no array")
+    if prod(shape) * dtype.itemsize != len(buffer) or (dtype.itemsize == 0 and prod(shape)):
+        raise CodecError("an array of another size than its bytes")
+    if not buffer:
+        if prod(n for n in shape if n) > 1 << 62:
+            raise CodecError("no shape of an array")
+        return np.empty(shape, dtype, order=order)
+    array = np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape, order=order)
+    _check(array)
+    return array
+
+
+def _check(array: Any) -> None:
+    """Nothing in it that numpy would never have written, and that trips who reads it."""
+    dtype = array.dtype
+    if dtype.names is not None:
+        for name in dtype.names:
+            _check(array[name])
+    elif dtype.kind == "b" and not bool((array.view(np.uint8) <= 1).all()):
+        raise CodecError("a bool that is none")
+    elif dtype.kind == "U" and dtype.itemsize:
+        points = np.ascontiguousarray(array).view(np.dtype("u4").newbyteorder(dtype.byteorder))
+        if bool((points > 0x10FFFF).any()):
+            raise CodecError("a character that is none")
+
+
+def _array(value: Any) -> tuple[Any, ...]:
+    return ("numpy.array", *parts_of(value))
+
+
+# -- scalars ----------------------------------------------------------------------------------------------------------
+
+
+def _scalar(value: Any) -> tuple[Any, ...]:
+    return "numpy.scalar", dtype_parts(value.dtype), value.tobytes()
+
+
+def _make_scalar(dtype: Any, raw: Any) -> Any:
+    made = array_of(dtype, (), "C", bytearray(raw) if type(raw) is bytes else raw)[()]
+    if type(made) not in _SCALARS:
+        raise CodecError("no scalar")
+    return made
+
+
+def _exactly(kind: type, make: Callable[[Any], Any]) -> Raise:
+    def rebuild(*args: Any) -> Any:
+        expect(args, kind)
+        return make(*args)
+
+    return rebuild
+
+
+_LOWER: dict[str, Lower] = {
+    "numpy.array": _array,
+    "numpy.scalar": _scalar,
+    "numpy.str": lambda value: ("numpy.str", str.__str__(value)),
+    "numpy.bytes": lambda value: ("numpy.bytes", bytes(value)),
+    "numpy.dtype": lambda value: ("numpy.dtype", dtype_parts(value)),
+}
+_REBUILD: dict[str, Raise] = {
+    "numpy.array": array_of,
+    "numpy.scalar": _make_scalar,
+    "numpy.str": _exactly(str, np.str_),
+    "numpy.bytes": _exactly(bytes, np.bytes_),
+    "numpy.dtype": dtype_of,
+}

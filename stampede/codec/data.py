@@ -1,0 +1,76 @@
+"""Arrays, frames and tables: their shapes are made once a value, or bytes, hold one, and their packages imported then.
+
+Nobody else pays for them. A tag never changes its meaning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from stampede.errors import CodecError
+
+if TYPE_CHECKING:
+    from stampede.codec.values import Raise, Shape
+
+__all__ = ["advice", "known_tag", "package_of", "rebuilder", "shape_for"]
+
+PACKAGES = {"numpy": "arrays", "pandas": "frames", "polars": "tables", "pyarrow": "tables"}
+"""Whose types they are, and the module here that knows how they travel."""
+
+
+def package_of(kind: type) -> str | None:
+    """The package of ours to know that a type comes from."""
+    package = getattr(kind, "__module__", None)
+    package = package.partition(".")[0] if isinstance(package, str) else None
+    return package if package in PACKAGES and package in sys.modules else None
+
+
+def shape_for(kind: type) -> Shape | None:
+    """How values of exactly this type travel; None: it is none of theirs, or none that travels."""
+    package = package_of(kind)
+    if package is None:
+        return None
+    tag = _shapes(package).tag_of(kind)
+    return None if tag is None else _shape(package, tag, kind)
+
+
+def advice(kind: type) -> str | None:
+    """What to return instead of a value of theirs that doesn't travel."""
+    package = package_of(kind)
+    return None if package is None else _shapes(package).ADVICE.get(kind.__name__)
+
+
+def known_tag(tag: Any) -> bool:
+    return isinstance(tag, str) and tag.partition(".")[0] in PACKAGES
+
+
+def rebuilder(tag: Any) -> Raise:
+    """Values from what their shape has made of them. CodecError: there is no such tag, or its package is not here."""
+    if not known_tag(tag):
+        raise CodecError("bytes with a value of a type that is not known here")
+    package = tag.partition(".")[0]
+    try:
+        make: Raise | None = _shapes(package).rebuild.get(tag)
+    except ImportError as error:
+        raise CodecError(f"the entry holds a value of {package}, which is not installed here") from error
+    if make is None:
+        raise CodecError("bytes with a value of a type that is not known here")
+    return make
+
+
+@cache
+def _shapes(package: str) -> Any:
+    """The module that knows the package's types; it imports what it needs."""
+    shapes: Any = importlib.import_module(f"stampede.codec.{PACKAGES[package]}")
+    return shapes.of(package)
+
+
+@cache
+def _shape(package: str, tag: str, kind: type) -> Shape:
+    from stampede.codec.values import Shape  # it imports what asks here
+
+    shapes = _shapes(package)
+    return Shape(tag, kind, shapes.lower[tag], shapes.rebuild[tag])

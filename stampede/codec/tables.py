@@ -1,0 +1,243 @@
+"""Arrow's streams: pyarrow's tables and polars' frames. They are written uncompressed, and looked through before any
+of their readers is let near: what they claim to hold must be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from io import BytesIO
+from struct import error as StructError
+from struct import unpack_from
+from types import SimpleNamespace
+from typing import Any
+
+from stampede.codec.values import Lower, Raise
+from stampede.errors import CodecError
+from stampede.interruptions import pass_on
+
+__all__ = ["of", "pack", "unpack"]
+
+
+def of(package: str) -> Any:
+    tags, lower, rebuild, advised = _polars() if package == "polars" else _pyarrow()
+    return SimpleNamespace(tag_of=tags.get, lower=lower, rebuild=rebuild, ADVICE=advised)
+
+
+# -- a stream that is what it says ------------------------------------------------------------------------------------
+
+
+def checked(blob: Any) -> Any:
+    """The bytes of a stream, none of whose parts claims to be longer than it is. CodecError else.
+
+    It may be damaged in other ways: those its readers find without harm.
+    """
+    if type(blob) not in (bytes, bytearray):
+        raise CodecError("no stream of Arrow's")
+    try:
+        for batch, body in _batches(blob):
+            _look_through(batch, body)
+    except (StructError, IndexError) as error:
+        raise CodecError("a stream that is cut") from error
+    return blob
+
+
+def _batches(blob: Any) -> Iterator[tuple[_Table, int]]:
+    """Its batches, each with the size of the body in which its buffers lie."""
+    at = 0
+    while at < len(blob):
+        mark, size = unpack_from("<II", blob, at)
+        if mark != 0xFFFFFFFF:
+            raise CodecError("no stream of Arrow's")
+        if size == 0:
+            if at + 8 != len(blob):
+                raise CodecError("bytes behind a stream")
+            return
+        message = _Table(blob[at + 8 : at + 8 + size])
+        body = message.number(3, "<q")
+        at += 8 + size + body
+        if body < 0 or at > len(blob):
+            raise CodecError("a stream that is cut")
+        kind, header = message.number(1, "<B"), message.table(2)
+        if kind == 2 and header is not None:  # a dictionary: its batch is inside
+            header = header.table(1)
+        if kind in (2, 3) and header is not None:
+            yield header, body
+
+
+def _look_through(batch: _Table, body: int) -> None:
+    if batch.offset(3):
+        raise CodecError("a compressed stream")
+    columns, start = batch.vector(1)
+    if not columns and batch.number(0, "<q"):
+        raise CodecError("rows without a column")
+    for place in range(columns):
+        length, nulls = unpack_from("<qq", batch.raw, start + 16 * place)
+        if not 0 <= nulls <= length <= 8 * (len(batch.raw) + body):
+            raise CodecError("a column with more rows than it can hold")
+    count, start = batch.vector(2)
+    for place in range(count):
+        offset, length = unpack_from("<qq", batch.raw, start + 16 * place)
+        if offset < 0 or length < 0 or offset + length > body:
+            raise CodecError("a buffer outside its stream")
+
+
+class _Table:
+    """A table of a flatbuffer."""
+
+    def __init__(self, raw: Any, at: int | None = None) -> None:
+        self.raw = raw
+        self.at: int = unpack_from("<I", raw)[0] if at is None else at
+        self.fields = self.at - unpack_from("<i", raw, self.at)[0]
+        self.size: int = unpack_from("<H", raw, self.fields)[0]
+
+    def offset(self, field: int) -> int:
+        """Where a field is in the table; 0: it is left out."""
+        place = 4 + 2 * field
+        return int(unpack_from("<H", self.raw, self.fields + place)[0]) if place + 2 <= self.size else 0
+
+    def number(self, field: int, form: str) -> int:
+        offset = self.offset(field)
+        return int(unpack_from(form, self.raw, self.at + offset)[0]) if offset else 0
+
+    def table(self, field: int) -> _Table | None:
+        offset = self.offset(field)
+        return _Table(self.raw, self._follow(offset)) if offset else None
+
+    def vector(self, field: int) -> tuple[int, int]:
+        """How many elements, and where the first is."""
+        offset = self.offset(field)
+        if not offset:
+            return 0, 0
+        start = self._follow(offset)
+        return int(unpack_from("<I", self.raw, start)[0]), start + 4
+
+    def _follow(self, offset: int) -> int:
+        return self.at + offset + int(unpack_from("<I", self.raw, self.at + offset)[0])
+
+
+# -- pyarrow ----------------------------------------------------------------------------------------------------------
+
+
+def _arrow() -> Any:
+    import pyarrow
+
+    if int(pyarrow.__version__.partition(".")[0]) < 15:
+        raise CodecError(f"pyarrow {pyarrow.__version__} runs what is in hostile bytes: use one from 15 on")
+    import pyarrow.ipc
+
+    return pyarrow
+
+
+def write(table: Any) -> bytes:
+    """A pyarrow table as a stream."""
+    pa = _arrow()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
+        writer.write_table(table)
+    return _believed(sink.getvalue().to_pybytes())
+
+
+def read(blob: Any) -> Any:
+    """The table of a stream; it lies in these bytes."""
+    pa = _arrow()
+    table = pa.ipc.open_stream(checked(blob)).read_all()
+    table.validate(full=True)
+    return table
+
+
+def _believed(blob: bytes) -> bytes:
+    try:
+        return bytes(checked(blob))
+    except CodecError as error:
+        raise CodecError("a table with no other columns than nulls can't be stored: return its .to_pylist()") from error
+
+
+def pack(array: Any) -> bytes:
+    """A pyarrow array, or some in a row, as a stream."""
+    return write(_arrow().table({"": array}))
+
+
+def unpack(blob: Any) -> Any:
+    table = read(blob)
+    if table.num_columns != 1:
+        raise CodecError("no column")
+    return table.column(0)
+
+
+def _pyarrow() -> tuple[dict[Any, str], dict[str, Lower], dict[str, Raise], dict[str, str]]:
+    pa = _arrow()
+
+    def make_batch(blob: Any) -> Any:
+        batches = read(blob).combine_chunks().to_batches()
+        if len(batches) != 1:
+            raise CodecError("no batch")
+        return batches[0]
+
+    def batch(value: Any) -> tuple[Any, ...]:
+        if not value.num_rows:
+            raise CodecError("a RecordBatch without rows can't be stored: return a Table")
+        return "pyarrow.RecordBatch", write(pa.Table.from_batches([value]))
+
+    return (
+        {pa.Table: "pyarrow.Table", pa.RecordBatch: "pyarrow.RecordBatch", pa.ChunkedArray: "pyarrow.ChunkedArray"},
+        {
+            "pyarrow.Table": lambda value: ("pyarrow.Table", write(value)),
+            "pyarrow.RecordBatch": batch,
+            "pyarrow.ChunkedArray": lambda value: ("pyarrow.ChunkedArray", pack(value)),
+        },
+        {"pyarrow.Table": read, "pyarrow.RecordBatch": make_batch, "pyarrow.ChunkedArray": unpack},
+        dict.fromkeys(
+            [f"{kind}Array" for kind in ("Int64", "Double", "String", "Boolean", "Timestamp", "List", "Struct")],
+            "return pa.chunked_array([it]), or its .to_pylist()",
+        ),
+    )
+
+
+# -- polars -----------------------------------------------------------------------------------------------------------
+
+
+def _quietly(read: Callable[..., Any], *what: Any) -> Any:
+    """What a reader in Rust gives; its panics, which are no Exceptions, are bytes that are not believed."""
+    try:
+        return read(*what)
+    except Exception:
+        raise
+    except BaseException as error:
+        pass_on(error)
+        if type(error).__name__ != "PanicException":
+            raise
+        raise CodecError("a stream that polars can't read") from None
+
+
+def _polars() -> tuple[dict[Any, str], dict[str, Lower], dict[str, Raise], dict[str, str]]:
+    pl = import_module("polars")
+
+    def lower(frame: Any) -> bytes:
+        if any("Object" in repr(kind) for kind in frame.dtypes):
+            raise CodecError("a polars frame with a column of objects can't be stored: cast it, or return .to_dicts()")
+        sink = BytesIO()
+        _quietly(lambda: frame.write_ipc_stream(sink, compression="uncompressed"))
+        blob = sink.getvalue()
+        if not _quietly(make, blob).equals(frame, null_equal=True):
+            raise CodecError("a polars frame that would not come back: return .to_dicts(), or .to_arrow()")
+        return blob
+
+    def make(blob: Any) -> Any:
+        return _quietly(pl.read_ipc_stream, BytesIO(checked(blob)))
+
+    def make_series(blob: Any) -> Any:
+        frame = make(blob)
+        if frame.width != 1:
+            raise CodecError("no series")
+        return frame.to_series()
+
+    return (
+        {pl.DataFrame: "polars.DataFrame", pl.Series: "polars.Series"},
+        {
+            "polars.DataFrame": lambda value: ("polars.DataFrame", lower(value)),
+            "polars.Series": lambda value: ("polars.Series", lower(value.to_frame())),
+        },
+        {"polars.DataFrame": make, "polars.Series": make_series},
+        {"LazyFrame": "return its .collect()"},
+    )
