@@ -1,6 +1,7 @@
 """One computation, however big the herd: a read-through cache that stops stampedes."""
 
 from stampede.cache import Cache
+from stampede.codec import ValueCodec
 from stampede.entry import Entry
 from stampede.errors import (
     CodecError,
@@ -37,6 +38,7 @@ __all__ = [
     "SettingsError",
     "StampedeError",
     "TooLarge",
+    "ValueCodec",
     "WaitTimeout",
     "cache_without_dogpiling",
     "cached",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events, returns
@@ -420,15 +421,16 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not _MISSING}
 
 
-def _imported(name: str | type) -> type:
-    """A class by its dotted name."""
-    if isinstance(name, type):
+def _imported(name: str | type | ModuleType) -> type | ModuleType:
+    """A class, or a module, by its dotted name."""
+    if isinstance(name, (type, ModuleType)):
         return name
     module, _, path = name.replace(":", ".").rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), path)
-    except (ImportError, AttributeError, ValueError) as exc:
+        within = importlib.import_module(module)
+        found = getattr(within, path) if hasattr(within, path) else importlib.import_module(f"{module}.{path}")
+    except (ImportError, ValueError) as exc:
         raise OptionError(f"trust names {name!r}, which can't be imported: {exc}") from exc
-    if not isinstance(found, type):
-        raise OptionError(f"trust names {name!r}, which is no class")
+    if not isinstance(found, (type, ModuleType)):
+        raise OptionError(f"trust names {name!r}, which is no class and no module")
     return found

@@ -147,8 +147,8 @@ class Cached:
                 raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
         DEFAULT.with_options(**_among(options, OPTIONS))
         coding = checked(_among(options, CODING), CACHE)
-        if coding.get("codec") in ("msgpack", "json"):
-            make_codec(coding["codec"])  # or its package is missing
+        if coding.get("codec", "pickle") != "pickle":
+            make_codec(coding["codec"])  # or its package is missing, or it is no codec
         for name in ("version", "namespace"):
             value = options.get(name, "")
             if not isinstance(value, (str, int)):

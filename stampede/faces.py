@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from datetime import timedelta
+from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
+from stampede.codec import ValueCodec
 from stampede.entry import Entry
 from stampede.metrics import Stats
 
@@ -46,8 +48,8 @@ class Options(PolicyOptions, total=False):
     version: str | int
     namespace: str
     ignore: str | Collection[str]
-    codec: str
-    trust: Iterable[type]
+    codec: str | ValueCodec
+    trust: Iterable[type | ModuleType]
     signing_key: str | bytes | list[str | bytes] | None
     compress: int | bool | None
     max_bytes: int | None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 from stampede.codec.annotations import fingerprint_of, unresolved
 from stampede.codec.envelope import Body, Codec
+from stampede.codec.own import Own, ValueCodec, is_own
 from stampede.codec.sealed import Sealed
-from stampede.codec.shapes import shapes_of
+from stampede.codec.shapes import shapes_of, trusted
 from stampede.codec.structured import Structured
 from stampede.codec.whole import Whole
 from stampede.errors import OptionError
@@ -18,27 +20,32 @@ NAMES = ["sealed", "msgpack", "json", "pickle"]
 
 
 def make_codec(
-    name: str = "sealed",
+    name: str | ValueCodec = "sealed",
     *,
     returns: Any = None,
-    trust: Iterable[type] = (),
+    trust: Iterable[type | ModuleType] = (),
     signing_key: bytes | str | Sequence[bytes | str] | None = None,
     compress: int | None = None,
     max_bytes: int | None = None,
 ) -> Codec:
     """The codec of these options; OptionError names the wrong one, MissingExtra the package to install."""
-    if name not in NAMES:
-        raise OptionError(f"codec is {name!r}: {nearest(str(name), NAMES)}")
+    if not is_own(name) and name not in NAMES:
+        raise OptionError(f"codec is {name!r}: {nearest(str(name), NAMES)}, or give an object with encode and decode")
     keys = _keys(signing_key)
-    body = _body(name, None if unresolved(returns) else returns, _types(name, trust), bool(keys))
+    body = _body(name, None if unresolved(returns) else returns, *_types(name, trust), bool(keys))
     at, most = _size("compress", compress, 0), _size("max_bytes", max_bytes, 1)
     return Codec(body, keys=keys, compress=at, max_bytes=most)
 
 
-def _body(name: str, returns: Any, trust: tuple[type, ...], signed: bool) -> Body:
-    known = (() if returns is None else (returns,)) + trust
+def _body(
+    name: str | ValueCodec, returns: Any, trust: tuple[type, ...], modules: tuple[str, ...], signed: bool
+) -> Body:
+    if not isinstance(name, str):
+        return Own(name, returns)
+    known = (() if returns is None else (returns,)) + trust + tuple(f"module {each}" for each in modules)
     if name == "sealed":
-        return Sealed(shapes_of(returns, trust), fingerprint_of(*known))
+        found = trusted(modules) if modules else None
+        return Sealed(shapes_of(returns, trust, modules), fingerprint_of(*known), found)
     if name != "pickle":
         return Structured(name, returns)
     if not signed:
@@ -46,13 +53,14 @@ def _body(name: str, returns: Any, trust: tuple[type, ...], signed: bool) -> Bod
     return Whole(fingerprint_of(*known))
 
 
-def _types(name: str, trust: Iterable[type]) -> tuple[type, ...]:
-    if isinstance(trust, (str, type)) or not isinstance(trust, Iterable):
-        raise OptionError(f"trust is {trust!r}: give a list of types")
-    types = tuple(trust)
-    if types and name != "sealed":
+def _types(name: object, trust: Iterable[type | ModuleType]) -> tuple[tuple[type, ...], tuple[str, ...]]:
+    if isinstance(trust, (str, type, ModuleType)) or not isinstance(trust, Iterable):
+        raise OptionError(f"trust is {trust!r}: give a list of types and modules")
+    given = tuple(trust)
+    if given and name != "sealed":
         raise OptionError(f"trust is an option of codec='sealed': with codec={name!r} leave it out")
-    return types
+    modules = tuple(each.__name__ for each in given if isinstance(each, ModuleType))
+    return tuple(each for each in given if not isinstance(each, ModuleType)), modules
 
 
 def _keys(given: object) -> tuple[bytes, ...]:

@@ -3,7 +3,7 @@
     offset  size
        0     2   magic, b"SG"
        2     1   version of this layout: 1, or 2 if signed
-       3     1   codec: 1 sealed, 2 msgpack, 3 json, 4 pickle
+       3     1   codec: 1 sealed, 2 msgpack, 3 json, 4 pickle, 5 one of the user's
        4     1   flags: 1 the value is a raised exception, 2 the body is compressed, 4 signed
        5     3   zero
        8     8   entry id

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copyreg
 import pickle
 import pickletools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
@@ -33,6 +33,10 @@ _scalar = SCALARS.issuperset  # of the types of some values
 # The memo's place 0 is the node maker's in every body, so that a sealed body needs no import and no Python name.
 _NAMES = b"cs\nN\n\x940"  # GLOBAL s.N, MEMOIZE, POP
 _PLAIN = b"N\x940"  # NONE, MEMOIZE, POP: nothing is named, the places are the same
+
+
+Trusted = Callable[[Any], Shape | None]
+"""The shape of a type, or of a tag, of a module that is trusted as a whole."""
 
 
 class Node(tuple[Any, ...]):
@@ -54,8 +58,9 @@ class Sealed:
 
     number = 1
 
-    def __init__(self, shapes: Sequence[Shape] = (), fingerprint: int = 0) -> None:
+    def __init__(self, shapes: Sequence[Shape] = (), fingerprint: int = 0, found: Trusted | None = None) -> None:
         self.fingerprint = fingerprint
+        self._found = found
         self._lower: dict[type, Lower] = {shape.type: shape.lower for shape in (*STANDARD, *shapes)}
         self._rebuild: dict[str, Raise] = {shape.tag: shape.rebuild for shape in (*STANDARD, *shapes)}
 
@@ -63,6 +68,7 @@ class Sealed:
         out = BytesIO()
         sealer = _Sealer(out, 5)
         sealer.lower = self._lower
+        sealer.found = self._found
         sealer.memo = {id(_node): (0, _node)}
         sealer.dump(value)
         if out.tell() > DEPTH:
@@ -81,21 +87,22 @@ class Sealed:
                 _refuse_depth(value)
             return value
         del unsealer  # and its memo, which holds two tuples for each node: a third of the work of settling
-        return _Settling(self._rebuild).settle(value)
+        return _Settling(self._rebuild, self._found).settle(value)
 
 
 class _Sealer(pickle.Pickler):
-    lower: Mapping[type, Lower]
+    lower: dict[type, Lower]
+    found: Trusted | None
     used = False
 
     def reducer_override(self, value: Any) -> Any:
         """Called for whatever is no exact builtin."""
         lower = self.lower.get(type(value))
         if lower is None:
-            shape = shape_for(type(value))
-            if shape is None:
+            shape = shape_for(type(value)) or (self.found and self.found(type(value)))
+            if not shape:
                 raise CodecError(_foreign(value))
-            lower = shape.lower
+            lower = self.lower[shape.type] = shape.lower
         self.used = True
         return _node, (lower(value),)
 
@@ -132,8 +139,9 @@ def _refuse_extensions(body: bytes | memoryview) -> None:
 class _Settling:
     """Puts values where nodes are: lists, dicts and sets in place, the others anew; what is shared stays shared."""
 
-    def __init__(self, rebuild: Mapping[str, Raise]) -> None:
+    def __init__(self, rebuild: dict[str, Raise], found: Trusted | None = None) -> None:
         self._rebuild = rebuild
+        self._found = found
         self._made: dict[Node, Any] = {}
         self._done: dict[int, tuple[Any, Any]] = {}  # id → it (kept alive, so that ids stay its own) and its value
 
@@ -148,7 +156,7 @@ class _Settling:
                 try:
                     rebuild = self._rebuild[value[0]]
                 except KeyError:
-                    rebuild = rebuilder(value[0])  # an array, or a frame: its package is imported now
+                    rebuild = self._late(value[0])
                 made = self._made[value] = rebuild(*args)
             return made
         known = self._done.get(id(value))
@@ -158,6 +166,12 @@ class _Settling:
         if settle is None:
             raise CodecError(f"bytes that leave a {kind.__name__} behind")
         return settle(self, value)
+
+    def _late(self, tag: Any) -> Raise:
+        """By what is known only once a value needs it: a type of a trusted module, an array, a frame."""
+        shape = self._found and self._found(tag)
+        made = self._rebuild[tag] = shape.rebuild if shape else rebuilder(tag)
+        return made
 
     def all_of(self, values: Any) -> list[Any]:
         settle = self.settle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from enum import Enum, Flag
 from operator import attrgetter
@@ -12,30 +12,52 @@ from typing import Any
 
 from stampede.codec.alike import lazy, slots_of
 from stampede.codec.annotations import BUILTIN, fields_of, is_namedtuple, is_pydantic, reach
+from stampede.codec.reduced import class_in, reduced_shape, within
 from stampede.codec.values import Lower, Shape
 from stampede.errors import CodecError, OptionError
 
-__all__ = ["shapes_of"]
+__all__ = ["is_model", "shapes_of", "trusted"]
 
 
-def shapes_of(returns: Any, trust: Iterable[type] = ()) -> list[Shape]:
-    """How the user's types travel: those that the annotation reaches, and those that are trusted."""
+def shapes_of(returns: Any, trust: Iterable[type] = (), modules: Sequence[str] = ()) -> list[Shape]:
+    """How the user's types travel: those that the annotation reaches, and those that are trusted.
+
+    A trusted type that is no model goes by its `__reduce__`."""
     shapes: dict[type, Shape] = {}
     taken: dict[str, int] = {}
     kinds: tuple[Any, ...] = tuple(trust)
     for kind in kinds:
-        if not isinstance(kind, type) or _shape(kind, "") is None:
-            raise OptionError(
-                f"trust holds {kind!r}: it can hold dataclasses, attrs classes, pydantic models, enums and NamedTuples"
-            )
+        if not isinstance(kind, type) or kind.__module__ == "builtins" or kind in BUILTIN:
+            raise OptionError(f"trust holds {kind!r}: it can hold classes and modules of yours")
     for part in (*reach(returns), *(part for kind in kinds for part in reach(kind))):
         if isinstance(part, type) and part not in shapes and part not in BUILTIN:
             tag = f"{part.__module__}:{part.__qualname__}"
             taken[tag] = taken.get(tag, 0) + 1
-            shape = _shape(part, tag if taken[tag] == 1 else f"{tag}#{taken[tag]}")  # two local classes of one name
+            tag = tag if taken[tag] == 1 else f"{tag}#{taken[tag]}"  # two local classes of one name
+            shape = _shape(part, tag)
+            if shape is None and part in kinds:
+                shape = reduced_shape(part, tag, modules)
             if shape is not None:
                 shapes[part] = shape
     return list(shapes.values())
+
+
+def trusted(modules: Sequence[str]) -> Callable[[Any], Shape | None]:
+    """The shapes of all classes of these modules, each when it is needed: for a class, or for a tag."""
+
+    def found(asked: Any) -> Shape | None:
+        kind = asked if isinstance(asked, type) else class_in(asked, modules)
+        if kind is None or not within(kind.__module__, modules):
+            return None
+        tag = f"{kind.__module__}:{kind.__qualname__}"
+        return (_shape(kind, tag) or reduced_shape(kind, tag, modules)) if class_in(tag, modules) is kind else None
+
+    return found
+
+
+def is_model(kind: type) -> bool:
+    """Whether it travels by its fields: naming it is enough."""
+    return _shape(kind, "") is not None
 
 
 def _shape(kind: type, tag: str) -> Shape | None:

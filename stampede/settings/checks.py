@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from math import inf
+from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from stampede.errors import OptionError
@@ -117,12 +118,21 @@ def _one_of(*names: str) -> Check:
     return check
 
 
-def _names(name: str, value: Any) -> tuple[str | type, ...]:
+_codec_name = _one_of("sealed", "msgpack", "json", "pickle")
+
+
+def _codec(name: str, value: Any) -> Any:
+    """One of ours by its name, or an object that is looked at by who encodes with it."""
+    own = not isinstance(value, type) and any(hasattr(value, verb) for verb in ("encode", "decode"))
+    return value if own and not isinstance(value, (str, bytes)) else _codec_name(name, value)
+
+
+def _names(name: str, value: Any) -> tuple[str | type | ModuleType, ...]:
     if not isinstance(value, (list, tuple)):
         raise OptionError(f"{name} is {_kind(value)}: give a list of dotted names such as 'shop.models.Price'")
     for each in value:
         dotted = isinstance(each, str) and all(part.isidentifier() for part in each.split(".")) and "." in each
-        if not (dotted or isinstance(each, type)):
+        if not (dotted or isinstance(each, (type, ModuleType))):
             raise OptionError(f"{name} holds {each!r}: give dotted names such as 'shop.models.Price'")
     return tuple(value)
 
@@ -191,7 +201,7 @@ CACHE: dict[str, Check] = {
     "locks": _optional_url,
     "local": _local,
     "namespace": _text,
-    "codec": _one_of("sealed", "msgpack", "json", "pickle"),
+    "codec": _codec,
     "trust": _names,
     "signing_key": _keys,
     "compress": _compress,

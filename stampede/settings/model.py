@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
 from stampede.errors import SettingsError
 from stampede.policy import DEFAULT, Policy, nearest
@@ -29,8 +30,8 @@ class CacheSettings:
     locks: str | None = None
     local: LocalSettings | Literal[False] | None = None
     namespace: str = ""
-    codec: str = "sealed"
-    trust: tuple[str | type, ...] = ()  # dotted names from a file, classes also from code
+    codec: Any = "sealed"  # or a codec of the user's, from code
+    trust: tuple[str | type | ModuleType, ...] = ()  # dotted names from a file, classes and modules also from code
     signing_key: tuple[bytes, ...] = ()  # the first signs, each is believed
     compress: int | None = None  # bytes above which a body is compressed
     max_bytes: int | None = None

@@ -10,14 +10,25 @@ from stampede.registry import isolated
 from stampede.testing.clock import FakeClock
 
 if TYPE_CHECKING:
-    from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+    from stampede.testing.conformance import ClaimsSuite, CodecSuite, LocksSuite, StoreSuite
     from stampede.testing.explorer import explore, roam
 
-__all__ = ["ClaimsSuite", "FakeClock", "LocksSuite", "StoreSuite", "disabled", "explore", "isolated", "roam"]
+__all__ = [
+    "ClaimsSuite",
+    "CodecSuite",
+    "FakeClock",
+    "LocksSuite",
+    "StoreSuite",
+    "disabled",
+    "explore",
+    "isolated",
+    "roam",
+]
 
 # The suites need pytest and the explorer is large: who only isolates a test pays for neither.
 _LATE = {
     "ClaimsSuite": "conformance",
+    "CodecSuite": "conformance",
     "LocksSuite": "conformance",
     "StoreSuite": "conformance",
     "explore": "explorer",

@@ -7,13 +7,18 @@
     class TestMineAsync(TestMine):
         suspending = True
 
+    class TestMyCodec(CodecSuite):                 # what is given as `codec=`
+        def make_codec(self):
+            return MyCodec()
+
 pytest and unittest both collect such classes. A case that an engine declares not to keep is skipped.
 """
 
 from __future__ import annotations
 
 from stampede.testing.conformance.claims import ClaimsSuite
+from stampede.testing.conformance.codecs import CodecSuite
 from stampede.testing.conformance.locks import LocksSuite
 from stampede.testing.conformance.store import StoreSuite
 
-__all__ = ["ClaimsSuite", "LocksSuite", "StoreSuite"]
+__all__ = ["ClaimsSuite", "CodecSuite", "LocksSuite", "StoreSuite"]

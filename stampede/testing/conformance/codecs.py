@@ -1,0 +1,88 @@
+"""What a codec of one's own has to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Any
+
+from stampede.codec import ValueCodec, make_codec
+from stampede.codec.alike import alike
+from stampede.entry import Entry, new_id
+from stampede.errors import CodecError
+
+__all__ = ["CodecSuite"]
+
+
+class CodecSuite:
+    """For an object that is given as `codec=`. A `values` of one's own says what it is to hold."""
+
+    values: Sequence[Any] = (
+        None, True, 0, -(2**31), 1.5, "", "é\0\U0001f40e", [], [1, [2, {"a": None}]], {"a": {"b": [1.5, "x"]}},
+    )  # fmt: skip
+
+    def make_codec(self) -> ValueCodec:
+        raise NotImplementedError("give the codec that is to be tested")
+
+    def _read(self, value: Any, codec: ValueCodec | None = None) -> Any:
+        made = make_codec(self.make_codec() if codec is None else codec)
+        return made.decode("k", made.encode("k", Entry(value, new_id()))).value
+
+    def test_it_is_a_codec(self) -> None:
+        """Else `codec=` refuses it."""
+        assert isinstance(self.make_codec(), ValueCodec)
+
+    def test_what_comes_back_is_what_went_in(self) -> None:
+        """Else a hit is something else than a miss."""
+        for value in self.values:
+            assert alike(value, self._read(value)), f"{value!r} came back as {self._read(value)!r}"
+
+    def test_each_instance_reads_what_another_wrote(self) -> None:
+        """Else other processes, and this one after a restart, can't read what is kept."""
+        for value in self.values:
+            data = self.make_codec().encode(value)
+            assert isinstance(data, bytes)
+            assert alike(value, self.make_codec().decode(data))
+
+    def test_what_it_gives_is_its_reader_s_own(self) -> None:
+        """Else who changes what was read changes what is kept, or what others have read."""
+        codec = self.make_codec()
+        for value in self.values:
+            data = codec.encode(value)
+            first, second = codec.decode(data), codec.decode(data)
+            assert first is not second or isinstance(value, (type(None), bool, int, float, str, bytes, tuple, date))
+
+    def test_what_it_can_not_hold_is_an_error(self) -> None:
+        """Else something comes back that nobody has computed. (Or it can hold them all: so much the better.)"""
+        for value in (object(), (1, 2), {1: 2}, {3}, datetime(2020, 1, 1), b"x", 1 << 70, Exception):
+            try:
+                back = self._read(value)
+            except CodecError:
+                continue
+            assert alike(value, back), f"{value!r} came back as {back!r}: raise an error in `encode`"
+
+    def test_other_bytes_are_an_error_or_a_value(self) -> None:
+        """Else damaged bytes end a reader by something that is no Exception, or without an end."""
+        codec = self.make_codec()
+        for data in (b"", b"\0", b"\xff" * 40, codec.encode(self.values[-1])[:-1]):
+            try:
+                codec.decode(data)
+            except Exception:
+                continue
+
+    def test_threads_share_it(self) -> None:
+        """Else two calls at a time mix their values."""
+        codec, wrong = self.make_codec(), []
+
+        def work() -> None:
+            for value in (*self.values,) * 20:
+                if not alike(value, codec.decode(codec.encode(value))):
+                    wrong.append(value)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
