@@ -25,7 +25,7 @@ from stampede.errors import (
 from stampede.flight import SAFETY, Flight, nested
 from stampede.interruptions import pass_on, thrown_in
 from stampede.leader import Leader
-from stampede.outcome import Landing, LeftOut, comes_back
+from stampede.outcome import Landing, LeftOut, comes_back, parts_of
 from stampede.pace import Pace
 from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
@@ -286,7 +286,7 @@ async def land(
 
 
 def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
-    """The entry to be stored. An exception of `raises` is an answer, kept by its name and arguments.
+    """The entry to be stored. An exception of `raises` is an answer, kept as all that it holds.
 
     Its id is its lease's token: so those who waited for that lease know it from any other, also from older news.
     """
@@ -294,7 +294,7 @@ def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseExcepti
     if call.policy.jitter and ttl != inf:
         ttl *= 1 - call.policy.jitter * random()
     if error is not None:
-        value = (f"{type(error).__module__}.{type(error).__qualname__}", error.args)
+        value = parts_of(error)
     typical, margin = early.observe(kept, cost)
     return Entry(value, call.token, typical, margin, ttl, ttl, ttl + call.policy.stale, error is not None)
 

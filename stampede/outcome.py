@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from stampede.codec.alike import alike, slots_of
 from stampede.entry import Entry
 from stampede.interruptions import pass_on
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
-__all__ = ["Landing", "LeftOut", "comes_back", "empty", "landed", "own_copy"]
+__all__ = ["Landing", "LeftOut", "comes_back", "empty", "landed", "own_copy", "parts_of"]
 
 
 # Not frozen, for the same reason as an entry; nobody writes to one.
@@ -68,6 +70,25 @@ def empty(landings: Mapping[str, Landing]) -> None:
         landing.error = None
 
 
+def parts_of(error: BaseException) -> tuple[Any, ...]:
+    """What an entry of `raises` holds: the name of its class, its arguments, and what else is not made of these."""
+    kind, state = type(error), _state(vars(error))
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        twin = _made(kind, error.args)
+    except Exception as failure:  # then it doesn't come back, which is found out by who tries
+        pass_on(failure)
+        return name, error.args
+    facts: dict[str, Any] = {}
+    if not _same(state, vars(twin)):
+        facts["state"] = state
+    if slots := {name: value for name, value in _slots(error).items() if not _same(value, _slots(twin).get(name))}:
+        facts["slots"] = slots
+    if error.__cause__ is not None and (cause := _cause(error.__cause__)) is not None:
+        facts["cause"] = cause
+    return (name, error.args, facts) if facts else (name, error.args)
+
+
 def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseException], ...]) -> bool:
     """Whether an entry of `raises` gives the very exception: of its class, with its arguments and attributes."""
     try:
@@ -79,18 +100,76 @@ def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseE
 
 
 def _held(error: BaseException) -> list[Any]:
-    return [each for each in error.__reduce__() if each]  # an empty dict is there once somebody has asked for it
+    # An empty dict is there once somebody has asked for it.
+    return [_slots(error), *[each for each in error.__reduce__()[:3] if each], vars(error)]
+
+
+def _slots(error: BaseException) -> dict[str, Any]:
+    """What it has beside its arguments and its dict: an OSError's number, what a class has declared as `__slots__`."""
+    kind: Any = type(error)
+    return {name: getattr(error, name) for name in sorted(slots_of(kind)) if hasattr(error, name)}
+
+
+def _state(held: dict[str, Any]) -> dict[str, Any]:
+    """Its attributes; notes may be added to, and are each one's own."""
+    notes = held.get("__notes__")
+    return held | {"__notes__": [*notes]} if type(notes) is list else dict(held)
+
+
+def _same(value: Any, other: Any) -> bool:
+    try:
+        return value is other or alike(value, other)
+    except Exception as failure:  # of an attribute's own __eq__
+        pass_on(failure)
+        return False
+
+
+def _all_of(parts: tuple[Any, ...]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    name, arguments, *facts = parts
+    return name, arguments, facts[0] if facts else {}
+
+
+def _cause(error: BaseException) -> list[Any] | None:
+    """A cause, where it is Python's own and plain: another could not be found, or keep the whole from being kept."""
+    name, args, facts = _all_of(parts_of(error))
+    known = getattr(builtins, type(error).__qualname__, None) is type(error)
+    return [name, [*args], facts] if known and _is_plain([args, facts]) else None
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(type(key) is str for key in value) and _is_plain([*value.values()])
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> BaseException:
     """The exception that an entry of `raises` stands for: of a declared class, or one below it."""
-    name, arguments = entry.value
+    name, arguments, facts = _all_of(entry.value)
     known = list(raises)
     for kind in known:
         if f"{kind.__module__}.{kind.__qualname__}" == name:
-            return _made(kind, arguments)
+            return _whole(kind, arguments, facts)
         known.extend(kind.__subclasses__())
-    return _made(raises[0] if raises else RuntimeError, arguments)
+    return _whole(raises[0] if raises else RuntimeError, arguments, facts)
+
+
+def _whole(kind: Any, arguments: tuple[Any, ...], facts: dict[str, Any]) -> BaseException:
+    error = _made(kind, arguments)
+    if "cause" in facts:
+        name, args, more = facts["cause"]
+        cause: Any = getattr(builtins, name.removeprefix("builtins."), None)
+        if isinstance(cause, type) and issubclass(cause, BaseException):
+            error.__cause__ = _whole(cause, tuple(args), more)
+    for name, value in facts.get("slots", {}).items():
+        if name in slots_of(kind):
+            setattr(error, name, value)
+    if "state" in facts:
+        held = vars(error)
+        held.clear()
+        held.update(_state(facts["state"]))
+    return error
 
 
 def _made(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
@@ -122,6 +201,10 @@ def own_copy(error: BaseException) -> BaseException:
         except Exception as failure:
             pass_on(failure)
             return error
+    for name, value in _slots(error).items():  # copy knows nothing of them
+        if getattr(twin, name, None) is not value:
+            setattr(twin, name, value)
+    twin.__dict__.update(_state(vars(error)))
     twin.__cause__, twin.__context__ = error.__cause__, error.__context__
     twin.__suppress_context__ = error.__suppress_context__
     return twin.with_traceback(error.__traceback__)

@@ -313,6 +313,17 @@ class Gone(LookupError):
         self.number = number
 
 
+class Local(LookupError):
+    """It doesn't let itself be made again."""
+
+    made = 0
+
+    def __new__(cls, *args: object) -> Local:
+        cls.made += 1
+        assert cls.made == 1
+        return super().__new__(cls, *args)
+
+
 class Moved(LookupError):
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -321,7 +332,7 @@ class Moved(LookupError):
 
 @pytest.mark.parametrize(
     "error, kept",
-    [(Moved(3), True), (LookupError("a", 1), True), (Gone(3), False), (changed(LookupError(1)), False)],
+    [(Moved(3), True), (LookupError(1), True), (Gone(3), True), (changed(LookupError(1)), True), (Local(), False)],
     ids=repr,
 )
 def test_an_exception_comes_back_whole_or_is_not_kept(caches: list[Cache], error: Exception, kept: bool) -> None:

@@ -39,7 +39,7 @@ def _shown(entry: Entry[Any]) -> str:
     if isinstance(entry.value, Unreadable):
         return f"(a value that can't be read here: {entry.value.why})"
     if entry.raised:
-        name, arguments = entry.value
+        name, arguments = entry.value[:2]
         return f"raises {name}{tuple(arguments)!r}"
     return repr(entry.value)
 

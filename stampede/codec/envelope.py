@@ -174,7 +174,10 @@ class Codec:
         if flags & COMPRESSED:
             body = self._inflate(body)
         raised = flags & RAISED != 0
-        return Entry(self._body.load(body, raised), id, cost, margin, ttl, fresh, keep, raised)
+        value = self._body.load(body, raised)
+        if raised:
+            _check_raised(value)
+        return Entry(value, id, cost, margin, ttl, fresh, keep, raised)
 
     def _complain(self, version: int, codec: int, flags: int, fingerprint: int) -> None:
         """Say what is wrong with a header."""
@@ -200,6 +203,19 @@ class Codec:
         if not inflater.eof or inflater.unused_data:
             raise CodecError("the compressed body is cut or continued")
         return memoryview(inflated)
+
+
+def _check_raised(value: Any) -> None:
+    """An exception is a name, arguments, and perhaps a dict of what else it holds, told by names."""
+    name, args, *more = value if type(value) is tuple else ()
+    facts: Any = more[0] if more else {}
+    dicts = [facts.get(part, {}) for part in ("state", "slots")] if type(facts) is dict else [None]
+    names = all(type(each) is dict and all(type(key) is str for key in each) for each in dicts)
+    if len(more) > 1 or type(name) is not str or type(args) is not tuple or not names:
+        raise CodecError("an exception that is none")
+    if "cause" in facts:
+        name, args, more = facts["cause"]
+        _check_raised((name, tuple(args), more))
 
 
 def _checksum(key: str, head: bytes, body: bytes | memoryview) -> bytes:

@@ -38,7 +38,7 @@ class Structured:
 
         self._certain = certain_of(kind, json=name == "json")
         self._exactly = returns is not None and not {Any, object}.intersection(filter(_hashable, reach(returns)))
-        self._decode_raised = form.Decoder(tuple[str, list[Any]]).decode
+        self._decode_raised = form.Decoder(list[Any]).decode
 
     def dump(self, value: Any, raised: bool) -> bytes:
         body: bytes = self._encode(value)
@@ -52,8 +52,8 @@ class Structured:
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
         if raised:
-            type_name, args = self._decode_raised(body)
-            return type_name, tuple(args)
+            type_name, args, *facts = self._decode_raised(body)
+            return type_name, tuple(args), *facts
         return self._decode(body)
 
     def _refusal(self, value: Any) -> str:
