@@ -93,6 +93,12 @@ def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _told_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said once for each function is said in each test, whichever this process has run before."""
+    monkeypatch.setattr("stampede.metrics.log._told", {})
+
+
+@pytest.fixture(autouse=True)
 def _empty_servers() -> Iterator[None]:
     """Which tests a worker has run before is anybody's guess: nothing that they stored is there."""
     yield

@@ -18,10 +18,11 @@ import pickle
 import pickletools
 from collections.abc import Callable, Sequence
 from io import BytesIO
-from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import MethodType
 from typing import Any
 
-from stampede.codec.data import advice, rebuilder, shape_for
+from stampede.codec.data import rebuilder, shape_for
+from stampede.codec.remedies import foreign
 from stampede.codec.values import STANDARD, Lower, Raise, Shape
 from stampede.errors import CodecError
 
@@ -101,7 +102,7 @@ class _Sealer(pickle.Pickler):
         if lower is None:
             shape = shape_for(type(value)) or (self.found and self.found(type(value)))
             if not shape:
-                raise CodecError(_foreign(value))
+                raise CodecError(foreign(value, "sealed"))
             lower = self.lower[shape.type] = shape.lower
         self.used = True
         return _node, (lower(value),)
@@ -226,21 +227,3 @@ _SETTLE: dict[type, Any] = {
     set: _Settling.set,
     dict: _Settling.dict,
 }
-
-_ONCE = (GeneratorType, AsyncGeneratorType, CoroutineType, map, filter, zip)
-
-
-def _foreign(value: Any) -> str:
-    kind = type(value)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if isinstance(value, _ONCE) or (hasattr(kind, "__next__") and hasattr(kind, "__iter__")):
-        return f"a {name} can't be stored: its first reader would use it up. Return a list instead"
-    if (instead := advice(kind)) is not None:
-        return f"a {name} can't be stored by the sealed codec: {instead}"
-    if isinstance(value, (type, FunctionType, MethodType, ModuleType)):
-        return f"a {kind.__name__} ({getattr(value, '__name__', '?')}) can't be stored: it is code, not a value"
-    return (
-        f"a {name} can't be stored by the sealed codec. Name its type in the function's return annotation or in "
-        f"trust=[{kind.__qualname__}] (dataclasses, attrs classes, pydantic models, enums and NamedTuples can be), or "
-        f"return plain values, or use codec='msgpack' with a return annotation, or codec='pickle' with a signing_key"
-    )

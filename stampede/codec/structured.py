@@ -8,9 +8,11 @@ from typing import Any, get_origin
 
 from stampede.codec.alike import alike
 from stampede.codec.annotations import fingerprint_of, is_pydantic, reach
-from stampede.codec.data import package_of
+from stampede.codec.data import package_of, shape_for
+from stampede.codec.remedies import foreign, not_alike, where
 from stampede.codec.trees import tree_of, value_of, without_scalars
 from stampede.errors import CodecError, MissingExtra, OptionError
+from stampede.interruptions import pass_on
 
 
 class Structured:
@@ -27,7 +29,7 @@ class Structured:
             raise MissingExtra(f"codec={name!r} needs msgspec: pip install 'stampede-guard[msgpack]'") from error
         self.number = {"msgpack": 2, "json": 3}[name]
         self.fingerprint = 0 if returns is None else fingerprint_of(returns)
-        self._name = name
+        self._name, self._form = name, form
         self._encode = form.Encoder(enc_hook=partial(_give, name == "json")).encode
         kind = Any if returns is None else returns
         try:
@@ -42,9 +44,23 @@ class Structured:
 
     def dump(self, value: Any, raised: bool) -> bytes:
         body: bytes = self._encode(value)
-        if (raised or not self._certain([value])) and not self._comes_back(value, self.load(body, raised)):
-            raise CodecError(self._refusal(value))
+        if raised or not self._certain([value]):
+            read = self._read(value, body, raised)
+            if not self._comes_back(value, read):
+                raise CodecError(not_alike(value, read, self._name))
         return body
+
+    def _read(self, value: Any, body: bytes, raised: bool) -> Any:
+        try:
+            return self.load(body, raised)
+        except Exception as error:
+            pass_on(error)
+            plain = self._form.decode(body)
+            given, read, _ = where(value, plain)
+            if read is None and given is not None:  # JSON's word for what it has no word for
+                raise CodecError(not_alike(value, plain, self._name)) from error
+            why = f"a {type(value).__qualname__} is not what the function's return annotation says"
+            raise CodecError(f"{why}: {error}. Mend the annotation, or use codec='sealed'") from error
 
     def _comes_back(self, value: Any, read: Any) -> bool:
         """A numpy.float64 that is annotated as a float is one, and is kept as such."""
@@ -56,25 +72,22 @@ class Structured:
             return type_name, tuple(args), *facts
         return self._decode(body)
 
-    def _refusal(self, value: Any) -> str:
-        return (
-            f"a {type(value).__name__} would come back from {self._name} with other types in it (a tuple as a list, a "
-            f"dataclass as a dict), or without something (a time's zone, an attribute that is no field): say what it "
-            f"is in the function's return annotation, or use codec='sealed'"
-        )
-
 
 def _hashable(part: Any) -> bool:
     return getattr(part, "__hash__", None) is not None
 
 
 def _give(json: bool, value: Any) -> Any:
+    """What msgspec knows nothing of, in its words."""
     if is_pydantic(type(value)):
         return value.model_dump(mode="json", round_trip=True)
     if package_of(type(value)) is not None:
         plain = without_scalars(value)
-        return tree_of(value, json=json) if plain is value else plain
-    raise CodecError(f"a {type(value).__qualname__} can't be stored by this codec: use codec='sealed'")
+        if plain is not value:
+            return plain
+        if shape_for(type(value)) is not None:
+            return tree_of(value, json=json)
+    raise CodecError(foreign(value, "json" if json else "msgpack"))
 
 
 def _take(kind: Any, plain: Any) -> Any:

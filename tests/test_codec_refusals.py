@@ -1,0 +1,162 @@
+"""Each refusal names what works for that very value: here, what is advised is done."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import nan
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import numpy as np
+import pytest
+
+from stampede import CodecError
+from stampede.codec import make_codec
+from stampede.codec.alike import alike
+from stampede.entry import Entry
+
+KEY, ID = "k", b"12345678"
+
+
+@dataclass
+class Price:
+    amount: int
+    tags: list[Any] = field(default_factory=list)
+
+
+class Struct(msgspec.Struct):
+    a: int
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.a = 1
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Plain and vars(self) == vars(other)
+
+    __hash__ = object.__hash__
+
+
+class Text(str):
+    def __init__(self, text: str) -> None:
+        self.more = 1
+
+
+class Session:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Mapped:
+    __mapper__ = "as SQLAlchemy's are"
+
+
+def extra() -> Price:
+    price = Price(1)
+    price.more = 2  # type: ignore[attr-defined]
+    return price
+
+
+BERLIN = datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
+Make = Callable[[], Any]
+Options = dict[str, Any]
+
+# What is returned, with which codec; what the message names; and one or more ways that it names, which work.
+REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] = {
+    "a model": (
+        lambda: Price(1), {}, ["return annotation", "trust=[Price]"],
+        [(lambda: Price(1), {"returns": Price}), (lambda: Price(1), {"trust": [Price]})],
+    ),
+    "a model, annotated as another": (
+        lambda: Price(1), {"returns": object}, ["trust=[Price]"], [(lambda: Price(1), {"trust": [Price]})],
+    ),
+    "a class that is annotated": (
+        Plain, {"returns": Plain}, ["trust=[Plain]", "signing_key"],
+        [(Plain, {"returns": Plain, "trust": [Plain]}), (Plain, {"name": "pickle", "signing_key": b"k"})],
+    ),
+    "a class, by msgpack": (
+        Plain, {"name": "msgpack", "returns": Plain}, ["codec='sealed' with trust=[Plain]"],
+        [(Plain, {"trust": [Plain]})],
+    ),
+    "a struct": (lambda: Struct(1), {}, ["msgpack"], [(lambda: Struct(1), {"name": "msgpack", "returns": Struct})]),
+    "a text of one's own": (lambda: Text("a"), {}, ["return str(it)"], [(lambda: str(Text("a")), {})]),
+    "what nobody can make again": (Session, {}, ["by no codec", "plain values"], []),
+    "a row": (Mapped, {}, ["dataclass or a dict"], []),
+    "a generator": (lambda: (n for n in [1]), {}, ["list"], [(lambda: [1], {})]),
+    "code": (lambda: len, {}, ["it is code"], []),
+    "a tuple, by msgpack": (
+        lambda: {"a": [(1, 2)]}, {"name": "msgpack"}, ["its ['a'][0] is a tuple", "tuple[...]", "sealed"],
+        [(lambda: {"a": [(1, 2)]}, {"name": "msgpack", "returns": dict[str, list[tuple[int, int]]]}),
+         (lambda: {"a": [(1, 2)]}, {})],
+    ),
+    "a number for a key, by JSON": (
+        lambda: {1: 2}, {"name": "json"}, ["key", "annotation"],
+        [(lambda: {1: 2}, {"name": "json", "returns": dict[int, int]}), (lambda: {1: 2}, {})],
+    ),
+    "a model, by JSON": (
+        lambda: [Price(1)], {"name": "json"}, ["Price", "annotation", "trust=[Price]"],
+        [(lambda: [Price(1)], {"name": "json", "returns": list[Price]}), (lambda: [Price(1)], {"trust": [Price]})],
+    ),
+    "nan, by JSON": (lambda: [nan], {"name": "json", "returns": list[float]}, ["msgpack"],
+        [(lambda: [nan], {"name": "msgpack"}), (lambda: [nan], {})],
+    ),
+    "a named zone, by msgpack": (
+        lambda: BERLIN, {"name": "msgpack", "returns": datetime}, ["codec='sealed'"], [(lambda: BERLIN, {})],
+    ),
+    "an attribute that is no field, by msgpack": (
+        extra, {"name": "msgpack", "returns": Price}, ["'more'", "declare it as a field"], [],
+    ),
+    "another type than is annotated": (
+        lambda: "x", {"name": "msgpack", "returns": int}, ["not what the function's return annotation says"],
+        [(lambda: "x", {"name": "msgpack", "returns": str}), (lambda: "x", {"returns": int})],
+    ),
+    "nothing, where something is annotated": (
+        lambda: None, {"name": "json", "returns": int}, ["not what the function's return annotation says"],
+        [(lambda: None, {"name": "json", "returns": int | None})],
+    ),
+    "a range, by msgpack": (lambda: range(3), {"name": "msgpack"}, ["codec='sealed'"], [(lambda: range(3), {})]),
+    "an ordered dict": (
+        lambda: OrderedDict(a=1), {"name": "msgpack"}, ["OrderedDict", "sealed"], [(lambda: OrderedDict(a=1), {})],
+    ),
+    "an array, by msgpack": (
+        lambda: {"a": np.arange(2)}, {"name": "msgpack"}, ["its ['a']", "numpy.ndarray in the", "sealed"],
+        [(lambda: {"a": np.arange(2)}, {"name": "msgpack", "returns": dict[str, np.ndarray]}),
+         (lambda: {"a": np.arange(2)}, {})],
+    ),
+    "a number of numpy's, by msgpack": (
+        lambda: np.float64(1), {"name": "msgpack"}, [".item()", "numpy.float64"],
+        [(lambda: np.float64(1).item(), {"name": "msgpack"}),
+         (lambda: np.float64(1), {"name": "msgpack", "returns": np.float64})],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_refusal_names_what_works(what: str) -> None:
+    """Else who does what the message says is refused again, or sent from one codec to the other and back."""
+    make, options, names, ways = REFUSED[what]
+    with pytest.raises(CodecError) as refused:
+        make_codec(**options).encode(KEY, Entry(make(), ID))
+    for name in names:
+        assert name in str(refused.value), str(refused.value)
+    for works, with_options in ways:
+        codec, value = make_codec(**with_options), works()
+        assert alike(value, codec.decode(KEY, codec.encode(KEY, Entry(value, ID))).value)
+
+
+def test_nobody_is_sent_to_where_it_is_refused_again() -> None:
+    """Else msgpack says sealed, and sealed says msgpack."""
+    for make, options, _, _ in REFUSED.values():
+        with pytest.raises(CodecError) as refused:
+            make_codec(**options).encode(KEY, Entry(make(), ID))
+        told = str(refused.value)
+        if "use codec='sealed'" in told and "trust=" not in told:
+            make_codec().encode(KEY, Entry(make(), ID))
+        if "use codec='msgpack'" in told and "annotation" not in told:
+            make_codec("msgpack").encode(KEY, Entry(make(), ID))
