@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import copy
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -202,7 +203,7 @@ def own_copy(error: BaseException) -> BaseException:
             pass_on(failure)
             return error
     for name, value in _slots(error).items():  # copy knows nothing of them
-        if getattr(twin, name, None) is not value:
+        with suppress(AttributeError, TypeError):  # an ExceptionGroup's can't be set, and are arguments
             setattr(twin, name, value)
     twin.__dict__.update(_state(vars(error)))
     twin.__cause__, twin.__context__ = error.__cause__, error.__context__

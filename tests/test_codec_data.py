@@ -18,12 +18,13 @@ import pyarrow as pa
 import pytest
 from pandas.tseries.offsets import CustomBusinessDay
 
-from stampede import CodecError, KeyingError
+from stampede import CodecError, KeyingError, cached
 from stampede.codec import make_codec
 from stampede.codec.sealed import Sealed
 from stampede.codec.tables import checked
 from stampede.entry import Entry
 from stampede.keys import canonical
+from stampede.testing import isolated
 
 try:
     import polars as pl
@@ -321,6 +322,23 @@ def test_a_stream_is_looked_through_before_it_is_read() -> None:
                 pa.ipc.open_stream(checked(bytes(damaged))).read_all().validate(full=True)
             except (CodecError, ValueError, OSError, TypeError, KeyError, NotImplementedError, UnicodeDecodeError):
                 pass
+
+
+def test_a_function_of_numbers_and_frames_is_cached() -> None:
+    """Else what people compute with pandas is computed at each call, without an error."""
+    with isolated(url="memory://?codec=sealed"):
+
+        @cached
+        def mean(column: np.int64) -> float:
+            return FRAME.iloc[:, column].mean()  # type: ignore[no-any-return]
+
+        @cached
+        def rows(least: np.float64) -> pd.DataFrame:
+            return FRAME[FRAME["floats"] > least]
+
+        assert mean(np.int64(0)) == mean(np.int64(0)) == 2.5 and type(mean(np.int64(0))) is np.float64
+        assert rows(np.float64(3)).equals(rows(np.float64(3)))
+        assert mean.stats().computed == rows.stats().computed == {"missing": 1}
 
 
 def test_nobody_else_pays_for_them() -> None:

@@ -159,6 +159,9 @@ def test_followers_have_all_of_it_too() -> None:
     assert isinstance(twin, Slotted) and twin is not error and (twin.code, twin.args) == (3, error.args)
     twin.add_note("mine")
     assert error.__notes__ == ["seen by the proxy"]
+    group = ExceptionGroup("two", [ValueError(1), KeyError(2)])
+    same = own_copy(group)
+    assert isinstance(same, ExceptionGroup) and same is not group and same.exceptions == group.exceptions
 
 
 @pytest.mark.parametrize(
