@@ -369,3 +369,16 @@ def test_numpys_scalars_are_keys() -> None:
     assert canonical(np.datetime64("2020", "ns")) == canonical(np.datetime64("2020", "ns"))
     with pytest.raises(KeyingError, match="longdouble"):
         canonical(np.longdouble("1.1"))
+
+
+def test_zones_of_pytz_come_back() -> None:
+    """Else pandas 2, for which each named zone is one of pytz's, has no frame of times with a zone."""
+    pytz = pytest.importorskip("pytz")
+    zone = pytz.timezone(BERLIN)
+    moment = pd.Timestamp("2024-10-27 01:30", tz=zone) + pd.Timedelta(hours=2)
+    back = there_and_back(moment)
+    assert (back, back.utcoffset(), back.tz.zone) == (moment, moment.utcoffset(), BERLIN)
+    index = pd.date_range("2020-10-24", periods=3, tz=zone)
+    assert there_and_back(index).equals(index) and there_and_back(index).dtype == index.dtype
+    with pytest.raises(CodecError, match="timezone"):
+        there_and_back(pd.Timestamp("2020", tz=pytz.FixedOffset(90)))

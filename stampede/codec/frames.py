@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timezone
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -34,7 +35,21 @@ _ADVICE = {
 }
 
 
-_ZONES = (type(None), timezone, ZoneInfo)
+def _zone(zone: Any) -> Any:
+    """A zone as it is, or pytz's, which pandas 2 has for every name, by its name."""
+    if type(zone).__module__.partition(".")[0] != "pytz":
+        return zone
+    if getattr(zone, "zone", None) is None:
+        raise CodecError("pytz's offsets without a name can't be stored: use .tz_convert(datetime.timezone(...))")
+    return ("pytz", zone.zone)
+
+
+def _make_zone(zone: Any) -> Any:
+    if type(zone) is not tuple:
+        expect((zone,), (type(None), timezone, ZoneInfo))
+        return zone
+    expect(zone, str, str)
+    return import_module("pytz").timezone(zone[1])
 
 
 # -- columns: each kind of array under a word of its own --------------------------------------------------------------
@@ -99,12 +114,11 @@ def _make_categorical(codes: Any, categories: Any, ordered: Any) -> Any:
 
 
 def _moments(values: Any) -> tuple[Any, ...]:
-    return _column(values.to_numpy(f"M8[{values.dtype.unit}]")), values.dtype.tz
+    return _column(values.to_numpy(f"M8[{values.dtype.unit}]")), _zone(values.dtype.tz)
 
 
 def _make_moments(moments: Any, zone: Any) -> Any:
-    expect((zone,), _ZONES)
-    return pd.DatetimeIndex(_array(moments)).tz_localize("UTC").tz_convert(zone).array
+    return pd.DatetimeIndex(_array(moments)).tz_localize("UTC").tz_convert(_make_zone(zone)).array
 
 
 def _periods(values: Any) -> tuple[Any, ...]:
@@ -303,13 +317,12 @@ def _one_per_row(arrays: list[Any], index: Any) -> None:
 
 def _timestamp(value: Any) -> tuple[Any, ...]:
     moment = value.asm8
-    return "pandas.Timestamp", dtype_parts(moment.dtype), moment.tobytes(), value.tzinfo
+    return "pandas.Timestamp", dtype_parts(moment.dtype), moment.tobytes(), _zone(value.tzinfo)
 
 
 def _make_timestamp(dtype: Any, raw: Any, zone: Any) -> Any:
-    expect((zone,), _ZONES)
     made = pd.Timestamp(_ticks(dtype, raw, "M"))
-    return made if zone is None else made.tz_localize("UTC").tz_convert(zone)
+    return made if zone is None else made.tz_localize("UTC").tz_convert(_make_zone(zone))
 
 
 def _timedelta(value: Any) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import tzinfo
 from types import (
     AsyncGeneratorType,
     BuiltinFunctionType,
@@ -43,6 +44,8 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
         return instead
     if hasattr(kind, "__struct_fields__"):
         return "it is a msgspec.Struct: use codec='msgpack', and name it in the function's return annotation"
+    if issubclass(kind, tzinfo):
+        return "use a zoneinfo.ZoneInfo, or a datetime.timezone"
     sealed = codec == "sealed"
     if not sealed and kind in BUILTIN:
         return "use codec='sealed', which holds it"
