@@ -151,5 +151,7 @@ def _plain(blob: bytes) -> Body:
             return structured
         case 4:
             return Whole(header.fingerprint)  # read only if a key of the settings has signed it
+        case 5:
+            raise CodecError("a codec of the program's own has written it")
         case number:
             raise CodecError(f"there is no codec {number}")

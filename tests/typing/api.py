@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, assert_type
 
-from stampede import Cache, Entry, Lock, cache_without_dogpiling, cached, try_lock
+from stampede import Cache, Entry, Lock, ValueCodec, cache_without_dogpiling, cached, try_lock
 from stampede.faces import Decorate
 from stampede.metrics import Stats
 
 
 class Report:
     pass
+
+
+class Mine:
+    """A codec of one's own."""
+
+    name = "mine"
+
+    def encode(self, value: Any) -> bytes:
+        return b""
+
+    def decode(self, data: bytes) -> Any:
+        return None
+
+
+def codecs() -> None:
+    """An object with the three of them is a codec; so are types and modules what may be trusted."""
+    mine: ValueCodec = Mine()
+
+    @cached(codec=mine, ttl=60)
+    def own(n: int) -> Report:
+        return Report()
+
+    @cached(trust=[Report, datetime])
+    def trusting(n: int) -> Report:
+        return Report()
+
+    assert_type(own(1), Report)
+    assert_type(trusting(1), Report)
+    cached(codec=Mine)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def functions() -> None:
