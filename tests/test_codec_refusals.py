@@ -120,6 +120,11 @@ REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] 
         lambda: None, {"name": "json", "returns": int}, ["not what the function's return annotation says"],
         [(lambda: None, {"name": "json", "returns": int | None})],
     ),
+    "a view": (lambda: memoryview(b"x"), {}, ["return bytes(it)"], [(lambda: bytes(memoryview(b"x")), {})]),
+    "an object": (object, {"name": "msgpack"}, ["plain values"], []),
+    "a large number": (
+        lambda: 1 << 70, {"name": "msgpack"}, ["use codec='sealed'"], [(lambda: 1 << 70, {})],
+    ),
     "a range, by msgpack": (lambda: range(3), {"name": "msgpack"}, ["codec='sealed'"], [(lambda: range(3), {})]),
     "an ordered dict": (
         lambda: OrderedDict(a=1), {"name": "msgpack"}, ["OrderedDict", "sealed"], [(lambda: OrderedDict(a=1), {})],

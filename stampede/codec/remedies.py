@@ -47,7 +47,7 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
     if issubclass(kind, tzinfo):
         return "use a zoneinfo.ZoneInfo, or a datetime.timezone"
     sealed = codec == "sealed"
-    if not sealed and kind in BUILTIN:
+    if not sealed and kind in BUILTIN and kind is not object:
         return "use codec='sealed', which holds it"
     named = f"trust=[{kind.__qualname__}]"
     if is_model(kind):
@@ -57,8 +57,12 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
         return "it belongs to a database session: return what its columns hold, as a dataclass or a dict"
     base = next((base for base in (str, int, float, bytes, list, dict, tuple, set) if issubclass(kind, base)), None)
     plain = f"return {base.__name__}(it)" if base else "return plain values, or a dataclass"
-    if kind.__module__ == "builtins" or not _reduces(value):
+    if kind is memoryview:
+        return "return bytes(it)"
+    if not _reduces(value):
         return f"it can't be made again out of bytes, by no codec: {plain}"
+    if kind.__module__ == "builtins":
+        return f"{plain}, or use codec='pickle' with a signing_key"
     trust = f"{'give' if sealed else 'use codec=' + repr('sealed') + ' with'} {named}, which has its __reduce__ called"
     return f"{plain}; or {trust}, and what that says run by who reads it; or use codec='pickle' with a signing_key"
 

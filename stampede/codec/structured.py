@@ -43,7 +43,10 @@ class Structured:
         self._decode_raised = form.Decoder(list[Any]).decode
 
     def dump(self, value: Any, raised: bool) -> bytes:
-        body: bytes = self._encode(value)
+        try:
+            body: bytes = self._encode(value)
+        except OverflowError as error:
+            raise CodecError(f"{self._name} has no such large numbers ({error}): use codec='sealed'") from error
         if raised or not self._certain([value]):
             read = self._read(value, body, raised)
             if not self._comes_back(value, read):
