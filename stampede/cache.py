@@ -385,8 +385,8 @@ class Cache:
         return self._core.is_down()
 
     @property
-    def trusted(self) -> tuple[type, ...]:
-        """The classes of `trust`."""
+    def trusted(self) -> tuple[type | ModuleType, ...]:
+        """The classes and modules of `trust`."""
         return self._trust
 
     # -- other faces ----------------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ from dogpile.cache.api import (
 
 from stampede import forks
 from stampede.cache import Cache
-from stampede.codec.sealed import Sealed
-from stampede.codec.shapes import shapes_of
+from stampede.codec.choose import sealing
 from stampede.contrib.dogpile.mutex import Mutex, Mutexes
 from stampede.engines import open_engine
 from stampede.errors import CodecError, EngineClosed, EngineError, OptionError
@@ -231,7 +230,7 @@ def _serialization(codec: str, cache: Cache) -> tuple[Serializer | None, Deseria
         raise OptionError(f"codec='objects' keeps values as they are, and {cache.name} has to have bytes: leave it out")
     if codec != "sealed":
         raise OptionError(f"codec is {codec!r}: give 'sealed' or 'pickle' here, or the region a serializer of its own")
-    sealed = Sealed(shapes_of(None, cache.trusted))
+    sealed = sealing(cache.trusted)
     return _refusing(lambda value: sealed.dump(value, False)), _believing(lambda body: sealed.load(body, False))
 
 
