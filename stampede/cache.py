@@ -10,10 +10,10 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events, returns
 from stampede.batch import fetch_many
-from stampede.cached import decorate, switch
 from stampede.codec import make_codec
 from stampede.colour import BLOCKING, SUSPENDING, Colour, Stopped, run_blocking
 from stampede.core import Core, Scope
+from stampede.decorate import decorate
 from stampede.engines import engine_of, open_engine, safe_url
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
@@ -33,6 +33,7 @@ from stampede.outcome import Landing, empty, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
+from stampede.switch import switch
 
 __all__ = ["Cache"]
 

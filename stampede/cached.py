@@ -1,4 +1,4 @@
-"""The decorator: one function's keys, its place in a cache, and its verbs.
+"""One decorated function: its keys, its place in a cache, and its calls.
 
 Hits are answered by generated code (`hot.py`). All else, a miss, an argument of another type, an entry whose moment
 has come, takes the slow way through the function's `Scope`.
@@ -6,37 +6,29 @@ has come, takes the slow way through the function's `Scope`.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import logging
-import os
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from stampede import forks
-from stampede.batch import fetch_many
 from stampede.codec import make_codec, returns_of
-from stampede.colour import BLOCKING, SUSPENDING, Stopped, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import EngineClosed, KeyingError, OptionError
 from stampede.hot import Hot
 from stampede.keys import Parameters, identity_of, in_namespace, key_maker, quoted, scope_name
-from stampede.loaders import OneByOne
 from stampede.local import Resident
 from stampede.namesakes import Namesakes, told_apart
-from stampede.outcome import empty, landed
+from stampede.outcome import landed
 from stampede.policy import DEFAULT, OPTIONS, Policy, nearest
 from stampede.settings.checks import CACHE, checked
+from stampede.switch import enrolled, switch
+from stampede.verbs import VERBS, Verbs
 
-__all__ = ["Cached", "Home", "decorate", "disabled", "switch", "unbind_all"]
-
-_log = logging.getLogger("stampede")
+__all__ = ["Cached", "Home", "LateCache"]
 
 KEYING = ("key", "version", "namespace", "ignore")
 CODING = ("codec", "trust", "signing_key", "compress", "max_bytes")
@@ -55,51 +47,12 @@ class Home(Protocol):
     def stats_of(self, scope: str) -> Any: ...
 
 
-def decorate(function: Any, find: Callable[[], Home], options: Mapping[str, Any], namesakes: Namesakes) -> Any:
-    """`@cached` with or without arguments. `find` is asked for the cache at the first call; `namesakes` are the
-    functions that are known to be decorated for it."""
-    if function is None:
-        Cached.check(options)  # a wrong option is an error of this line, not of the next
-        return lambda function: decorate(function, find, options, namesakes)
-    if isinstance(function, staticmethod):
-        return staticmethod(Cached(function.__func__, find, options).among(namesakes).plain())
-    if isinstance(function, classmethod):
-        return Method(Cached(function.__func__, find, options, bound=True).among(namesakes), by_class=True)
-    cached = Cached(function, find, options, bound=_in_class_body(function)).among(namesakes)
-    return Method(cached) if cached.bound else cached.plain()
-
-
-def _in_class_body(function: Any) -> bool:
-    home = getattr(function, "__qualname__", "").rpartition(".")[0]
-    return bool(home) and not home.endswith("<locals>")
-
-
-def _refuse(function: Any) -> None:
-    """OptionError, with the remedy, for what is no function."""
-    if isinstance(function, (property, functools.cached_property)):
-        raise OptionError("@cached stands on a property: put it below, between @property and the def")
-    if isinstance(function, functools.partial):
-        raise OptionError(f"@cached stands on {function!r}, whose name is another's: write a def that calls it")
-    if isinstance(function, type):
-        raise OptionError(
-            f"@cached stands on the class {function.__qualname__}: all would share one object. Put it on the methods "
-            "that are expensive, or on a def that makes one"
-        )
-    if not callable(function) or not hasattr(function, "__qualname__"):
-        raise OptionError(f"@cached stands on {function!r}: it goes on a def (its options are named: @cached(ttl=60))")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise OptionError(
-            f"{function.__qualname__} is a generator function: what it yields can be had only once. Return a list of it"
-        )
-
-
-class Cached:
+class Cached(Verbs):
     """One decorated function."""
 
     def __init__(
         self, function: Callable[..., Any], find: Callable[[], Home], options: Mapping[str, Any], *, bound: bool = False
     ) -> None:
-        _refuse(function)
         self.check(options)
         key = options.get("key")
         self.function = function
@@ -123,7 +76,7 @@ class Cached:
         self._absent = absent.difference(self.parameters.names[:1]) if bound else absent
         if isinstance(key, str):
             self._key_maker("")  # a field that the signature can't fill is an error of this line
-        _all.add(self)
+        enrolled.add(self)
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
@@ -244,9 +197,9 @@ class Cached:
                 scope, key, found = self._look(args, kwargs)
                 if found is not None:
                     return found.value
-                return landed(run_blocking(self._fetch(scope, key, args, kwargs)), scope.policy)
+                return landed(run_blocking(self.fetch(scope, key, args, kwargs)), scope.policy)
             except EngineClosed:
-                closed = self._other_than(closed, scope)
+                closed = self.other_than(closed, scope)
 
     async def slow_async(self, /, *args: Any, **kwargs: Any) -> Any:
         """The same, suspending."""
@@ -258,9 +211,9 @@ class Cached:
                 scope, key, found = self._look(args, kwargs)
                 if found is not None:
                     return found.value
-                return landed(await self._fetch(scope, key, args, kwargs), scope.policy)
+                return landed(await self.fetch(scope, key, args, kwargs), scope.policy)
             except EngineClosed:
-                closed = self._other_than(closed, scope)
+                closed = self.other_than(closed, scope)
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Scope, str, Resident | Entry[Any] | None]:
         """Where the value of these arguments belongs, and what is at hand of it."""
@@ -271,7 +224,7 @@ class Cached:
             self._take_home(scope, found, args, kwargs)
         return scope, key, found
 
-    def _other_than(self, closed: Home | None, scope: Scope | None) -> Home:
+    def other_than(self, closed: Home | None, scope: Scope | None) -> Home:
         """The cache to be tried now, where `configure` has closed one under a call; or the error, if it is the same.
 
         The error is another engine's, which the function has asked, if the one of `scope` isn't closed.
@@ -282,7 +235,7 @@ class Cached:
         self.unbind()  # who was binding while it was closed has bound to the closed one
         return home
 
-    def _fetch(
+    def fetch(
         self, scope: Scope, key: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, force: bool = False
     ) -> Any:
         caller = _Caller(self, scope, args, kwargs)
@@ -297,91 +250,6 @@ class Cached:
             if self._scope is not scope:
                 self.hot.fast.pop(fast, None)  # unbound meanwhile
 
-    # -- the other verbs ------------------------------------------------------------------------------------------
-
-    def _run(self, work: Any) -> Any:
-        return work if self.suspending else run_blocking(work)
-
-    def peek(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The entry that is kept for these arguments, fresh or stale; nobody computes."""
-        return self._run(self.scope.peek(self.colour, self.key(*args, **kwargs)))
-
-    def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Compute and store now, whatever is there and whoever is computing."""
-        return self._run(self._refresh(args, kwargs))
-
-    async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scope = self.scope
-        return landed(
-            await self._fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True), scope.policy
-        )
-
-    def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Store this value for these arguments."""
-        return self._run(self.scope.put(self.colour, self.key(*args, **kwargs), value))
-
-    def expire(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Stale from now on, and served while one caller computes."""
-        return self._run(self.scope.expire(self.colour, self.key(*args, **kwargs)))
-
-    def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Gone, also what is being computed. `via=on_commit` hands it to a hook that calls it later, blocking."""
-        via = kwargs.pop("via", None) if self._takes_hook(kwargs.get("via")) else None
-        key = self.key(*args, **kwargs)
-        if via is None:
-            return self._run(self.scope.invalidate(self.colour, key))
-        via(lambda: run_blocking(self.scope.invalidate(BLOCKING, key)))
-        return self._run(_nothing())
-
-    def _takes_hook(self, via: object) -> bool:
-        """It may be an argument of the function's, too."""
-        return "via" not in self.parameters.names and (callable(via) or not self.parameters.open)
-
-    def invalidate_all(self) -> Any:
-        """Every value of this function is gone, in every process."""
-        if self.options.get("key") is not None:
-            raise OptionError(
-                f"the keys of {self.function.__qualname__} are its cache's own, as it has a key=: nobody knows which "
-                "they are. Invalidate them one by one, or clear() the cache (of a namespace that is its alone)"
-            )
-        return self._run(self.scope.bump(self.colour))
-
-    def many(self, calls: Iterable[Iterable[Any]]) -> Any:
-        """The values of many calls, each a tuple of arguments, in their order."""
-        return self._run(self._many([_arguments(call) for call in calls]))
-
-    async def _many(self, calls: list[tuple[Any, ...]]) -> list[Any]:
-        if switch.off:
-            return [await self.colour.call(functools.partial(self.function, *args)) for args in calls]
-        closed = scope = None
-        while True:
-            try:
-                scope = self.scope
-                return await self._all_of(scope, calls)
-            except EngineClosed:
-                closed = self._other_than(closed, scope)
-
-    async def _all_of(self, scope: Scope, calls: list[tuple[Any, ...]]) -> list[Any]:
-        keys = [self.key_of_call(*args) for args in calls]
-        wanted = dict(zip(keys, calls, strict=True))
-        values = {key: found.value for key in wanted if (found := scope.at_hand(key)) is not None}
-        missing = [key for key in wanted if key not in values]
-        loader = OneByOne(self.colour, {key: functools.partial(self.function, *wanted[key]) for key in missing})
-        landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
-        try:
-            values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
-        except StopIteration as end:  # a function's own
-            empty(landings)
-            raise Stopped(end) from end
-        except BaseException:
-            empty(landings)  # one error may be that of many keys
-            raise
-        return [values[key] for key in keys]
-
-    def stats(self) -> Any:
-        """Counts of this function in this process."""
-        return self.home.stats_of(self.scope.called)
-
     # -- the faces: a plain function, or a descriptor -------------------------------------------------------------
 
     @property
@@ -394,7 +262,7 @@ class Cached:
         functools.update_wrapper(wrapper, self.function)
         for verb in VERBS:
             setattr(wrapper, verb, getattr(self, verb))
-        wrapper.cache = _LateCache(self)
+        wrapper.cache = LateCache(self)
         return wrapper
 
 
@@ -416,156 +284,7 @@ class _Caller:
         self._cached._take_home(self._scope, resident, self._args, self._kwargs)
 
 
-VERBS = ("key", "peek", "refresh", "set", "expire", "invalidate", "invalidate_all", "many", "stats")
-
-_new = object.__new__
-
-
-class Method:
-    """What stands in the class body: it binds the call and the verbs to the object, or to the class."""
-
-    __slots__ = ("__dict__", "__weakref__", "_bound", "_by_class")  # slots: every hit reads the last two
-
-    def __init__(self, cached: Cached, *, by_class: bool = False) -> None:
-        functools.update_wrapper(self, cached.function)
-        self.cached = cached
-        self._by_class = by_class
-        self._direct = by_class
-        marks = _coroutine_marks() if cached.suspending else {}
-        self.__dict__.update(marks)
-        self._bound: Any = type(
-            "Bound",
-            (Bound,),
-            {
-                "__slots__": (),
-                "__call__": cached.hot.call(cached.slowly),
-                "cached": cached,
-                "__doc__": cached.function.__doc__,
-                "__module__": cached.function.__module__,
-                **marks,
-            },
-        )
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._direct = True
-
-    def __get__(self, obj: Any, owner: Any = None) -> Any:
-        if self._by_class:
-            obj = owner
-        elif obj is None:
-            return self
-        bound = _new(self._bound)  # no __init__: a call less in every hit
-        bound.__self__ = obj
-        return bound
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """`C.method(obj, 1)`, and what a decorator around this one calls."""
-        return self.unbound().slowly(*args, **kwargs)
-
-    @property
-    def cache(self) -> Any:
-        return _LateCache(self.unbound())
-
-    def __reduce__(self) -> str:
-        return self.cached.function.__qualname__  # pickled as functions are: by name
-
-    def unbound(self) -> Cached:
-        """Inside a staticmethod nobody told us our name, and there is no self to key."""
-        cached = self.cached
-        if not self._direct and cached.bound and cached.parameters.names[:1] not in (["self"], ["cls"]):
-            cached.bound = False
-            cached.unbind()
-        return cached
-
-
-def _coroutine_marks() -> dict[str, Any]:
-    """What `iscoroutinefunction` looks for on an object that is none, but whose call gives a coroutine."""
-    if sys.version_info >= (3, 12):
-        return dict(vars(inspect.markcoroutinefunction(lambda: None)))
-    else:
-        return {"_is_coroutine": vars(asyncio.coroutines)["_is_coroutine"]}
-
-
-def _unbound_verb(verb: str) -> property:
-    return property(lambda method: getattr(method.unbound(), verb))
-
-
-for _verb in VERBS:  # one by one: a __getattr__ would slow down every look at the descriptor's own attributes
-    setattr(Method, _verb, _unbound_verb(_verb))
-
-
-class Bound:
-    """`obj.method`: the call with its hit generated into it, and the verbs, for one object."""
-
-    __slots__ = ("__self__",)
-    __self__: Any
-    cached: ClassVar[Cached]
-
-    def key(self, /, *args: Any, **kwargs: Any) -> str:
-        return self.cached.key(self.__self__, *args, **kwargs)
-
-    def peek(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.peek(self.__self__, *args, **kwargs)
-
-    def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.refresh(self.__self__, *args, **kwargs)
-
-    def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.set(value, self.__self__, *args, **kwargs)
-
-    def expire(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.expire(self.__self__, *args, **kwargs)
-
-    def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.invalidate(self.__self__, *args, **kwargs)
-
-    def many(self, calls: Iterable[Iterable[Any]]) -> Any:
-        return self.cached.many((self.__self__, *_arguments(call)) for call in calls)
-
-    def invalidate_all(self) -> Any:
-        """Every value of this method is gone, of every object, in every process."""
-        return self.cached.invalidate_all()
-
-    def stats(self) -> Any:
-        return self.cached.stats()
-
-    @property
-    def cache(self) -> Any:
-        return self.cached.home
-
-    @property
-    def __wrapped__(self) -> Any:
-        return self.cached.function.__get__(self.__self__)
-
-    @property
-    def __func__(self) -> Any:
-        return self.cached.function
-
-    @property
-    def __name__(self) -> str:
-        return self.cached.function.__name__
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__wrapped__)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.__self__ is self.__self__
-
-    def __hash__(self) -> int:
-        return hash((type(self), id(self.__self__)))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cached.function, name)  # as of any method; what is asked for in a hit is found before
-
-    def __reduce__(self) -> Any:
-        return getattr, (self.__self__, self.__name__)
-
-    def __repr__(self) -> str:
-        return f"<cached {self.cached.function.__qualname__} of {self.__self__!r}>"
-
-
-class _LateCache:
+class LateCache:
     """`function.cache`: the cache in which the function is bound now, which may not be known before the first call."""
 
     def __init__(self, cached: Cached) -> None:
@@ -582,53 +301,5 @@ class _LateCache:
         return repr(self._cached.home)
 
 
-# -- all decorated functions --------------------------------------------------------------------------------------
-
-_all: weakref.WeakSet[Cached] = weakref.WeakSet()
-
-
-class Switch:
-    off = False
-
-
-switch = Switch()
-switch.off = os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0")
-
-
-def unbind_all() -> None:
-    """Every function finds its cache again at its next call."""
-    for cached in list(_all):
-        cached.unbind()
-
-
-@contextmanager
-def disabled() -> Iterator[None]:
-    """Calls go straight to the functions."""
-    before = switch.off
-    _set_switch(True)
-    try:
-        yield
-    finally:
-        _set_switch(before)
-
-
-def _set_switch(off: bool) -> None:
-    switch.off = off
-    unbind_all()  # or hits would go on
-
-
 def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: options[name] for name in names if name in options}
-
-
-def _arguments(call: Any) -> tuple[Any, ...]:
-    """One call's, of a batch. A string is no tuple of its letters here, nor a mapping one of its keys."""
-    if type(call) is tuple:
-        return call
-    if isinstance(call, (str, bytes, bytearray, Mapping)) or not isinstance(call, Iterable):
-        raise OptionError(f"many() was given {call!r} as one call's arguments: give a tuple of them, as in ({call!r},)")
-    return tuple(call)
-
-
-async def _nothing() -> None:
-    return None

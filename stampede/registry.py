@@ -15,13 +15,14 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 from stampede import forks, returns
 from stampede import lock as locks
 from stampede.cache import Cache
-from stampede.cached import decorate, unbind_all
+from stampede.decorate import decorate
 from stampede.engines import open_engine
 from stampede.errors import OptionError, SettingsError
 from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options
 from stampede.namesakes import Namesakes
 from stampede.ports import Engine
 from stampede.settings import Settings, cache_settings, discover, from_mapping, load
+from stampede.switch import unbind_all
 
 __all__ = ["Lock", "cache_without_dogpiling", "cached", "configure", "get_cache", "isolated", "try_lock"]
 

@@ -26,8 +26,11 @@ LAYERS = """
     contrib
     registry
     cache
+    decorate
+    method
     cached
-    hot faces namesakes
+    verbs
+    hot faces namesakes switch
     lock limiter batch exchange
     block
     core grip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stampede import faces
-from stampede.cached import VERBS
+from stampede.verbs import VERBS
 
 ROOT = Path(__file__).parent.parent
 

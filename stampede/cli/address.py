@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from stampede import events
 from stampede.cache import Cache
-from stampede.cached import Cached, Method
+from stampede.cached import Cached
 from stampede.codec import Codec, header_of
 from stampede.codec.envelope import Body
 from stampede.codec.sealed import Sealed
@@ -23,6 +23,7 @@ from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import CodecError, OptionError, StampedeError
 from stampede.keys import function_in, in_namespace, quoted
+from stampede.method import Method
 from stampede.registry import configure
 from stampede.settings import CacheSettings, Settings, discover, load
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stampede.cached import disabled
 from stampede.registry import isolated
+from stampede.switch import disabled
 from stampede.testing.clock import FakeClock
 
 if TYPE_CHECKING:

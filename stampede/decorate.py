@@ -1,0 +1,58 @@
+"""The decorator: what it stands on is refused, or becomes a plain function or a descriptor."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stampede.cached import Cached, Home
+from stampede.errors import OptionError
+from stampede.method import Method
+from stampede.namesakes import Namesakes
+
+__all__ = ["decorate"]
+
+
+def decorate(function: Any, find: Callable[[], Home], options: Mapping[str, Any], namesakes: Namesakes) -> Any:
+    """`@cached` with or without arguments. `find` is asked for the cache at the first call; `namesakes` are the
+    functions that are known to be decorated for it."""
+    if function is None:
+        Cached.check(options)  # a wrong option is an error of this line, not of the next
+        return lambda function: decorate(function, find, options, namesakes)
+
+    def made(function: Any, *, bound: bool) -> Cached:
+        _refuse(function)
+        return Cached(function, find, options, bound=bound).among(namesakes)
+
+    if isinstance(function, staticmethod):
+        return staticmethod(made(function.__func__, bound=False).plain())
+    if isinstance(function, classmethod):
+        return Method(made(function.__func__, bound=True), by_class=True)
+    cached = made(function, bound=_in_class_body(function))
+    return Method(cached) if cached.bound else cached.plain()
+
+
+def _in_class_body(function: Any) -> bool:
+    home = getattr(function, "__qualname__", "").rpartition(".")[0]
+    return bool(home) and not home.endswith("<locals>")
+
+
+def _refuse(function: Any) -> None:
+    """OptionError, with the remedy, for what is no function."""
+    if isinstance(function, (property, functools.cached_property)):
+        raise OptionError("@cached stands on a property: put it below, between @property and the def")
+    if isinstance(function, functools.partial):
+        raise OptionError(f"@cached stands on {function!r}, whose name is another's: write a def that calls it")
+    if isinstance(function, type):
+        raise OptionError(
+            f"@cached stands on the class {function.__qualname__}: all would share one object. Put it on the methods "
+            "that are expensive, or on a def that makes one"
+        )
+    if not callable(function) or not hasattr(function, "__qualname__"):
+        raise OptionError(f"@cached stands on {function!r}: it goes on a def (its options are named: @cached(ttl=60))")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise OptionError(
+            f"{function.__qualname__} is a generator function: what it yields can be had only once. Return a list of it"
+        )

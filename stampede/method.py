@@ -1,0 +1,161 @@
+"""A decorated function in a class body: a descriptor, which binds the call and the verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import sys
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from stampede.cached import Cached, LateCache
+from stampede.verbs import VERBS, call_arguments
+
+__all__ = ["Bound", "Method"]
+
+_new = object.__new__
+
+
+class Method:
+    """What stands in the class body: it binds the call and the verbs to the object, or to the class."""
+
+    __slots__ = ("__dict__", "__weakref__", "_bound", "_by_class")  # slots: every hit reads the last two
+
+    def __init__(self, cached: Cached, *, by_class: bool = False) -> None:
+        functools.update_wrapper(self, cached.function)
+        self.cached = cached
+        self._by_class = by_class
+        self._direct = by_class
+        marks = _coroutine_marks() if cached.suspending else {}
+        self.__dict__.update(marks)
+        self._bound: Any = type(
+            "Bound",
+            (Bound,),
+            {
+                "__slots__": (),
+                "__call__": cached.hot.call(cached.slowly),
+                "cached": cached,
+                "__doc__": cached.function.__doc__,
+                "__module__": cached.function.__module__,
+                **marks,
+            },
+        )
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._direct = True
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        if self._by_class:
+            obj = owner
+        elif obj is None:
+            return self
+        bound = _new(self._bound)  # no __init__: a call less in every hit
+        bound.__self__ = obj
+        return bound
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """`C.method(obj, 1)`, and what a decorator around this one calls."""
+        return self.unbound().slowly(*args, **kwargs)
+
+    @property
+    def cache(self) -> Any:
+        return LateCache(self.unbound())
+
+    def __reduce__(self) -> str:
+        return self.cached.function.__qualname__  # pickled as functions are: by name
+
+    def unbound(self) -> Cached:
+        """Inside a staticmethod nobody told us our name, and there is no self to key."""
+        cached = self.cached
+        if not self._direct and cached.bound and cached.parameters.names[:1] not in (["self"], ["cls"]):
+            cached.bound = False
+            cached.unbind()
+        return cached
+
+
+def _coroutine_marks() -> dict[str, Any]:
+    """What `iscoroutinefunction` looks for on an object that is none, but whose call gives a coroutine."""
+    if sys.version_info >= (3, 12):
+        return dict(vars(inspect.markcoroutinefunction(lambda: None)))
+    else:
+        return {"_is_coroutine": vars(asyncio.coroutines)["_is_coroutine"]}
+
+
+def _unbound_verb(verb: str) -> property:
+    return property(lambda method: getattr(method.unbound(), verb))
+
+
+for _verb in VERBS:  # one by one: a __getattr__ would slow down every look at the descriptor's own attributes
+    setattr(Method, _verb, _unbound_verb(_verb))
+
+
+class Bound:
+    """`obj.method`: the call with its hit generated into it, and the verbs, for one object."""
+
+    __slots__ = ("__self__",)
+    __self__: Any
+    cached: ClassVar[Cached]
+
+    def key(self, /, *args: Any, **kwargs: Any) -> str:
+        return self.cached.key(self.__self__, *args, **kwargs)
+
+    def peek(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.peek(self.__self__, *args, **kwargs)
+
+    def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.refresh(self.__self__, *args, **kwargs)
+
+    def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.set(value, self.__self__, *args, **kwargs)
+
+    def expire(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.expire(self.__self__, *args, **kwargs)
+
+    def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.invalidate(self.__self__, *args, **kwargs)
+
+    def many(self, calls: Iterable[Iterable[Any]]) -> Any:
+        return self.cached.many((self.__self__, *call_arguments(call)) for call in calls)
+
+    def invalidate_all(self) -> Any:
+        """Every value of this method is gone, of every object, in every process."""
+        return self.cached.invalidate_all()
+
+    def stats(self) -> Any:
+        return self.cached.stats()
+
+    @property
+    def cache(self) -> Any:
+        return self.cached.home
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.cached.function.__get__(self.__self__)
+
+    @property
+    def __func__(self) -> Any:
+        return self.cached.function
+
+    @property
+    def __name__(self) -> str:
+        return self.cached.function.__name__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.__wrapped__)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.__self__ is self.__self__
+
+    def __hash__(self) -> int:
+        return hash((type(self), id(self.__self__)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cached.function, name)  # as of any method; what is asked for in a hit is found before
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.__self__, self.__name__)
+
+    def __repr__(self) -> str:
+        return f"<cached {self.cached.function.__qualname__} of {self.__self__!r}>"

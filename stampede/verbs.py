@@ -1,0 +1,149 @@
+"""What a decorated function can do beside being called: look, change, forget, and be asked for many values at once."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from stampede.batch import fetch_many
+from stampede.colour import BLOCKING, Colour, Stopped, run_blocking
+from stampede.core import Scope
+from stampede.errors import EngineClosed, OptionError
+from stampede.keys import Parameters
+from stampede.loaders import OneByOne
+from stampede.outcome import empty, landed
+from stampede.switch import switch
+
+__all__ = ["VERBS", "Verbs"]
+
+VERBS = ("key", "peek", "refresh", "set", "expire", "invalidate", "invalidate_all", "many", "stats")
+
+
+class Verbs(ABC):
+    """The verbs, of the function's own colour, over its keys and its place in a cache."""
+
+    function: Callable[..., Any]
+    options: dict[str, Any]
+    suspending: bool
+    colour: Colour
+    parameters: Parameters
+
+    @property
+    @abstractmethod
+    def home(self) -> Any: ...
+
+    @property
+    @abstractmethod
+    def scope(self) -> Scope: ...
+
+    @abstractmethod
+    def key(self, /, *args: Any, **kwargs: Any) -> str: ...
+
+    @abstractmethod
+    def key_of_call(self, /, *args: Any, **kwargs: Any) -> str: ...
+
+    @abstractmethod
+    def fetch(
+        self, scope: Scope, key: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, force: bool = False
+    ) -> Any: ...
+
+    @abstractmethod
+    def other_than(self, closed: Any, scope: Scope | None) -> Any: ...
+
+    def _run(self, work: Any) -> Any:
+        return work if self.suspending else run_blocking(work)
+
+    def peek(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The entry that is kept for these arguments, fresh or stale; nobody computes."""
+        return self._run(self.scope.peek(self.colour, self.key(*args, **kwargs)))
+
+    def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute and store now, whatever is there and whoever is computing."""
+        return self._run(self._refresh(args, kwargs))
+
+    async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        scope = self.scope
+        return landed(
+            await self.fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True), scope.policy
+        )
+
+    def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Store this value for these arguments."""
+        return self._run(self.scope.put(self.colour, self.key(*args, **kwargs), value))
+
+    def expire(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Stale from now on, and served while one caller computes."""
+        return self._run(self.scope.expire(self.colour, self.key(*args, **kwargs)))
+
+    def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Gone, also what is being computed. `via=on_commit` hands it to a hook that calls it later, blocking."""
+        via = kwargs.pop("via", None) if self._takes_hook(kwargs.get("via")) else None
+        key = self.key(*args, **kwargs)
+        if via is None:
+            return self._run(self.scope.invalidate(self.colour, key))
+        via(lambda: run_blocking(self.scope.invalidate(BLOCKING, key)))
+        return self._run(_nothing())
+
+    def _takes_hook(self, via: object) -> bool:
+        """It may be an argument of the function's, too."""
+        return "via" not in self.parameters.names and (callable(via) or not self.parameters.open)
+
+    def invalidate_all(self) -> Any:
+        """Every value of this function is gone, in every process."""
+        if self.options.get("key") is not None:
+            raise OptionError(
+                f"the keys of {self.function.__qualname__} are its cache's own, as it has a key=: nobody knows which "
+                "they are. Invalidate them one by one, or clear() the cache (of a namespace that is its alone)"
+            )
+        return self._run(self.scope.bump(self.colour))
+
+    def many(self, calls: Iterable[Iterable[Any]]) -> Any:
+        """The values of many calls, each a tuple of arguments, in their order."""
+        return self._run(self._many([call_arguments(call) for call in calls]))
+
+    async def _many(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+        if switch.off:
+            return [await self.colour.call(functools.partial(self.function, *args)) for args in calls]
+        closed = scope = None
+        while True:
+            try:
+                scope = self.scope
+                return await self._all_of(scope, calls)
+            except EngineClosed:
+                closed = self.other_than(closed, scope)
+
+    async def _all_of(self, scope: Scope, calls: list[tuple[Any, ...]]) -> list[Any]:
+        keys = [self.key_of_call(*args) for args in calls]
+        wanted = dict(zip(keys, calls, strict=True))
+        values = {key: found.value for key in wanted if (found := scope.at_hand(key)) is not None}
+        missing = [key for key in wanted if key not in values]
+        loader = OneByOne(self.colour, {key: functools.partial(self.function, *wanted[key]) for key in missing})
+        landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
+        try:
+            values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
+        except StopIteration as end:  # a function's own
+            empty(landings)
+            raise Stopped(end) from end
+        except BaseException:
+            empty(landings)  # one error may be that of many keys
+            raise
+        return [values[key] for key in keys]
+
+    def stats(self) -> Any:
+        """Counts of this function in this process."""
+        return self.home.stats_of(self.scope.called)
+
+
+def call_arguments(call: Any) -> tuple[Any, ...]:
+    """One call's, of a batch. A string is no tuple of its letters here, nor a mapping one of its keys."""
+    if type(call) is tuple:
+        return call
+    if isinstance(call, (str, bytes, bytearray, Mapping)) or not isinstance(call, Iterable):
+        raise OptionError(f"many() was given {call!r} as one call's arguments: give a tuple of them, as in ({call!r},)")
+    return tuple(call)
+
+
+async def _nothing() -> None:
+    return None
