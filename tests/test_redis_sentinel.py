@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from stampede import Cache
 from stampede.colour import run_blocking as run
 from stampede.engines import open_engine
 from stampede.engines.redis import RedisEngine, wire
+from stampede.engines.redis.sentinel import of_sentinel_url
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Ask, Engine, Found, Granted, Ticket
@@ -169,6 +172,21 @@ def test_one_sentinel_is_enough(open_: Open) -> None:
         assert isinstance(asyncio.run(suspending()), Granted)
     finally:
         stranger.close()
+
+
+def test_threads_look_for_the_master_side_by_side() -> None:
+    """Each puts the sentinel that answers first: the other would ask one twice, and that one never, and find none."""
+    shared = flushed()
+    with socket.create_server(("127.0.0.1", 0)) as dumb, ThreadPoolExecutor(2) as pool:
+        hosts = f"127.0.0.1:{dumb.getsockname()[1]},127.0.0.1:{shared.sentinels[1].port}"
+        server = of_sentinel_url(f"redis+sentinel://{hosts}/{shared.service}?sentinel_socket_timeout=10", {})
+        looks, asked = [], []
+        for _ in range(2):
+            looks.append(pool.submit(server.master))
+            asked.append(dumb.accept()[0])
+        for look, connection in zip(looks, asked, strict=True):
+            connection.close()
+            assert look.result(10) == ("127.0.0.1", shared.master.port)
 
 
 def test_a_client_leads_to_its_master() -> None:

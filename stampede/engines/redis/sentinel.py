@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -103,16 +104,19 @@ class Guarded(Server):
         from redis.exceptions import RedisError
         from redis.sentinel import MasterNotFoundError
 
+        watch = copy(self._watch)  # threads look side by side, and each of them puts who answers first
+        watch.sentinels = [*self._watch.sentinels]
         try:
-            found: tuple[str, int] = self._watch.discover_master(self._service)
+            found: tuple[str, int] = watch.discover_master(self._service)
         except MasterNotFoundError as unknown:
             trouble = None
             try:
-                self._watch.sentinels[0].ping()
+                watch.sentinels[0].ping()
             except RedisError as error:  # of all sentinels, perhaps: wrong certificates, wrong passwords
                 pass_on(error)
                 trouble = error
             raise self._unnamed(trouble) from unknown
+        self._watch.sentinels = watch.sentinels
         return found
 
     async def suspending_master(self) -> tuple[str, int]:
