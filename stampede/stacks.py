@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -13,10 +14,13 @@ from typing import Any
 
 from stampede import decisions
 
-__all__ = ["innermost_frames", "stack_of"]
+__all__ = ["innermost_frames", "is_in", "stack_of"]
 
 _COLLECTS = sys.version_info < (3, 11, 9)
 """Does the interpreter run finalizers in the middle of its look at all threads (python/cpython#106883)?"""
+
+_STEPS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_LOOKS = 100
 
 Stack = list[FrameType]  # the outermost frame first
 
@@ -35,6 +39,20 @@ def innermost_frames() -> dict[int, FrameType]:
         finally:
             if collects:
                 gc.enable()
+
+
+def is_in(thread: int, frame: FrameType) -> bool:
+    """Is the thread in that frame, or in what it has called?"""
+    for _ in range(_LOOKS):
+        at, outermost = innermost_frames().get(thread), None
+        while at is not None:
+            if at is frame:
+                return True
+            outermost, at = at, at.f_back
+        # It runs on while we go down its stack: a generator that yields has no way on to who has called it.
+        if outermost is None or not outermost.f_code.co_flags & _STEPS:
+            return False
+    return False  # a thread that began with a generator
 
 
 def stack_of(flight: object, functions: Iterable[str], loops: Iterable[Any]) -> str:

@@ -7,10 +7,11 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
-from stampede.stacks import innermost_frames
+from stampede.stacks import innermost_frames, is_in
 
 
 @pytest.fixture
@@ -67,3 +68,35 @@ def test_no_finalizer_runs_meanwhile(threads: list[threading.Thread], collects: 
         gc.set_threshold(*before)
         gc.callbacks.remove(collected)
     assert not seen
+
+
+def steps(depth: int) -> Iterator[None]:
+    if depth:
+        yield from steps(depth - 1)
+    while True:
+        yield
+
+
+def test_who_runs_on_meanwhile_is_seen() -> None:
+    """A generator that yields leaves its caller's stack: two would write at once, and each end the other's write."""
+    frames: list[FrameType] = []
+    inside, over = threading.Event(), threading.Event()
+
+    def writing() -> None:
+        frames.append(sys._getframe())
+        inside.set()
+        while not over.is_set():
+            for _, _ in zip(range(100), steps(30), strict=False):
+                pass
+
+    interval, thread = sys.getswitchinterval(), threading.Thread(target=writing)
+    thread.start()
+    try:
+        assert inside.wait(10)
+        sys.setswitchinterval(1e-6)
+        assert all(is_in(thread.ident or 0, frames[0]) for _ in range(30_000))
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        thread.join()
+    assert not is_in(thread.ident or 0, frames[0])

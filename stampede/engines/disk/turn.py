@@ -15,7 +15,7 @@ from weakref import ref
 from stampede import decisions, greenlets
 from stampede.colour import BLOCKING, Bell, run_blocking
 from stampede.interruptions import pass_on
-from stampede.stacks import innermost_frames
+from stampede.stacks import is_in
 from stampede.stalls import Patience
 
 __all__ = ["Interrupted", "Turn", "Turns"]
@@ -44,12 +44,8 @@ class Turn:
         """Has its owner left it?"""
         if self._greenlet != greenlets.here():
             return False  # perhaps it rests: its frames are in no stack
-        frame = innermost_frames().get(self.thread)
-        while frame is not None:
-            if frame is self.frame:
-                return False
-            frame = frame.f_back
-        return True
+        frame = self.frame
+        return frame is None or not is_in(self.thread, frame)
 
     def is_of_caller(self) -> bool:
         return self.thread == get_ident() and self._greenlet == greenlets.here()
