@@ -99,7 +99,7 @@ def test_what_is_put_back_ends_with_its_time(cache: Cache, monkeypatch: pytest.M
     sealed = stored(cache)
     cache.invalidate("k")
     put_back(cache, sealed)
-    assert cache.get("k") == "old"  # of which the README tells
+    assert cache.get("k") == "old"  # of which the docs tell
     at(monkeypatch, now + SKEW + 6)
     put_back(cache, sealed)
     assert cache.peek("k") is None

@@ -1,4 +1,4 @@
-"""The servers of a soak, each kind with what can go wrong with it, and what the README promises of it."""
+"""The servers of a soak, each kind with what can go wrong with it, and what the docs promise of it."""
 
 from __future__ import annotations
 

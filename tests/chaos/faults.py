@@ -21,7 +21,7 @@ class Planned(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What a kind of fault may do to callers, by what the README says of it."""
+    """What a kind of fault may do to callers, by what the docs say of it."""
 
     weight: float
     seconds: tuple[float, float]  # how long it lasts

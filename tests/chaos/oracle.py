@@ -1,6 +1,6 @@
 """The judge: which values were allowed, who may have computed beside whom, which errors, how long a call may take.
 
-It is sound rather than sharp: what it complains of breaks a promise of the README. While a fault is felt (from its
+It is sound rather than sharp: what it complains of breaks a promise of the docs. While a fault is felt (from its
 begin until a documented time after its end) other processes may compute for themselves and lag behind, as is said
 there; what a process changed itself it must see at once even then, no call may outlast its bound, and nothing but the
 documented errors may reach a caller. When all faults are over, everything must be as if there had been none.
@@ -173,7 +173,7 @@ class _Judge:
             return
 
     def _out_of_touch(self, call: Call, source: Making | Call, has_tier: bool, since: float) -> bool:
-        """Its process may not have heard of what others did after this moment, by a fault and as the README says."""
+        """Its process may not have heard of what others did after this moment, by a fault and as the docs say."""
         felt = [fault for fault in self.history.at(call.worker, since, call.ended) if fault.effect.hides]
         if any(fault.effect.forgets for fault in felt):
             return True  # the change itself may be forgotten

@@ -1,0 +1,81 @@
+"""What the pages say of options, engines, figures and names is what the code has."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from pages import PAGES, named
+
+import stampede.engines
+from stampede import Cache, cached
+from stampede.faces import Options, PolicyOptions
+from stampede.policy import DEFAULT
+OPTIONS = PAGES["guides/options.md"]
+
+
+def options_table() -> dict[str, str]:
+    """Each option and its default, as the page has them."""
+    return {name: cells[1] for cells in OPTIONS.rows() for name in named(cells[0])}
+
+
+def test_all_options_are_in_the_table() -> None:
+    """An option that nobody can find, or one that is none."""
+    assert set(options_table()) == {*Options.__annotations__, *PolicyOptions.__annotations__, "cache"}
+
+
+@pytest.mark.parametrize("name", list(PolicyOptions.__annotations__))
+def test_defaults_are_as_the_table_says(name: str) -> None:
+    """The page would promise another default than the code has."""
+    said, default = options_table()[name].strip("`"), getattr(DEFAULT, name)
+    if name == "max_hold":
+        assert said == "60, or 10 x cost"
+        assert (DEFAULT.hold_of(0.0), DEFAULT.hold_of(10.0)) == (60.0, 100.0)
+    else:
+        assert {"None": None, "False": False, "()": ()}.get(said, said) == default or float(said) == default
+
+
+def test_options_are_taken_by_whom_the_table_names() -> None:
+    """An option would be refused where the page says that it works."""
+    taken: dict[str, Any] = {name: getattr(DEFAULT, name) for name in PolicyOptions.__annotations__}
+    cached(**taken)(lambda: 1)
+    with Cache(**{name: value for name, value in taken.items() if name not in ("cache_if", "raises")}) as cache:
+        assert cache.get_or_compute("k", lambda: 1, **taken) == 1
+
+
+def test_engines_of_this_release_are_in_the_table() -> None:
+    """An engine that nobody can find, or one that this release does not have."""
+    schemes = {scheme for cells in PAGES["guides/which-engine.md"].rows() for scheme in re.findall(r"`([\w+]+)://", cells[0])}
+    modules = {module for module, _ in stampede.engines._KNOWN.values() if _is_here(module)}
+    assert {stampede.engines._KNOWN[scheme][0] for scheme in schemes} == modules
+
+
+def _is_here(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def test_figures() -> None:
+    """The page tells sizes and seconds that are the code's."""
+    from stampede.breaker import Breaker
+    from stampede.engines.disk import DiskEngine
+    from stampede.engines.memory import MemoryEngine
+    from stampede.outage import REFUGE_TTL
+
+    def default(function: Any, name: str) -> Any:
+        return inspect.signature(function).parameters[name].default
+
+    happens, engines = PAGES["what-happens-when.md"].text, PAGES["guides/which-engine.md"].text
+    assert "kept in memory for 5 seconds at most" in happens and REFUGE_TTL == 5
+    assert "asked again once a second" in happens and default(Breaker, "pause") == 1
+    assert "`?max_bytes=` (1 GiB)" in engines and default(DiskEngine, "max_bytes") == 2**30
+    assert "`?entries=10000`" in engines and default(MemoryEngine, "entries") == 10_000
+
+
+def test_twins() -> None:
+    """The page says that each verb that does I/O has one."""
+    verbs = {name for name in vars(Cache) if not name.startswith("_") and f"a{name}" in vars(Cache)}
+    io = {"get_or_compute", "get_or_compute_many", "get", "get_many", "set", "set_many", "peek", "expire"}
+    assert verbs == io | {"invalidate", "invalidate_many", "clear", "add", "update", "touch", "close"}
