@@ -206,7 +206,7 @@ def _is_known(requirement: str) -> None:
     if name == project["name"]:
         assert {extra for extra in extras.split(",") if extra} <= project["optional-dependencies"].keys()
     else:
-        assert any(each.startswith(name) for each in sum(project["optional-dependencies"].values(), []))
+        assert any(each.startswith(name) for extra in project["optional-dependencies"].values() for each in extra)
 
 
 @EACH
@@ -236,19 +236,22 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 def _broken(page: Page, link: str) -> bool:
     address, _, anchor = link.partition("#")
+    target = _file(page, address)
+    if target is None:
+        return False
+    return not target.exists() or (bool(anchor) and anchor not in Page(target).anchors())
+
+
+def _file(page: Page, address: str) -> Path | None:
+    """What an address leads to, where that is ours."""
     if address.startswith(HOME):
         name = address.removeprefix(HOME).rstrip("/")
-        there = PAGES.get(f"{name}.md" if name else "index.md") or PAGES.get(f"{name}/index.md")
-        return there is None or bool(anchor) and anchor not in there.anchors()
+        return next((file for file in (DOCS / f"{name}.md", DOCS / name / "index.md") if file.exists()), DOCS / "?")
     if address.startswith(SOURCE):
-        file = ROOT / re.sub(r"^(blob|tree)/main/|^issues$", "", address.removeprefix(SOURCE))
-        return not file.exists() or bool(anchor) and anchor not in Page(file).anchors()
+        return ROOT / re.sub(r"^(blob|tree)/main/|^issues$", "", address.removeprefix(SOURCE))
     if address.startswith("https://"):
-        return False
-    target = page.path.parent / address if address else page.path
-    if target.suffix != ".md":
-        return not target.exists()
-    return not target.exists() or bool(anchor) and anchor not in Page(target).anchors()
+        return None
+    return page.path.parent / address if address else page.path
 
 
 def test_the_readme_survives_elsewhere() -> None:

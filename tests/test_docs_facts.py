@@ -14,7 +14,9 @@ import stampede.engines
 from stampede import Cache, cached
 from stampede.faces import Options, PolicyOptions
 from stampede.policy import DEFAULT
+
 OPTIONS = PAGES["guides/options.md"]
+ENGINES = PAGES["guides/which-engine.md"]
 
 
 def options_table() -> dict[str, str]:
@@ -48,7 +50,7 @@ def test_options_are_taken_by_whom_the_table_names() -> None:
 
 def test_engines_of_this_release_are_in_the_table() -> None:
     """An engine that nobody can find, or one that this release does not have."""
-    schemes = {scheme for cells in PAGES["guides/which-engine.md"].rows() for scheme in re.findall(r"`([\w+]+)://", cells[0])}
+    schemes = {scheme for cells in ENGINES.rows() for scheme in re.findall(r"`([\w+]+)://", cells[0])}
     modules = {module for module, _ in stampede.engines._KNOWN.values() if _is_here(module)}
     assert {stampede.engines._KNOWN[scheme][0] for scheme in schemes} == modules
 
@@ -67,7 +69,7 @@ def test_figures() -> None:
     def default(function: Any, name: str) -> Any:
         return inspect.signature(function).parameters[name].default
 
-    happens, engines = PAGES["what-happens-when.md"].text, PAGES["guides/which-engine.md"].text
+    happens, engines = PAGES["what-happens-when.md"].text, ENGINES.text
     assert "kept in memory for 5 seconds at most" in happens and REFUGE_TTL == 5
     assert "asked again once a second" in happens and default(Breaker, "pause") == 1
     assert "`?max_bytes=` (1 GiB)" in engines and default(DiskEngine, "max_bytes") == 2**30
