@@ -278,7 +278,10 @@ async def land(
             return await left_out(call, hold, error)
         if error is not None and (not isinstance(error, call.policy.raises) or is_own(error)):
             return await give_up(call, hold, error, kept, why, cost)
-        return await store(call, hold, entry_of(call, kept, value, error, cost), error, why, cost)
+        entry = entry_of(call, kept, value, error, cost)
+        if error is not None and entry.ttl <= 0 and kept is not None and not hold.foreign:
+            return await unkept(call, entry, error, "ttl is 0 for it, and what is kept stays")
+        return await store(call, hold, entry, error, why, cost)
     except GeneratorExit:
         raise
     except BaseException as failure:  # a ttl function's or a codec's own
@@ -286,7 +289,8 @@ async def land(
 
 
 def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
-    """The entry to be stored. An exception of `raises` is an answer, kept as all that it holds.
+    """The entry to be stored. An exception of `raises` is an answer, kept as all that it holds; one whose ttl is 0 is
+    for those only who wait for it now.
 
     Its id is its lease's token: so those who waited for that lease know it from any other, also from older news.
     """
@@ -296,7 +300,8 @@ def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseExcepti
     if error is not None:
         value = parts_of(error)
     typical, margin = early.observe(kept, cost)
-    return Entry(value, call.token, typical, margin, ttl, ttl, ttl + call.policy.stale, error is not None)
+    stale = 0.0 if error is not None and ttl <= 0 else call.policy.stale
+    return Entry(value, call.token, typical, margin, ttl, ttl, ttl + stale, error is not None)
 
 
 async def store(

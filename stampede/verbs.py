@@ -70,8 +70,15 @@ class Verbs(ABC):
         )
 
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Store this value for these arguments."""
-        return self._run(self.scope.put(self.colour, self.key(*args, **kwargs), value))
+        """Store this value for these arguments. `ttl=` and `stale=` are of this entry, unless they are arguments of the
+        function's."""
+        options = {name: kwargs.pop(name) for name in ("ttl", "stale") if name in kwargs and self._has_no(name)}
+        policy = self.scope.policy.with_options(**options)
+        return self._run(self.scope.put(self.colour, self.key(*args, **kwargs), value, policy))
+
+    def _has_no(self, name: str) -> bool:
+        """It can't be an argument of the function's."""
+        return name not in self.parameters.names and not self.parameters.open
 
     def expire(self, /, *args: Any, **kwargs: Any) -> Any:
         """Stale from now on, and served while one caller computes."""

@@ -39,7 +39,9 @@ def _level(event: events.Event) -> int:
         case events.EngineUp():
             return INFO
         case events.Unkept(why=why):
-            return DEBUG if why.startswith("cache_if") else _once(event.scope)  # that one is as the user wants it
+            return (
+                DEBUG if why.startswith(("cache_if", "ttl")) else _once(event.scope)
+            )  # that one is as the user wants it
         case events.Failed() | events.LeaseLost() | events.BadBytes() | events.EngineDown():
             return WARNING
         case _:

@@ -63,6 +63,8 @@ def functions() -> None:
         assert_type(each.peek(42), Entry[Report] | None)
         assert_type(each.refresh(42, year=1), Report)
         each.set(Report(), 42)
+        each.set(Report(), 42, ttl="10m", stale=60)
+        each.set(Report(), 42, stale=timedelta(minutes=1))
         assert_type(each.expire(42), bool)
         each.invalidate(42, via=print)
         each.invalidate_all()
@@ -76,7 +78,9 @@ def functions() -> None:
     report("42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     report(42, yaer=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     report.key("42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    report.set("no report", 42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    report.set("no report", 42)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    report.set(Report(), 42, tll=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    report.set(Report(), 42, ttl=[])  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 async def coroutine_functions() -> None:

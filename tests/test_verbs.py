@@ -1,0 +1,186 @@
+"""The verbs of functions and caches beyond the call: what each does, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
+
+from memcached_server import shared_memcached
+from servers import shared_redis
+
+from stampede import Cache, OptionError
+
+URLS: dict[str, Callable[[Path], str]] = {
+    "memory": lambda path: "memory://",
+    "disk": lambda path: f"disk://{path}",
+    "redis": lambda path: shared_redis().url,
+    "memcached": lambda path: shared_memcached().url,
+}
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+@pytest.fixture(params=list(URLS))
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    with Cache(URLS[request.param](tmp_path), ttl=600, early=0) as cache:
+        yield cache
+
+
+def coloured(function: Callable[..., Any], colour: str) -> Callable[..., Any]:
+    if colour == "sync":
+        return function
+
+    @functools.wraps(function)
+    async def suspending(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return suspending
+
+
+def run(answer: Any) -> Any:
+    return asyncio.run(answer) if inspect.isawaitable(answer) else answer
+
+
+# -- set ----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_set_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None:
+    """One value that is good for a shorter time could only be stored under the cache's own keys."""
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    f = cache.cached(coloured(double, colour))
+    run(f.set(7, 1, ttl="1m", stale=30))
+    entry = run(f.peek(1))
+    assert (entry.value, entry.ttl) == (7, 60)
+    assert 60 < entry.keep <= 90
+    assert run(f(1)) == 7
+    run(f.set(8, number=2))
+    assert run(f.peek(2)).ttl == 600
+    with pytest.raises(OptionError, match="ttl is -1"):
+        run(f.set(7, 1, ttl=-1))
+
+
+@both
+def test_set_of_a_method_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None:
+    """The same, bound."""
+
+    def double(self: Any, number: int) -> int:
+        return 2 * number
+
+    double.__qualname__ = "Shop.double"
+    shop = type("Shop", (), {"__stampede_key__": lambda self: 1, "double": cache.cached(coloured(double, colour))})()
+    run(shop.double.set(7, 1, ttl=60))
+    assert run(shop.double.peek(1)).ttl == 60
+    run(type(shop).double.set(8, shop, 1, ttl=70))
+    assert run(shop.double.peek(1)).ttl == 70
+
+
+@both
+def test_a_parameter_of_that_name_is_the_functions(cache: Cache, colour: str) -> None:
+    """A value would be stored under another call's key, and for as long as an argument happens to say."""
+
+    def of(ttl: int, stale: int = 0) -> int:
+        return ttl
+
+    def anything(**what: int) -> int:
+        return 0
+
+    f, g = cache.cached(coloured(of, colour)), cache.cached(coloured(anything, colour))
+    run(f.set(7, ttl=3))
+    run(g.set(8, ttl=3))
+    assert (run(f.peek(3)).value, run(f.peek(3)).ttl) == (7, 600)
+    assert (run(g.peek(ttl=3)).value, run(g.peek(ttl=3)).ttl) == (8, 600)
+
+
+# -- a ttl of 0 ---------------------------------------------------------------------------------------------------
+
+
+class Missing(Exception):
+    """An answer, and not one to be kept."""
+
+
+def ttl_of(result: Any) -> float:
+    return 0 if isinstance(result, Missing) or result is None else 600
+
+
+@both
+@pytest.mark.parametrize("due", [False, True], ids=["stale", "early"])
+def test_an_exception_that_is_not_to_be_kept_leaves_what_is(
+    cache: Cache, colour: str, due: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One 404 that nobody was to keep would take the last good value away from everybody."""
+    results: list[Any] = [1]
+
+    def origin() -> int:
+        if isinstance(results[-1], Exception):
+            raise results[-1]
+        return results[-1]
+
+    f = cache.cached(ttl=ttl_of, stale=600, raises=Missing)(coloured(origin, colour))
+    assert run(f()) == 1
+    id = run(f.peek()).id
+    if not due:
+        run(f.expire())
+    results.append(Missing("gone"))
+    with pytest.raises(Missing, match="gone"):
+        run(f.refresh() if due else f())
+    entry = run(f.peek())
+    assert (entry.value, entry.raised, entry.id, entry.fresh > 0) == (1, False, id, due)
+    results.append(2)
+    assert run(f()) == (1 if due else 2)  # and its lease is free
+    assert caplog.records == []  # it is as the user wants it
+
+
+@both
+def test_an_exception_that_is_not_to_be_kept_is_not_kept_as_stale(cache: Cache, colour: str) -> None:
+    """Nothing was there, and for as long as `stale` says callers would get an error that was not to be kept."""
+    results: list[Any] = [Missing("gone")]
+
+    def origin() -> int:
+        if isinstance(results[-1], Exception):
+            raise results[-1]
+        return results[-1]
+
+    f = cache.cached(ttl=ttl_of, stale=600, raises=Missing)(coloured(origin, colour))
+    with pytest.raises(Missing, match="gone"):
+        run(f())
+    assert run(f.peek()) is None
+
+
+@both
+def test_a_value_whose_ttl_is_0_replaces_what_is_kept(cache: Cache, colour: str) -> None:
+    """Somebody who was deleted would be served as stale for as long as the origin says that there is nobody."""
+    results: list[Any] = [1]
+    f = cache.cached(ttl=ttl_of, stale=600)(coloured(lambda: results[-1], colour))
+    assert run(f()) == 1
+    run(f.expire())
+    results.append(None)
+    assert run(f()) is None
+    entry = run(f.peek())
+    assert entry.value is None
+    assert entry.fresh <= 0 < entry.keep
+
+
+@both
+def test_a_value_that_cache_if_refuses_leaves_what_is_kept(cache: Cache, colour: str) -> None:
+    """The other wish would have no way to say it: this answer is none, what was there is."""
+    results: list[Any] = [1]
+    f = cache.cached(ttl=600, stale=600, cache_if=lambda value: value is not None)(
+        coloured(lambda: results[-1], colour)
+    )
+    assert run(f()) == 1
+    run(f.expire())
+    results.append(None)
+    assert run(f()) is None
+    assert run(f.peek()).value == 1
