@@ -6,11 +6,11 @@ import asyncio
 import functools
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from stampede.cached import Cached, LateCache
-from stampede.verbs import VERBS, call_arguments
+from stampede.verbs import VERBS
 
 __all__ = ["Bound", "Method"]
 
@@ -115,8 +115,8 @@ class Bound:
     def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.invalidate(self.__self__, *args, **kwargs)
 
-    def many(self, calls: Iterable[Iterable[Any]]) -> Any:
-        return self.cached.many((self.__self__, *call_arguments(call)) for call in calls)
+    def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]]) -> Any:
+        return self.cached.many_of(calls, self.__self__)
 
     def invalidate_all(self) -> Any:
         """Every value of this method is gone, of every object, in every process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from stampede.batch import fetch_many
 from stampede.colour import BLOCKING, Colour, Stopped, run_blocking
@@ -106,13 +106,17 @@ class Verbs(ABC):
             )
         return self._run(self.scope.bump(self.colour))
 
-    def many(self, calls: Iterable[Iterable[Any]]) -> Any:
-        """The values of many calls, each a tuple of arguments, in their order."""
-        return self._run(self._many([call_arguments(call) for call in calls]))
+    def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]]) -> Any:
+        """The values of many calls, each a tuple of arguments or a mapping of them by name, in their order."""
+        return self.many_of(calls)
 
-    async def _many(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+    def many_of(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *first: Any) -> Any:
+        """The same, with `first` before the arguments of each."""
+        return self._run(self._many([call_arguments(call, *first) for call in calls]))
+
+    async def _many(self, calls: list[Arguments]) -> list[Any]:
         if switch.off:
-            return [await self.colour.call(functools.partial(self.function, *args)) for args in calls]
+            return [await self.colour.call(call.of(self.function)) for call in calls]
         closed = scope = None
         while True:
             try:
@@ -121,12 +125,12 @@ class Verbs(ABC):
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
-    async def _all_of(self, scope: Scope, calls: list[tuple[Any, ...]]) -> list[Any]:
-        keys = [self.key_of_call(*args) for args in calls]
+    async def _all_of(self, scope: Scope, calls: list[Arguments]) -> list[Any]:
+        keys = [self.key_of_call(*args, **kwargs) for args, kwargs in calls]
         wanted = dict(zip(keys, calls, strict=True))
         values = {key: found.value for key in wanted if (found := scope.at_hand(key)) is not None}
         missing = [key for key in wanted if key not in values]
-        loader = OneByOne(self.colour, {key: functools.partial(self.function, *wanted[key]) for key in missing})
+        loader = OneByOne(self.colour, {key: wanted[key].of(self.function) for key in missing})
         landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
         try:
             values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
@@ -143,13 +147,27 @@ class Verbs(ABC):
         return self.home.stats_of(self.scope.called)
 
 
-def call_arguments(call: Any) -> tuple[Any, ...]:
-    """One call's, of a batch. A string is no tuple of its letters here, nor a mapping one of its keys."""
-    if type(call) is tuple:
-        return call
+class Arguments(NamedTuple):
+    """What one call is given."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def of(self, function: Callable[..., Any]) -> Callable[[], Any]:
+        """That call of a function."""
+        return functools.partial(function, *self.args, **self.kwargs)
+
+
+def call_arguments(call: Any, *first: Any) -> Arguments:
+    """One call's, of a batch: a tuple of them, or a mapping by their names. A string is no tuple of its letters."""
+    if isinstance(call, Mapping) and all(isinstance(name, str) for name in call):
+        return Arguments(first, call)
     if isinstance(call, (str, bytes, bytearray, Mapping)) or not isinstance(call, Iterable):
-        raise OptionError(f"many() was given {call!r} as one call's arguments: give a tuple of them, as in ({call!r},)")
-    return tuple(call)
+        raise OptionError(
+            f"many() was given {call!r} as one call's arguments: give a tuple of them, as in ({call!r},), or a mapping "
+            "of them by their names"
+        )
+    return Arguments((*first, *call), {})
 
 
 async def _nothing() -> None:

@@ -81,7 +81,7 @@ AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]
     (lambda: cached(signing_key=[]), OptionError, ValueError, "signing_key is an empty list"),
     (lambda: asked_twice(tll=5), OptionError, ValueError, "did you mean 'ttl'"),
     (lambda: cached(lambda a, b: a).many(["ab"]), OptionError, ValueError, "one call's arguments"),
-    (lambda: cached(lambda a, b: a).many([{"a": 1, "b": 2}]), OptionError, ValueError, "one call's arguments"),
+    (lambda: cached(lambda a, b: a).many([{1: 2}]), OptionError, ValueError, "one call's arguments"),
     (lambda: cached(signing_key=""), OptionError, ValueError, "signing_key holds an empty string"),
     (lambda: cached(version=1.5), OptionError, ValueError, "version is 1.5"),  # type: ignore[call-overload]
     (lambda: cached(property(plain)), OptionError, ValueError, "between @property and the def"),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede import Cache, CodecError, KeyingError, OptionError, RecursiveComputation
-from stampede.testing import isolated
+from stampede.testing import disabled, isolated
 
 
 @pytest.fixture(autouse=True)
@@ -485,6 +485,36 @@ def test_many_of_a_function_that_calls_itself(colour: str, cache: Cache) -> None
     assert had(f.many([(10,), (9,), (8,), (11,)])) == [55, 34, 21, 89]
     with pytest.raises(RecursiveComputation):
         had(g.many([(0,), (1,), (2,)]))
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_many_takes_arguments_by_name(colour: str, cache: Cache) -> None:
+    """`f.many([{"n": 1}])` was an error, or a call of f("n"): rows of a form are asked for as they are."""
+
+    def compute(n: int, *, factor: int = 2) -> int:
+        return n * factor
+
+    async def acompute(n: int, *, factor: int = 2) -> int:
+        return compute(n, factor=factor)
+
+    f: Any = cache.cached(compute if colour == "sync" else acompute)
+    assert had(f.many([{"n": 1}, (2,), {"n": 3, "factor": 3}, {"factor": 2, "n": 1}])) == [2, 4, 9, 2]
+    assert had(f(1)) == 2
+    assert f.stats().computations == 3
+    with disabled():
+        assert had(f.many([{"n": 1}, (2,)])) == [2, 4]
+    with pytest.raises(TypeError, match="m"):
+        had(f.many([{"m": 1}]))
+
+    class Shop:
+        def __stampede_key__(self) -> str:
+            return "shop"
+
+        @cache.cached
+        def price(self, n: int, *, factor: int = 1) -> int:
+            return n * factor
+
+    assert Shop().price.many([{"n": 1, "factor": 5}, (1,)]) == [5, 1]
 
 
 def test_batches_in_a_namespace() -> None:

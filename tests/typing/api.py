@@ -69,6 +69,7 @@ def functions() -> None:
         each.invalidate(42, via=print)
         each.invalidate_all()
         assert_type(each.many([(1,), (2,)]), list[Report])
+        assert_type(each.many([{"customer": 1, "year": 2}, (1,)]), list[Report])
         assert_type(each.stats(), Stats)
         assert_type(each.__name__, str)
 
