@@ -17,8 +17,9 @@ from stampede.call import Call
 from stampede.colour import Colour
 from stampede.core import Scope, later
 from stampede.errors import WaitTimeout
-from stampede.fill import admitted, drop, land, never_begun, quietly, served
+from stampede.fill import admitted
 from stampede.flight import Flight, inside_all
+from stampede.land import drop, land, never_begun, quietly, served
 from stampede.loaders import Answer, Loader, Wanted
 from stampede.outcome import Landing, LeftOut, empty
 from stampede.places import Place

@@ -16,7 +16,7 @@ from stampede.coded import CodedClaims, CodedStore, Coder, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
-from stampede.fill import fill, opened, quietly
+from stampede.fill import fill, opened
 from stampede.flight import Flights
 from stampede.front import Front
 from stampede.gather import Gathering, run_together
@@ -24,6 +24,7 @@ from stampede.guarded import Guarded
 from stampede.guarded_many import GuardedMany
 from stampede.keeper import Hold, keeper
 from stampede.keys import generation, quoted
+from stampede.land import quietly
 from stampede.leader import Leader
 from stampede.local import Resident
 from stampede.outage import GuardedClaims, Outage

@@ -16,9 +16,9 @@ from weakref import ReferenceType, ref
 
 from stampede.colour import run_blocking
 from stampede.entry import new_id
-from stampede.fill import quietly
 from stampede.guarded_locks import GuardedLocks
 from stampede.keeper import Hold, keeper
+from stampede.land import quietly
 from stampede.loops import Loop, heed, on_close
 from stampede.ports import Engine, Locks
 

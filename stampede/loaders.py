@@ -13,9 +13,10 @@ from stampede.call import Call
 from stampede.colour import Bell, Colour, ended, kept_whole, run_blocking, running_loop, until_one_fails
 from stampede.entry import Entry, new_id
 from stampede.errors import RecursiveComputation
-from stampede.fill import alone, covered, served
 from stampede.flight import Flight
+from stampede.land import covered, served
 from stampede.outcome import Landing, LeftOut, own_copy
+from stampede.patience import alone
 
 __all__ = ["Answer", "Loader", "OneByOne", "Together", "Wanted"]
 

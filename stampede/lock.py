@@ -17,9 +17,9 @@ from stampede import greenlets
 from stampede.block import Block, BlockEnd, Blocks
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, run_blocking, running_loop
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
-from stampede.fill import quietly
 from stampede.grip import Grip
 from stampede.guarded_locks import GuardedLocks, guarded
+from stampede.land import quietly
 from stampede.pace import Pace
 from stampede.policy import seconds
 from stampede.ports import Engine, Granted, Locks

@@ -14,9 +14,10 @@ from stampede.call import Call, Means
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking, running_loop
 from stampede.engines.memory import MemoryEngine
 from stampede.events import Event
-from stampede.fill import fill, quietly
+from stampede.fill import fill
 from stampede.flight import Flights
 from stampede.keeper import Hold, keeper
+from stampede.land import quietly
 from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Granted

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stampede import fill
+from stampede import fill, land, patience
 from stampede.call import Call, Hold
 from stampede.entry import Entry
 from stampede.flight import Flight, Flights
@@ -222,7 +222,7 @@ def _keeps_the_lease(patch: pytest.MonkeyPatch) -> None:
     async def give_up(call: Call, hold: Hold, error: BaseException, *rest: Any) -> Landing:
         return Landing(error=error)
 
-    patch.setattr(fill, "give_up", give_up)
+    patch.setattr(land, "give_up", give_up)
 
 
 def _shares(patch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def _computes_for_ever(patch: pytest.MonkeyPatch) -> None:
     async def stood(call: Call) -> float:
         return inf
 
-    patch.setattr(fill, "stood", stood)
+    patch.setattr(land, "stood", stood)
 
 
 def _never_cuts(patch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     """One that holds a lease waits for one that waits for it."""
 
     def limit(call: Call) -> tuple[float, Callable[[Call], Coroutine[Any, Any, Landing]]]:
-        return inf, fill.timed_out
+        return inf, patience.timed_out
 
     patch.setattr(fill, "limit", limit)
 

@@ -36,6 +36,8 @@ LAYERS = """
     core grip
     loaders
     front fill places gather
+    patience
+    land
     call
     flight
     keeper outcome leader guarded_many
@@ -59,7 +61,8 @@ LINES = [line.split() for line in LAYERS.strip().splitlines()]
 DEPTH = {name: depth for depth, line in enumerate(LINES) for name in line}
 
 # What the order alone does not say.
-NEVER = {"codec": {"engines"}, "fill": {"codec", "engines", "asyncio", "threading"}}
+_WORLD = {"codec", "engines", "asyncio", "threading"}
+NEVER = {"codec": {"engines"}, "fill": _WORLD, "patience": _WORLD, "land": _WORLD}
 
 # Packages that are not the standard library's are imported when they are needed, by functions. At the top only:
 AT_THE_TOP = {

@@ -1,0 +1,189 @@
+"""How a computation ends: its value is stored, or it was given up, or never begun; the lease goes back, once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import inf
+from random import random
+from typing import Any
+
+from stampede import early, events
+from stampede.call import Call, Hold
+from stampede.entry import Entry, Verdict
+from stampede.errors import CodecError, EngineError, RecursiveComputation
+from stampede.flight import Flight
+from stampede.interruptions import pass_on, thrown_in
+from stampede.outcome import Landing, LeftOut, comes_back, parts_of
+
+__all__ = ["covered", "drop", "land", "never_begun", "quietly", "release", "served"]
+
+
+async def land(
+    call: Call, kept: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
+) -> Landing:
+    """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
+    why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
+    try:
+        if isinstance(error, LeftOut):
+            return await left_out(call, hold, error)
+        if error is not None and (not isinstance(error, call.policy.raises) or is_own(error)):
+            return await give_up(call, hold, error, kept, why, cost)
+        entry = entry_of(call, kept, value, error, cost)
+        if error is not None and entry.ttl <= 0 and kept is not None and not hold.foreign:
+            return await unkept(call, entry, error, "ttl is 0 for it, and what is kept stays")
+        return await store(call, hold, entry, error, why, cost)
+    except GeneratorExit:
+        raise
+    except BaseException as failure:  # a ttl function's or a codec's own
+        return await give_up(call, hold, failure, kept, why, cost)
+
+
+def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
+    """The entry to be stored. An exception of `raises` is an answer, kept as all that it holds; one whose ttl is 0 is
+    for those only who wait for it now.
+
+    Its id is its lease's token: so those who waited for that lease know it from any other, also from older news.
+    """
+    ttl = call.policy.ttl_of(value if error is None else error)
+    if call.policy.jitter and ttl != inf:
+        ttl *= 1 - call.policy.jitter * random()
+    if error is not None:
+        value = parts_of(error)
+    typical, margin = early.observe(kept, cost)
+    stale = 0.0 if error is not None and ttl <= 0 else call.policy.stale
+    return Entry(value, call.token, typical, margin, ttl, ttl, ttl + stale, error is not None)
+
+
+async def store(
+    call: Call, hold: Hold, entry: Entry[Any], error: BaseException | None, why: str, cost: float
+) -> Landing:
+    """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
+    if hold.foreign:
+        return Landing(entry, error)
+    if error is not None and not comes_back(entry, error, call.policy.raises):
+        return await unkept(call, entry, error, f"{entry.value[0]} would not come back with all that it holds")
+    if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
+        return await unkept(call, entry, error, "cache_if refused it")
+    at = call.now
+    try:
+        if call.means.trial is not None:
+            call.means.trial(call.key, entry, strict=call.policy.strict)
+        stored = await call.means.colour.whole(call.means.port.fill(call.key, call.token, entry))
+    except CodecError as refusal:
+        landing = await unkept(call, entry, error, str(refusal))
+        return Landing(error=refusal, as_of=landing.as_of) if call.policy.strict else landing
+    except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
+        await release(call)
+        return Landing(error=trouble, as_of=call.now)
+    call.tell(events.Computed, why, cost, stored)
+    if not stored:
+        call.tell(events.LeaseLost)
+        return Landing(entry, error, as_of=-inf)  # and not kept here either
+    return Landing(entry, error, stored=True, at=at, as_of=at)
+
+
+async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why: str) -> Landing:
+    """The value goes to this flight; other processes are told not to wait for it."""
+    as_of = await stood(call)
+    await release(call, Verdict("unkept", message=why))
+    call.tell(events.Unkept, why)
+    return Landing(entry, error, as_of=as_of)
+
+
+async def left_out(call: Call, hold: Hold, error: LeftOut) -> Landing:
+    """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value."""
+    error.__traceback__ = None  # nobody is shown it, and it refers to those who keep the error
+    if hold.foreign:
+        return Landing(error=error)
+    as_of = await stood(call)
+    await release(call, Verdict("unkept", message="the function of many keys has left it out"))
+    return Landing(error=error, as_of=as_of)
+
+
+async def give_up(
+    call: Call, hold: Hold, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
+) -> Landing:
+    """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
+    if hold.foreign:
+        return Landing(error=error)
+    if is_own(error):
+        await release(call)
+        return Landing(error=error)
+    may_serve = covered(call, kept, error)
+    rest = max(call.policy.retry_after, cost if may_serve else 0.0)
+    verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
+    as_of = await stood(call)
+    await release(call, verdict, rest)
+    call.tell(events.Failed, why, cost, error)
+    if kept and may_serve:
+        return served(call, kept, "failed", until=rest, as_of=as_of)
+    return Landing(error=error, as_of=as_of)
+
+
+def is_own(error: BaseException) -> bool:
+    """Cancelled, interrupted, out of time, exiting: that is this caller's business, and says nothing of the origin."""
+    return not isinstance(error, Exception) or thrown_in(error)
+
+
+async def stood(call: Call) -> float:
+    """The moment as of which our lease is known to have stood: what came of it is good for those who began before."""
+    if not call.followed:
+        return call.asked
+    at = call.now
+    try:
+        return at if await call.means.port.renew(call.key, call.token, call.policy.lease) else -inf
+    except EngineError:
+        return call.asked
+
+
+def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
+    """A caller whose computation failed like this is given what is kept."""
+    if kept is None or call.force or isinstance(error, (CodecError, RecursiveComputation, *call.policy.raises)):
+        return False
+    return not is_own(error)  # last: it looks through all frames that the error has passed
+
+
+def served(
+    call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, as_of: float = -inf
+) -> Landing:
+    """Without `as_of`, only this caller has seen it: it may have been invalidated before its followers came."""
+    call.tell(events.Served, why)
+    return Landing(entry, until=until, as_of=as_of)
+
+
+def message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # the caller is to get its own error, not that of an error's __str__
+        pass_on(failure)
+        return f"(its message can't be had: {type(failure).__name__})"
+
+
+async def release(call: Call, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+    """Give the lease back, and to the end, also when the caller is cancelled meanwhile."""
+    await call.means.colour.whole(quietly(call.means.port.abandon, call.key, call.token, verdict, rest))
+    call.owes(False)
+
+
+async def quietly(verb: Callable[..., Awaitable[object]], *what: Any) -> None:
+    """Giving back is best effort: a lease that can't be given back ends by itself."""
+    try:
+        await verb(*what)
+    except EngineError:
+        pass
+
+
+def never_begun(call: Call, flight: Flight) -> None:
+    """A loop that ends cancels tasks before their first step, too: no `finally` of theirs gives the lease back."""
+    if not flight.ended:
+        drop(call)
+        call.means.flights.end(flight, None)
+
+
+def drop(call: Call) -> None:
+    """Give the lease back where nothing can be awaited any more."""
+    try:
+        call.means.drop(call)
+    except RecursionError:
+        return  # it is still owed, and given back when its leader has ended
+    call.owes(False)
