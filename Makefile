@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # Debian packages of the servers that tests start, and what steps their clocks.
 SERVERS := redis-server memcached faketime
 
-.PHONY: help demo test soak lint format bench clean venv servers
+.PHONY: help demo test soak lint format docs bench clean venv servers
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -17,6 +17,7 @@ help:  ## what there is
 	@echo "make soak    chaos on every engine (ARGS='--engine redis --minutes 20 --seed 7')"
 	@echo "make lint    ruff, mypy --strict, pyright"
 	@echo "make format  let ruff fix and format"
+	@echo "make docs    the pages of docs/ as a site, in site/; a broken link is an error"
 	@echo "make bench   us and the peers, measured in one run"
 	@echo "make clean   remove what make made, .venv too"
 
@@ -40,11 +41,14 @@ format: .venv/.dev
 	$(PY) -m ruff check --fix
 	$(PY) -m ruff format
 
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 bench: .venv/.bench
 	@for each in benchmarks/[!_]*.py; do echo "== $$each"; $(PY) "$$each" $(ARGS) || exit 1; done
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build demo.html
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site demo.html
 	find stampede tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ARGS may leave no test (5) of one half, but not of both.
@@ -75,7 +79,7 @@ venv:
 # Stamps lie when .venv is broken, and when it was moved or copied: the editable install names the old place.
 # (While this file is read, since make looks at a target's time before it makes the target's prerequisites.)
 $(shell $(PY) -c 'import pip' 2>/dev/null && [ "$$(cat .venv/.home 2>/dev/null)" = "$$(pwd -P)" ] || \
-    rm -f .venv/.cli .venv/.dev .venv/.bench)
+    rm -f .venv/.cli .venv/.dev .venv/.docs .venv/.bench)
 
 require_python = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
     echo "stampede: '$(PYTHON)' is not Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }; }
