@@ -53,10 +53,6 @@ class Session:
         self.lock = threading.Lock()
 
 
-class Mapped:
-    __mapper__ = "as SQLAlchemy's are"
-
-
 def extra() -> Price:
     price = Price(1)
     price.more = 2  # type: ignore[attr-defined]
@@ -87,7 +83,6 @@ REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] 
     "a struct": (lambda: Struct(1), {}, ["msgpack"], [(lambda: Struct(1), {"name": "msgpack", "returns": Struct})]),
     "a text of one's own": (lambda: Text("a"), {}, ["return str(it)"], [(lambda: str(Text("a")), {})]),
     "what nobody can make again": (Session, {}, ["by no codec", "plain values"], []),
-    "a row": (Mapped, {}, ["dataclass or a dict"], []),
     "a generator": (lambda: (n for n in [1]), {}, ["list"], [(lambda: [1], {})]),
     "code": (lambda: len, {}, ["it is code"], []),
     "a tuple, by msgpack": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -208,6 +209,19 @@ def test_a_fingerprint_is_the_same_everywhere() -> None:
     here = Path(__file__).parent
     out = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, check=True, text=True).stdout
     assert int(out) == fingerprint_of(dict[str, list[Page[Frozen]]])
+
+
+def test_the_annotation_of_what_is_wrapped_by_another_module() -> None:
+    """Broken if a decorator of another module, below @cached, left the annotation's names unknown."""
+    elsewhere: dict[str, Any] = {"functools": functools, "__name__": "elsewhere"}
+    exec("def shout(function):\n    return functools.wraps(function)(lambda *args: function(*args))", elsewhere)
+
+    @elsewhere["shout"]  # type: ignore[untyped-decorator]
+    def wrapped() -> Frozen: ...
+
+    assert wrapped.__globals__ is elsewhere and returns_of(wrapped) is Frozen
+    wrapped.__wrapped__ = wrapped
+    assert returns_of(wrapped) is None
 
 
 def test_annotations_that_can_not_be_resolved_break_nothing() -> None:

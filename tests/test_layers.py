@@ -69,6 +69,9 @@ AT_THE_TOP = {
     "codec/certain.py": {"msgspec"},  # imported by those who have made sure that it is there
     "codec/arrays.py": {"numpy"},  # and these by who has met a value of theirs
     "codec/frames.py": {"numpy", "pandas"},
+    "codec/mapped.py": {"sqlalchemy"},
+    "codec/django.py": {"django"},
+    "contrib/sqlalchemy.py": {"sqlalchemy"},
     "contrib/dogpile/*.py": {"dogpile"},
     "testing/*.py": {"pytest"},  # but not by testing/__init__.py, which users' code may import outside of tests
 }

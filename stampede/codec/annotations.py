@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
-from inspect import get_annotations, getclosurevars
+from inspect import get_annotations, getclosurevars, unwrap
 from types import NoneType, SimpleNamespace
 from typing import Any, ForwardRef, TypeVar, get_args, get_origin
 
 from stampede.codec.data import package_of
+from stampede.codec.rows import is_row, related
 from stampede.codec.values import STANDARD
 from stampede.interruptions import pass_on
 
@@ -41,11 +42,20 @@ def returns_of(function: Callable[..., Any]) -> Any:
     annotation = getattr(function, "__annotations__", {}).get("return")
     if not unresolved(annotation):
         return annotation
+    function = _inmost(function)  # where the annotation was written; a decorator's wrapper has other names around it
     try:
         around = getclosurevars(function).nonlocals  # a class of the enclosing function
     except (TypeError, ValueError):
         around = {}
     return _resolve(annotation, getattr(function, "__globals__", {}), dict(around))
+
+
+def _inmost(function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        inmost: Callable[..., Any] = unwrap(function)
+    except ValueError:  # it says that it wraps itself
+        return function
+    return inmost
 
 
 def unresolved(annotation: Any) -> bool:
@@ -81,7 +91,7 @@ def _bare(annotation: Any) -> Any:
 
 def fields_of(kind: type) -> dict[str, Any]:
     """The names of a type's fields, with their annotations: resolved where that is possible, else as written."""
-    if kind in BUILTIN:
+    if kind in BUILTIN or is_row(kind):
         return {}
     if is_dataclass(kind):
         names: Iterable[str] = (field.name for field in fields(kind))
@@ -143,7 +153,7 @@ def reach(annotation: Any) -> Iterator[Any]:
             yield part
         else:
             if isinstance(part, type):
-                todo += fields_of(part).values()
+                todo += (*fields_of(part).values(), *related(part))
             yield part
 
 

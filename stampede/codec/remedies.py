@@ -18,6 +18,8 @@ from typing import Any
 from stampede.codec.alike import alike
 from stampede.codec.annotations import BUILTIN
 from stampede.codec.data import advice, package_of
+from stampede.codec.rows import advice as rows_advice
+from stampede.codec.rows import is_row
 from stampede.codec.shapes import is_model
 from stampede.interruptions import pass_on
 
@@ -31,6 +33,9 @@ def foreign(value: Any, codec: str) -> str:
     """Why a value of a type that is not known to this codec is refused, and what to do."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
+    instead = rows_advice(kind)
+    if instead is not None:
+        return f"a {name} can't be stored: {instead}"
     if isinstance(value, _ONCE) or (hasattr(kind, "__next__") and hasattr(kind, "__iter__")):
         return f"a {name} can't be stored: its first reader would use it up. Return a list instead"
     if isinstance(value, _CODE):
@@ -50,11 +55,11 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
     if not sealed and kind in BUILTIN and kind is not object:
         return "use codec='sealed', which holds it"
     named = f"trust=[{kind.__qualname__}]"
+    if is_row(kind) and not sealed:
+        return f"use codec='sealed', and name it in the function's return annotation, or in {named}"
     if is_model(kind):
         naming = f"name it in the function's return annotation, or in {named}"
         return naming if sealed else f"name it in the function's return annotation, or use codec='sealed' with {named}"
-    if hasattr(kind, "__mapper__") or hasattr(kind, "_meta"):
-        return "it belongs to a database session: return what its columns hold, as a dataclass or a dict"
     base = next((base for base in (str, int, float, bytes, list, dict, tuple, set) if issubclass(kind, base)), None)
     plain = f"return {base.__name__}(it)" if base else "return plain values, or a dataclass"
     if kind is memoryview:

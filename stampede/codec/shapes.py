@@ -1,4 +1,4 @@
-"""The user's types on the wire: dataclasses, attrs classes, pydantic models, enums and NamedTuples."""
+"""The user's types on the wire: dataclasses, attrs classes, pydantic models, enums, NamedTuples and rows of an ORM."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from stampede.codec.alike import lazy, slots_of
 from stampede.codec.annotations import BUILTIN, fields_of, is_namedtuple, is_pydantic, reach
 from stampede.codec.reduced import class_in, reduced_shape, within
+from stampede.codec.rows import row_shape
 from stampede.codec.values import Lower, Shape
 from stampede.errors import CodecError, OptionError
 
@@ -61,6 +62,9 @@ def is_model(kind: type) -> bool:
 
 
 def _shape(kind: type, tag: str) -> Shape | None:
+    row = row_shape(kind, tag)  # which may be a dataclass or a pydantic model, too
+    if row is not None:
+        return row
     if issubclass(kind, Enum):
         return _enum(kind, tag)
     if is_pydantic(kind):

@@ -1,0 +1,164 @@
+"""Objects of SQLAlchemy's mapped classes: what was loaded of them, and of those that they lead to.
+
+They come back detached: in no session, with their identity, and with the same attributes unloaded. Nothing of the class
+is run: no `__init__`, no validator, no event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+from zlib import crc32
+
+from sqlalchemy import inspect
+from sqlalchemy.orm import Mapper, make_transient_to_detached
+from sqlalchemy.orm.attributes import set_committed_value
+
+from stampede.codec.alike import lazy
+from stampede.codec.values import Shape, expect
+from stampede.errors import CodecError
+
+__all__ = ["Facts", "plain", "related", "row_shape"]
+
+
+class Facts:
+    """What SQLAlchemy knows of a mapped class; looked up when an object is met, since mapping ends late."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    @cached_property
+    def mapper(self) -> Mapper[Any]:
+        found: Mapper[Any] = inspect(self._kind)
+        return found
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        return frozenset(column.key for column in self.mapper.column_attrs)
+
+    @cached_property
+    def relations(self) -> frozenset[str]:
+        return frozenset(relation.key for relation in self.mapper.relationships)
+
+    @cached_property
+    def identity(self) -> frozenset[str]:
+        return frozenset(self.mapper.get_property_by_column(column).key for column in self.mapper.primary_key)
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        return self.columns | self.relations | lazy(self._kind) | frozenset(self.mapper.all_orm_descriptors.keys())
+
+    @cached_property
+    def layout(self) -> int:
+        """Another one when the class has other columns: what was stored before has no value for them."""
+        return crc32(",".join(sorted(self.columns)).encode())
+
+    def make(self, columns: dict[str, Any], relations: dict[str, Any], token: Any = None) -> Any:
+        """A detached object with these attributes, and all others unloaded."""
+        made = self.mapper.class_manager.new_instance()
+        vars(made).update(columns)
+        for name, value in relations.items():
+            set_committed_value(made, name, value)
+        make_transient_to_detached(made)
+        if token is not None:
+            state: Any = inspect(made)
+            state.key = self.mapper.identity_key_from_primary_key(state.key[1], identity_token=token)
+        return made
+
+
+def related(kind: Any) -> Iterator[Any]:
+    mapper = inspect(kind)
+    for column in mapper.column_attrs:
+        for expression in column.columns:
+            try:
+                yield expression.type.python_type
+            except NotImplementedError:
+                pass  # a type that says nothing of its values
+    for relation in mapper.relationships:
+        yield relation.mapper.class_
+    for below in mapper.self_and_descendants:
+        yield below.class_
+
+
+def plain(value: Any) -> Any:
+    """A column's value without what notices its changes."""
+    base = next((base for base in (dict, list, set) if isinstance(value, base)), None)
+    return base(value) if base is not None and type(value) is not base and hasattr(value, "coerce") else value
+
+
+def row_shape(kind: Any, tag: str) -> Shape:
+    facts = Facts(kind)
+
+    def lower(value: Any) -> tuple[Any, ...]:
+        state: Any = inspect(value)
+        held = vars(value)
+        _refuse(value, state, facts, held.keys())
+        columns = {name: plain(held[name]) for name in facts.columns & held.keys()}
+        relations = {name: _led_to(value, name, held[name]) for name in facts.relations & held.keys()}
+        return tag, facts.layout, state.key[2], columns, relations
+
+    def rebuild(layout: Any, token: Any, columns: Any, relations: Any) -> Any:
+        expect((columns, relations), dict, dict)
+        if layout != facts.layout or not facts.identity <= columns.keys() <= facts.columns:
+            raise CodecError(f"the columns of a {tag} are others")
+        if not relations.keys() <= facts.relations:
+            raise CodecError(f"the relationships of a {tag} are others")
+        for name, value in relations.items():
+            there, several = facts.mapper.relationships[name], type(value) is list
+            if several != there.uselist or not all(
+                isinstance(each, there.mapper.class_) for each in (value if several else _some(value))
+            ):
+                raise CodecError(f"a {tag} leads to something else")
+        return facts.make(columns, relations, token)
+
+    return Shape(tag, kind, lower, rebuild)
+
+
+def _some(value: Any) -> tuple[Any, ...]:
+    return () if value is None else (value,)
+
+
+def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
+    """What would come back as another: an object that is in use, or isn't, or isn't wholly, in the database."""
+    name = type(value).__qualname__
+    if state.session is not None:
+        raise CodecError(
+            f"a {name} of a session that is still open can't be stored, nor shared: put @detached (of "
+            "stampede.contrib.sqlalchemy) below @cached, or close the session before you return it"
+        )
+    if state.key is None:
+        raise CodecError(f"a {name} that is not in the database yet can't be stored: commit it first, and refresh it")
+    if state.modified:
+        raise CodecError(f"a {name} with changes that are not in the database can't be stored: commit them first")
+    if not facts.identity <= {*held}:
+        raise CodecError(
+            f"a {name} of which nothing is loaded (a commit has expired it) can't be stored: refresh it before you "
+            "return it, or make its session with expire_on_commit=False"
+        )
+    more = sorted(each for each in {*held} - facts.known if not each.startswith("_"))
+    if more:
+        raise CodecError(f"a {name} has an attribute {more[0]!r} that is no column and would be lost")
+
+
+def _led_to(value: Any, name: str, there: Any) -> Any:
+    """The objects of a relationship that was loaded."""
+    if isinstance(there, (list, set)):
+        found: Any = [*there]
+    elif isinstance(there, dict):
+        raise CodecError(f"{type(value).__qualname__}.{name} is a {type(there).__name__}: return what it holds")
+    else:
+        found = there
+    for each in found if type(found) is list else _some(found):
+        back = next((other for other, led in vars(each).items() if _leads_to(led, value)), None)
+        if back is not None:
+            kinds = type(value).__qualname__, type(each).__qualname__
+            raise CodecError(
+                f"{kinds[0]}.{name} and {kinds[1]}.{back} are both loaded, and lead to each other: put @detached (of "
+                f"stampede.contrib.sqlalchemy) below @cached, which leaves the way back unloaded"
+            )
+    return found
+
+
+def _leads_to(led: Any, value: Any) -> bool:
+    return led is value or (isinstance(led, (list, set)) and any(each is value for each in led))

@@ -1,0 +1,117 @@
+"""SQLAlchemy's objects in a cache: out of the session that has loaded them, and into the one that wants them.
+
+@cached(ttl=600, ignore=["session"])
+@detached
+def user(session: Session, user_id: int) -> User | None:
+    return session.get(User, user_id)
+
+mine = merge(session, user(session, 42))  # if its relationships are to load, or it is to be changed
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import sqlalchemy
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.collections import InstrumentedDict, InstrumentedList, InstrumentedSet
+from sqlalchemy.orm.state import InstanceState
+
+from stampede.codec.mapped import Facts, plain
+
+__all__ = ["detach", "detached", "merge"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def detached(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, `def` or `async def`, whose objects belong to no session: `@detached` stands below `@cached`.
+
+    See `detach`.
+    """
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def suspending(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return detach(await function(*args, **kwargs))
+
+        return cast(Callable[P, R], suspending)
+
+    @functools.wraps(function)
+    def blocking(*args: P.args, **kwargs: P.kwargs) -> R:
+        return detach(function(*args, **kwargs))
+
+    return blocking
+
+
+def detach(value: T) -> T:
+    """The same objects, but in no session: what is loaded of them, and of those that they lead to.
+
+    Of two that lead to each other, the way back is left unloaded. Lists, tuples, sets and dicts are gone through.
+    The session keeps its own objects as they are.
+    """
+    return cast(T, _Detaching().of(value))
+
+
+def merge(session: Session, value: T) -> T:
+    """The same objects in this session, where what wasn't loaded loads. Nothing is asked of the database for it.
+
+    With an `AsyncSession`: `await session.run_sync(merge, value)`.
+    """
+    return cast(T, _each(value, lambda each: session.merge(each, load=False)))
+
+
+def _each(value: Any, function: Callable[[Any], Any]) -> Any:
+    kind = _PLAIN.get(type(value), type(value))
+    if kind in (list, tuple, set, frozenset):
+        return kind(_each(each, function) for each in value)
+    if kind is dict:
+        return {key: _each(each, function) for key, each in value.items()}
+    return function(value) if _state(value) is not None else value
+
+
+_PLAIN: dict[type, type] = {InstrumentedList: list, InstrumentedSet: set, InstrumentedDict: dict}
+
+
+def _state(value: Any) -> InstanceState[Any] | None:
+    found = sqlalchemy.inspect(value, raiseerr=False)
+    return found if isinstance(found, InstanceState) else None
+
+
+class _Detaching:
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+        self._above: set[int] = set()
+        self._facts: dict[type, Facts] = {}
+
+    def of(self, value: Any) -> Any:
+        return _each(value, self._one)
+
+    def _one(self, value: Any) -> Any:
+        made = self._made.get(id(value))
+        if made is None:
+            self._above.add(id(value))
+            made = self._made[id(value)] = self._anew(value)
+            self._above.remove(id(value))
+        return made
+
+    def _anew(self, value: Any) -> Any:
+        state, held = _state(value), vars(value)
+        facts = self._facts.setdefault(type(value), Facts(type(value)))
+        if state is None or state.key is None or state.modified or not facts.identity <= held.keys():
+            return value  # a cache refuses it, and says why
+        columns = {name: plain(held[name]) for name in facts.columns & held.keys()}
+        relations = {}
+        for name in facts.relations & held.keys():
+            there = held[name]
+            several = isinstance(there, (list, set))
+            if (several or _state(there) is not None) and not self._above & {*map(id, there if several else [there])}:
+                relations[name] = [*map(self._one, there)] if several else self._one(there)
+            elif there is None:
+                relations[name] = None
+        return facts.make(columns, relations, state.key[2])
