@@ -29,6 +29,7 @@ SOURCE = "https://github.com/stampede-guard/stampede/"
 """Where all files are."""
 
 EXTRAS = {"redis", "pymemcache", "dogpile", "cachetools", "prometheus_client", "starlette", "pandas", "numpy"}
+EXTRAS |= {"django", "fastapi", "httpx", "sqlalchemy"}
 """What a page may import besides the standard library and us, and what a machine may lack that makes the rest run."""
 
 EACH = pytest.mark.parametrize("page", [pytest.param(page, id=name) for name, page in PAGES.items()])
@@ -84,6 +85,10 @@ assert shop.turnover.peek("2026-11-21") is None
 """,
     "guides/locks.md": """
 assert not lock.held
+""",
+    "how-to/orm.md": """
+assert user.stats().computations == 2
+assert not any(each.stats().unkept for each in (user, user_of, account, accounts, greeting, users))
 """,
     "engines/redis.md": """
 assert shop.get("greeting") == "hello" == fleet.get("greeting")
