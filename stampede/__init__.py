@@ -4,6 +4,7 @@ from stampede.cache import Cache
 from stampede.codec import ValueCodec
 from stampede.entry import Entry
 from stampede.errors import (
+    Absent,
     CodecError,
     ComputationFailed,
     EngineError,
@@ -23,6 +24,7 @@ from stampede.registry import Lock, cache_without_dogpiling, cached, configure, 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Absent",
     "Cache",
     "CodecError",
     "ComputationFailed",

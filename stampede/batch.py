@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
@@ -21,7 +21,7 @@ from stampede.fill import admitted
 from stampede.flight import Flight, inside_all
 from stampede.land import drop, land, never_begun, quietly, served
 from stampede.loaders import Answer, Loader, Wanted
-from stampede.outcome import Landing, LeftOut, empty
+from stampede.outcome import Landing, empty
 from stampede.places import Place
 from stampede.policy import Policy
 from stampede.ports import Granted, Ticket
@@ -43,11 +43,10 @@ async def fetch_many(
     waited = batch.asked
     for key in batch.others:
         began = monotonic()
-        with suppress(LeftOut):
-            landings[key] = await scope.fetch(colour, key, loader.origin(key), _left(policy, waited))
-            if not landings[key].stored:  # or it was computed here after all
-                waited += monotonic() - began
-    return {key: landing for key, landing in landings.items() if not isinstance(landing.error, LeftOut)}
+        landings[key] = await scope.fetch(colour, key, loader.origin(key), _left(policy, waited))
+        if not landings[key].stored:  # or it was computed here after all
+            waited += monotonic() - began
+    return {key: landing for key, landing in landings.items() if not landing.is_nothing}
 
 
 def _left(policy: Policy, waited: float) -> Policy:
@@ -217,14 +216,21 @@ class _Batch:
                     hold[each.key] = stack.enter_context(each.call.means.hold(each.call, longest))
                     each.flight.computes(each.call.label, each.call.policy.lease, longest)
                 stack.enter_context(inside_all(each.flight for each in granted))
-                answers = await self._loader.load(granted) if granted else {}
-                begun = [each for each in granted if each.key in answers]
-                landed = [land(each.call, each.kept, hold[each.key], *answers[each.key]) for each in begun]
-                for each, landing in zip(begun, await self._at_once(landed), strict=True):
-                    if isinstance(landing, BaseException):
-                        raise landing
-                    landings[each.key] = landing
-                await self._let_go([each for each in granted if each.key not in answers])
+                for part in self._loader.parts(granted):
+                    answers = await self._loader.load(part)
+                    begun = [each for each in part if each.key in answers]
+                    landed = [land(each.call, each.kept, hold[each.key], *answers[each.key]) for each in begun]
+                    failed = False
+                    for each, landing in zip(begun, await self._at_once(landed), strict=True):
+                        if isinstance(landing, BaseException):
+                            raise landing
+                        landings[each.key] = landing
+                        failed = failed or (landing.error is not None and not landing.is_nothing)
+                    for each in begun:  # who waits for these needn't wait for the other parts
+                        each.call.means.flights.end(each.flight, landings[each.key])
+                    if failed:
+                        break
+                await self._let_go([each for each in granted if each.key not in landings])
         except BaseException:
             for each in granted:
                 if each.key not in landings and not each.flight.ended:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
@@ -20,12 +20,13 @@ from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
 from stampede.exchange import STAY, exchange, is_fresh
-from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options, PolicyOptions
+from stampede.faces import PolicyOptions
 from stampede.front import Front
 from stampede.keys import in_namespace, quoted
 from stampede.loaders import Together
 from stampede.local import Tier
 from stampede.lock import Lock
+from stampede.many_faces import CachedHere
 from stampede.metrics import Counters, Observers, Stats, log_events, unread
 from stampede.namesakes import Namesakes
 from stampede.outage import Outage
@@ -392,18 +393,10 @@ class Cache:
 
     # -- other faces ----------------------------------------------------------------------------------------------
 
-    @overload  # a coroutine function is a function too: the narrower comes first
-    def cached(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, T]], /
-    ) -> CachedAsync[P, T]: ...
-    @overload
-    def cached(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
-    @overload
-    def cached(self, /, **options: Unpack[Options]) -> DecorateWith: ...
-
-    def cached(self, function: Any = None, /, **options: Any) -> Any:
-        """`stampede.cached`, in this cache."""
-        return decorate(function, lambda: self, options, self.namesakes)
+    @property
+    def cached(self) -> CachedHere:
+        """`stampede.cached`, and `stampede.cached.many`, in this cache."""
+        return _CachedIn(self)
 
     def lock(self, name: str, **options: Any) -> Lock:
         """`stampede.Lock` of this name, on this cache's engine."""
@@ -413,6 +406,17 @@ class Cache:
         if not isinstance(key, str):
             raise KeyingError(f"the key {key!r} is of type {type(key).__name__}: give a str")
         return self._root_prefix + key
+
+
+class _CachedIn:
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def __call__(self, function: Any = None, /, **options: Any) -> Any:
+        return decorate(function, lambda: self._cache, options, self._cache.namesakes)
+
+    def many(self, function: Any = None, /, **options: Any) -> Any:
+        return decorate(function, lambda: self._cache, options, self._cache.namesakes, many=True)
 
 
 _NAMES = frozenset(OPTIONS)

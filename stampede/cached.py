@@ -19,7 +19,7 @@ from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import EngineClosed, KeyingError, OptionError
 from stampede.hot import Hot
-from stampede.keys import Parameters, identity_of, in_namespace, key_maker, quoted, scope_name
+from stampede.keys import Identity, Parameters, identity_of, in_namespace, key_maker, quoted, scope_name
 from stampede.local import Resident
 from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import landed
@@ -55,7 +55,7 @@ class Cached(Verbs):
     ) -> None:
         self.check(options)
         key = options.get("key")
-        self.function = function
+        self.function = self.origin = function
         self.options = dict(options)
         self.bound = bound
         self.suspending = inspect.iscoroutinefunction(function)
@@ -68,7 +68,7 @@ class Cached(Verbs):
         self._find = find
         self._lock = threading.RLock()  # a finalizer that runs in the middle of binding may call the function
         self._home: Home | None = None
-        self._identity = told_apart(identity_of(function, options.get("ignore", ())))
+        self._identity = self._told_by()
         self._scope: Scope | None = None
         self._make_key: Callable[..., str] | None = None
         # What verbs don't ask for: parameters that are no part of the key, but for the object that they are bound to.
@@ -87,6 +87,17 @@ class Cached(Verbs):
         if self.options.get("key") is None and self._identity.whole:
             namesakes.add(self._name(str(self.options.get("namespace", ""))), self._identity)
         return self
+
+    def _told_by(self) -> Identity:
+        return told_apart(identity_of(self.function, self.options.get("ignore", ())))
+
+    def _returns(self) -> Any:
+        """The type of its values, as far as its annotation says."""
+        return returns_of(self.function)
+
+    def _policy(self, policy: Policy) -> Policy:
+        """Its cache's policy, as its own options change it."""
+        return policy.with_options(**_among(self.options, OPTIONS))
 
     def _name(self, namespace: str) -> str:
         return scope_name(namespace, self._identity, self.options.get("version"))
@@ -135,7 +146,7 @@ class Cached(Verbs):
                 if not (
                     self._identity.named or self._identity.whole
                 ):  # what was missing when it was decorated is there now
-                    self._identity = told_apart(identity_of(self.function, self.options.get("ignore", ())))
+                    self._identity = self._told_by()
                 namespace = str(self.options.get("namespace", home.namespace))
                 name = called = self._name(namespace)
                 if self.options.get("key") is None:
@@ -143,10 +154,10 @@ class Cached(Verbs):
                     prefix = f"{name}:"
                 else:
                     name, prefix = quoted(namespace), in_namespace(namespace, "")  # a cache's own key
-                policy = home.policy.with_options(**_among(self.options, OPTIONS))
+                policy = self._policy(home.policy)
                 coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(prefix)
-                self._scope = home.scope(name, policy, returns_of(self.function), called=called, **coding)
+                self._scope = home.scope(name, policy, self._returns(), called=called, **coding)
                 self._home = home
             return self._scope
 
@@ -278,7 +289,7 @@ class _Caller:
         self._kwargs = kwargs
 
     def __call__(self) -> Any:
-        return self._cached.function(*self._args, **self._kwargs)
+        return self._cached.origin(*self._args, **self._kwargs)
 
     def take_home(self, resident: Resident) -> None:
         self._cached._take_home(self._scope, resident, self._args, self._kwargs)

@@ -5,38 +5,47 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from stampede.cached import Cached, Home
 from stampede.errors import OptionError
+from stampede.many import Many, ManyMethod
 from stampede.method import Method
 from stampede.namesakes import Namesakes
 
 __all__ = ["decorate"]
 
 
-def decorate(function: Any, find: Callable[[], Home], options: Mapping[str, Any], namesakes: Namesakes) -> Any:
-    """`@cached` with or without arguments. `find` is asked for the cache at the first call; `namesakes` are the
-    functions that are known to be decorated for it."""
+def decorate(
+    function: Any, find: Callable[[], Home], options: Mapping[str, Any], namesakes: Namesakes, *, many: bool = False
+) -> Any:
+    """`@cached`, or `@cached.many`, with or without arguments. `find` is asked for the cache at the first call;
+    `namesakes` are the functions that are known to be decorated for it."""
+    kind, method = cast("tuple[Any, Any]", (Many, ManyMethod) if many else (Cached, Method))
     if function is None:
-        Cached.check(options)  # a wrong option is an error of this line, not of the next
-        return lambda function: decorate(function, find, options, namesakes)
+        kind.check(options)  # a wrong option is an error of this line, not of the next
+        return lambda function: decorate(function, find, options, namesakes, many=many)
 
-    def made(function: Any, *, bound: bool) -> Cached:
+    def made(function: Any, *, bound: bool) -> Any:
         _refuse(function)
-        return Cached(function, find, options, bound=bound).among(namesakes)
+        return kind(function, find, options, bound=bound).among(namesakes)
 
     if isinstance(function, staticmethod):
         return staticmethod(made(function.__func__, bound=False).plain())
     if isinstance(function, classmethod):
-        return Method(made(function.__func__, bound=True), by_class=True)
-    cached = made(function, bound=_in_class_body(function))
-    return Method(cached) if cached.bound else cached.plain()
+        return method(made(function.__func__, bound=True), by_class=True)
+    # Of many: in a class body a function without self is a staticmethod's.
+    cached = made(function, bound=_in_class_body(function) and not (many and _first(function) not in ("self", "cls")))
+    return method(cached) if cached.bound else cached.plain()
 
 
 def _in_class_body(function: Any) -> bool:
     home = getattr(function, "__qualname__", "").rpartition(".")[0]
     return bool(home) and not home.endswith("<locals>")
+
+
+def _first(function: Any) -> str | None:
+    return next(iter(inspect.signature(function).parameters), None)
 
 
 def _refuse(function: Any) -> None:

@@ -48,6 +48,6 @@ class Entry(Generic[T]):
 class Verdict:
     """What an abandoned lease leaves for those who waited for it."""
 
-    kind: str  # "failed": the computation raised; "unkept": its value can't or mustn't be stored
+    kind: str  # "failed": the computation raised; "unkept": its value can't or mustn't be stored; "absent"
     type_name: str = ""
     message: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "Absent",
     "CodecError",
     "ComputationFailed",
     "EngineClosed",
@@ -65,6 +66,12 @@ class EngineClosed(EngineError):
 
 class WaitTimeout(StampedeError, TimeoutError):
     """Somebody else computes, and `wait` ran out."""
+
+
+class Absent(StampedeError, KeyError):
+    """A function of many ids (`@cached.many`) has nothing for the one that was asked for."""
+
+    __str__ = Exception.__str__  # a KeyError's is its repr
 
 
 class LockTimeout(StampedeError, TimeoutError):

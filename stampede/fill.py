@@ -18,7 +18,7 @@ from stampede.errors import ComputationFailed, EngineError, RecursiveComputation
 from stampede.flight import SAFETY, Flight
 from stampede.land import drop, land, never_begun, release, served
 from stampede.leader import Leader
-from stampede.outcome import Landing, LeftOut
+from stampede.outcome import Landing, LeftOut, Nothing
 from stampede.pace import Pace
 from stampede.patience import alone, limit, spawn
 from stampede.policy import Policy
@@ -138,6 +138,8 @@ async def claim(call: Call) -> Landing | Granted:
                 return Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
             case Granted():
                 return reply
+            case Failed(verdict=verdict) if verdict.kind == "absent":
+                return Landing(error=Nothing(verdict.message), as_of=at)
             case Failed(verdict, entry, rest):
                 if entry or due:
                     return served(call, entry or due, "resting", until=rest, as_of=at if entry else -inf)
@@ -253,7 +255,7 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
         return None
     # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
     if landing is not None and call.began <= landing.as_of:
-        if isinstance(landing.error, LeftOut):
+        if isinstance(landing.error, LeftOut) and not isinstance(landing.error, Nothing):
             return await alone(call)
         call.tell(events.Waited, call.waited)
         return landing.for_follower()

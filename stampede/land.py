@@ -13,7 +13,7 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError, RecursiveComputation
 from stampede.flight import Flight
 from stampede.interruptions import pass_on, thrown_in
-from stampede.outcome import Landing, LeftOut, comes_back, parts_of
+from stampede.outcome import Landing, LeftOut, Nothing, comes_back, parts_of
 
 __all__ = ["covered", "drop", "land", "never_begun", "quietly", "release", "served"]
 
@@ -24,7 +24,7 @@ async def land(
     """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
     why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
     try:
-        if isinstance(error, LeftOut):
+        if isinstance(error, LeftOut) and type(error) not in call.policy.raises:
             return await left_out(call, hold, error)
         if error is not None and (not isinstance(error, call.policy.raises) or is_own(error)):
             return await give_up(call, hold, error, kept, why, cost)
@@ -91,12 +91,17 @@ async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why
 
 
 async def left_out(call: Call, hold: Hold, error: LeftOut) -> Landing:
-    """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value."""
+    """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value.
+
+    Unless it is the same function: then all are told."""
     error.__traceback__ = None  # nobody is shown it, and it refers to those who keep the error
     if hold.foreign:
         return Landing(error=error)
     as_of = await stood(call)
-    await release(call, Verdict("unkept", message="the function of many keys has left it out"))
+    if isinstance(error, Nothing):
+        await release(call, Verdict("absent", message=str(error)))
+    else:
+        await release(call, Verdict("unkept", message="the function of many keys has left it out"))
     return Landing(error=error, as_of=as_of)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from stampede.land import covered, served
 from stampede.outcome import Landing, LeftOut, own_copy
 from stampede.patience import alone
 
-__all__ = ["Answer", "Loader", "OneByOne", "Together", "Wanted"]
+__all__ = ["Answer", "Loader", "OneByOne", "Together", "Wanted", "mapped"]
 
 
 @dataclass(slots=True)
@@ -44,25 +44,43 @@ class Loader(Protocol):
         """How a key is computed by itself; LeftOut: there is nothing to be had."""
         ...
 
+    def parts(self, wanted: list[Wanted]) -> Iterable[list[Wanted]]:
+        """How many of them are loaded at once; a failure that nothing covers ends it."""
+        ...
+
     async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
         """What came of each; of those that are missing, nobody has asked."""
         ...
 
 
 class Together:
-    """One function of many keys. `names` are the keys as it knows them."""
+    """One function of many keys, for `chunk` of them at once at most. `names` are the keys as it knows them."""
 
-    def __init__(self, colour: Colour, function: Callable[[list[str]], Any], names: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        colour: Colour,
+        function: Callable[[list[Any]], Any],
+        names: Mapping[str, Any],
+        *,
+        chunk: int | None = None,
+        nothing: Callable[[Any], LeftOut] = LeftOut,
+    ) -> None:
         self._colour = colour
         self._function = function
         self._names = names
+        self._chunk = chunk
+        self._nothing = nothing
 
     def origin(self, key: str) -> Callable[[], Any]:
         one = partial(self._one, key)
         return one if self._colour.suspending else lambda: run_blocking(one())
 
     async def _one(self, key: str) -> Any:
-        return _picked(await self._values([key]), self._names[key])
+        return self._picked(await self._values([key]), key)
+
+    def parts(self, wanted: list[Wanted]) -> Iterable[list[Wanted]]:
+        size = self._chunk or len(wanted) or 1
+        return [wanted[start : start + size] for start in range(0, len(wanted), size)]
 
     async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
         keys = [each.key for each in wanted]
@@ -70,27 +88,32 @@ class Together:
         try:
             if answer.error is not None:
                 return dict.fromkeys(keys, answer)
-            return {key: _answer(partial(_picked, answer.value, self._names[key]), answer.cost) for key in keys}
+            return {key: _answer(partial(self._picked, answer.value, key), answer.cost) for key in keys}
         finally:
             del answer  # its error refers to this frame
 
-    async def _values(self, keys: list[str]) -> Mapping[str, Any]:
+    async def _values(self, keys: list[str]) -> Mapping[Any, Any]:
         names = [self._names[key] for key in keys]
         values = await self._colour.call(lambda: self._function(names))
-        if not isinstance(values, Mapping):
-            raise TypeError(f"the function of many keys returned {type(values).__name__}: it must map keys to values")
-        return values
+        return mapped(values)
+
+    def _picked(self, values: Mapping[Any, Any], key: str) -> Any:
+        name = self._names[key]
+        if name not in values:
+            raise self._nothing(name)
+        return kept_whole(values[name])
+
+
+def mapped(values: Any) -> Mapping[Any, Any]:
+    """What a function of many keys has returned, if it is a mapping."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"the function of many keys returned {type(values).__name__}: it must map keys to values")
+    return values
 
 
 async def _had(clock: Callable[[], float], work: Awaitable[Any]) -> Answer:
     began = clock()
     return Answer(*await ended(work), clock() - began)
-
-
-def _picked(values: Mapping[str, Any], name: str) -> Any:
-    if name not in values:
-        raise LeftOut(name)
-    return kept_whole(values[name])
 
 
 def _answer(get: Callable[[], Any], cost: float) -> Answer:
@@ -116,6 +139,9 @@ class OneByOne:
 
     def origin(self, key: str) -> Callable[[], Any]:
         return self._origins[key]
+
+    def parts(self, wanted: list[Wanted]) -> Iterable[list[Wanted]]:
+        return [wanted] if wanted else []
 
     async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
         run = _Run(self._colour)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from stampede.cached import Cached, LateCache
 from stampede.verbs import VERBS
 
-__all__ = ["Bound", "Method"]
+__all__ = ["Bound", "Method", "coroutine_marks"]
 
 _new = object.__new__
 
@@ -27,7 +27,7 @@ class Method:
         self.cached = cached
         self._by_class = by_class
         self._direct = by_class
-        marks = _coroutine_marks() if cached.suspending else {}
+        marks = coroutine_marks() if cached.suspending else {}
         self.__dict__.update(marks)
         self._bound: Any = type(
             "Bound",
@@ -74,7 +74,7 @@ class Method:
         return cached
 
 
-def _coroutine_marks() -> dict[str, Any]:
+def coroutine_marks() -> dict[str, Any]:
     """What `iscoroutinefunction` looks for on an object that is none, but whose call gives a coroutine."""
     if sys.version_info >= (3, 12):
         return dict(vars(inspect.markcoroutinefunction(lambda: None)))

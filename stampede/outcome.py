@@ -12,11 +12,12 @@ from typing import Any
 
 from stampede.codec.alike import alike, slots_of
 from stampede.entry import Entry
+from stampede.errors import Absent
 from stampede.interruptions import pass_on
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
-__all__ = ["Landing", "LeftOut", "comes_back", "empty", "landed", "own_copy", "parts_of"]
+__all__ = ["Landing", "LeftOut", "Nothing", "comes_back", "empty", "landed", "own_copy", "parts_of"]
 
 
 # Not frozen, for the same reason as an entry; nobody writes to one.
@@ -37,6 +38,13 @@ class Landing:
         """What was kept is served in place of something fresh."""
         return self.until is not None and self.entry is not None and self.entry.fresh <= 0
 
+    @property
+    def is_nothing(self) -> bool:
+        """The function of many keys has left this one out, now or when it was asked last."""
+        return isinstance(self.error, LeftOut) or (
+            self.entry is not None and self.entry.raised and self.entry.value[0] == _NOTHING
+        )
+
     def for_followers(self) -> Landing:
         """The same end, to be kept for others: the caller takes its error out of its own."""
         return self if self.error is None else replace(self)
@@ -50,18 +58,27 @@ class LeftOut(Exception):
     """The function of many keys has no value for one that it was asked for. Only the batch that asked hears of it."""
 
 
+class Nothing(LeftOut):
+    """The same where all callers have one function: an answer for everybody, and `Absent` to who asked for one."""
+
+
+_NOTHING = f"{Nothing.__module__}.{Nothing.__qualname__}"
+
+
 def landed(landing: Landing, policy: Policy) -> Any:
     """The value of a landing, or its error raised."""
     entry = landing.entry
     if landing.error is not None:
         error, landing.error = landing.error, None  # it refers to our caller's frame, which may refer to the landing
+        if isinstance(error, Nothing):
+            error = Absent(*error.args)
         try:
             raise error
         finally:
             del error
     assert entry is not None
     if entry.raised:
-        raise _revived(entry, policy.raises)
+        raise Absent(*entry.value[1]) if landing.is_nothing else _revived(entry, policy.raises)
     return entry.value
 
 

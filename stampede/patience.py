@@ -12,7 +12,7 @@ from stampede.entry import Entry, new_id
 from stampede.errors import WaitTimeout
 from stampede.flight import Flight, nested
 from stampede.land import never_begun
-from stampede.outcome import Landing
+from stampede.outcome import Landing, LeftOut
 
 __all__ = ["alone", "limit", "spawn", "timed_out"]
 
@@ -41,6 +41,8 @@ async def alone(call: Call) -> Landing:
     try:
         with flight.inside():
             value = await call.means.colour.call(call.origin)
+    except LeftOut as nothing:
+        return Landing(error=nothing.with_traceback(None))
     finally:
         flight.ended = True  # for tasks and threads that outlive it in copies of its context
     call.tell(events.Computed, "alone", call.now - began, False)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from stampede import forks, returns
 from stampede import lock as locks
@@ -19,6 +19,7 @@ from stampede.decorate import decorate
 from stampede.engines import open_engine
 from stampede.errors import OptionError, SettingsError
 from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options
+from stampede.many_faces import DecorateManyWith, ManyAsync, ManyFunction, ManyMethod, ManyMethodAsync, ManyOptions
 from stampede.namesakes import Namesakes
 from stampede.ports import Engine
 from stampede.settings import Settings, cache_settings, discover, from_mapping, load
@@ -29,6 +30,8 @@ __all__ = ["Lock", "cache_without_dogpiling", "cached", "configure", "get_cache"
 _log = logging.getLogger("stampede")
 
 P = ParamSpec("P")
+K = TypeVar("K")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -168,17 +171,54 @@ def _found(cache: Any) -> Cache:
     return cache
 
 
-@overload  # a coroutine function is a function too: the narrower comes first
-def cached(function: Callable[P, Coroutine[Any, Any, T]], /) -> CachedAsync[P, T]: ...  # type: ignore[overload-overlap]
-@overload
-def cached(function: Callable[P, T], /) -> CachedFunction[P, T]: ...
-@overload
-def cached(*, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[Options]) -> DecorateWith: ...
+class _Cached:
+    """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method.
+
+    `@cached.many` on a function of many ids, `def users(ids: list[int]) -> dict[int, User]`.
+    """
+
+    @overload  # a coroutine function is a function too: the narrower comes first
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> CachedAsync[P, T]: ...
+    @overload
+    def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
+    @overload
+    def __call__(
+        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[Options]
+    ) -> DecorateWith: ...
+
+    def __call__(self, function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:
+        return decorate(function, _finder(cache), options, _namesakes(cache))
+
+    @overload
+    def many(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[list[K], P], Coroutine[Any, Any, Mapping[K, T]]], /
+    ) -> ManyAsync[K, T, P]: ...
+    @overload
+    def many(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[list[K], P], Mapping[K, T]], /
+    ) -> ManyFunction[K, T, P]: ...
+    @overload
+    def many(
+        self, function: Callable[Concatenate[S, list[K], P], Coroutine[Any, Any, Mapping[K, T]]], /
+    ) -> ManyMethodAsync[S, K, T, P]: ...
+    @overload
+    def many(self, function: Callable[Concatenate[S, list[K], P], Mapping[K, T]], /) -> ManyMethod[S, K, T, P]: ...
+    @overload
+    def many(
+        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[ManyOptions]
+    ) -> DecorateManyWith: ...
+
+    def many(self, function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:
+        """Called once for the ids that are missing; each is a key of its own, which all batches share."""
+        return decorate(function, _finder(cache), options, _namesakes(cache), many=True)
+
+    def __reduce__(self) -> str:
+        return "cached"
 
 
-def cached(function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:
-    """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method."""
-    return decorate(function, _finder(cache), options, _namesakes(cache))
+cached = _Cached()
 
 
 def cache_without_dogpiling(key: str, function: Callable[[], T], ttl: Any = None, **options: Any) -> T:

@@ -25,6 +25,7 @@ class Verbs(ABC):
     """The verbs, of the function's own colour, over its keys and its place in a cache."""
 
     function: Callable[..., Any]
+    origin: Callable[..., Any]  # by which its values are computed
     options: dict[str, Any]
     suspending: bool
     colour: Colour
@@ -130,7 +131,7 @@ class Verbs(ABC):
         wanted = dict(zip(keys, calls, strict=True))
         values = {key: found.value for key in wanted if (found := scope.at_hand(key)) is not None}
         missing = [key for key in wanted if key not in values]
-        loader = OneByOne(self.colour, {key: wanted[key].of(self.function) for key in missing})
+        loader = OneByOne(self.colour, {key: wanted[key].of(self.origin) for key in missing})
         landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
         try:
             values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}

@@ -27,9 +27,10 @@ LAYERS = """
     registry
     cache
     decorate
+    many
     method
     cached
-    verbs
+    verbs many_faces
     hot faces namesakes switch
     lock limiter batch exchange
     block

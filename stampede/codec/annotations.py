@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -27,6 +27,7 @@ __all__ = [
     "reach",
     "returns_of",
     "unresolved",
+    "values_of",
 ]
 
 _UNIONS = (typing.Union, types.UnionType)
@@ -56,6 +57,13 @@ def _inmost(function: Callable[..., Any]) -> Callable[..., Any]:
     except ValueError:  # it says that it wraps itself
         return function
     return inmost
+
+
+def values_of(annotation: Any) -> Any:
+    """The type of a mapping's values; None if it is none of which that is known."""
+    bare = _bare(annotation)
+    origin, args = get_origin(bare), get_args(bare)
+    return args[1] if isinstance(origin, type) and issubclass(origin, Mapping) and len(args) == 2 else None
 
 
 def unresolved(annotation: Any) -> bool:

@@ -1,0 +1,417 @@
+"""`@cached.many`: a function of many ids, called once for those that are missing; each id is a key of its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter
+from math import inf
+from typing import Any, get_args
+
+from stampede.batch import fetch_many
+from stampede.cached import Cached, Home, LateCache
+from stampede.codec import returns_of, values_of
+from stampede.colour import Stopped, run_blocking
+from stampede.core import Scope
+from stampede.errors import Absent, EngineClosed, OptionError
+from stampede.keys import Identity, Parameters, identity_of
+from stampede.loaders import Together, mapped
+from stampede.method import Method, coroutine_marks
+from stampede.namesakes import Namesakes, told_apart
+from stampede.outcome import Nothing, empty, landed
+from stampede.policy import Policy, seconds
+from stampede.switch import switch
+from stampede.verbs import VERBS, Arguments
+
+__all__ = ["Many", "ManyMethod"]
+
+OWN = ("chunk", "absent")
+PLURAL = ("set_many", "invalidate_many")
+EACH = [verb for verb in VERBS if verb not in ("many", *PLURAL)]
+"""The verbs of one id."""
+
+
+class Many:
+    """One function of many ids."""
+
+    def __init__(
+        self, function: Callable[..., Any], find: Callable[[], Home], options: Mapping[str, Any], *, bound: bool = False
+    ) -> None:
+        self.check(options)
+        self.function = function
+        self.bound = bound
+        self.suspending = inspect.iscoroutinefunction(function)
+        self._place = _Place(function, options, bound=bound)
+        self._chunk = options.get("chunk")
+        of_one = {name: value for name, value in options.items() if name not in OWN}
+        absent = seconds("absent", options.get("absent", 0))
+        self.one = One(function, find, of_one, self._place, absent, bound=self.bound)
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Refuse at decoration what can be known to be wrong then."""
+        Cached.check({name: value for name, value in options.items() if name not in OWN})
+        seconds("absent", options.get("absent", 0))
+        chunk = options.get("chunk")
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+            raise OptionError(f"chunk is {chunk!r}: give the number of ids for one call, 1 or more")
+
+    def among(self, namesakes: Namesakes) -> Many:
+        self.one.among(namesakes)
+        return self
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What there is of these ids, by id, in the order asked for."""
+        return self._run(self._values(args, kwargs))
+
+    async def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
+        ids, call = self._place.among(args, kwargs)
+        wanted = ids_of(ids)
+        if switch.off:
+            return await self._straight(wanted, call)
+        closed = scope = None
+        while True:
+            try:
+                scope = self.one.scope
+                return await self._kept(scope, wanted, call)
+            except EngineClosed:
+                closed = self.one.other_than(closed, scope)
+
+    async def _kept(self, scope: Scope, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:
+        names = self._keys(ids, call, self.one.key_of_call)
+        found = {key: there.value for key in names if (there := scope.at_hand(key)) is not None}
+        missing = [key for key in names if key not in found]
+        if missing:
+            loader = Together(
+                self.one.colour,
+                lambda some: call(some).of(self.function)(),
+                names,
+                chunk=self._chunk,
+                nothing=lambda id: nothing_of(self.function, id),
+            )
+            landings = await fetch_many(scope, self.one.colour, missing, loader, scope.policy)
+            try:
+                found |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
+            except StopIteration as end:  # a function's own
+                empty(landings)
+                raise Stopped(end) from end
+            except BaseException:
+                empty(landings)  # one error may be that of many keys
+                raise
+        return {id: found[key] for key, id in names.items() if key in found}
+
+    async def _straight(self, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:
+        values: dict[Any, Any] = {}
+        size = self._chunk or len(ids) or 1
+        for start in range(0, len(ids), size):
+            some = ids[start : start + size]
+            given = mapped(await self.one.colour.call(call(some).of(self.function)))
+            values |= {id: given[id] for id in some if id in given}
+        return values
+
+    def _keys(self, ids: Iterable[Any], call: Callable[[Any], Arguments], key: Callable[..., str]) -> dict[str, Any]:
+        """The ids by their keys."""
+        return {call(id).of(key)(): id for id in ids}
+
+    def _run(self, work: Any) -> Any:
+        return work if self.suspending else run_blocking(work)
+
+    # -- the verbs of many ids ------------------------------------------------------------------------------------
+
+    def set_many(self, values: Mapping[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Store these values, by id, in one round trip where the engine can."""
+        return self._run(self._set_many(values, args, kwargs))
+
+    async def _set_many(self, values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        scope = self.one.scope
+        keys = self._keys(values, self._place.beside(args, kwargs), self.one.key)
+        await scope.put_many(self.one.colour, {key: values[id] for key, id in keys.items()}, scope.policy)
+
+    def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were."""
+        return self._run(self._invalidate_many(ids_of(ids), args, kwargs))
+
+    async def _invalidate_many(self, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        scope = self.one.scope
+        return await scope.invalidate_many(
+            self.one.colour, self._keys(ids, self._place.beside(args, kwargs), self.one.key)
+        )
+
+    # -- the face -------------------------------------------------------------------------------------------------
+
+    def plain(self) -> Any:
+        """A function like the decorated one, with the verbs of one id, and those of many, as its attributes."""
+        face: Any
+        if self.suspending:
+
+            async def suspending(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+                return await self._values(args, kwargs)
+
+            face = suspending
+        else:
+
+            def blocking(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+                return run_blocking(self._values(args, kwargs))
+
+            face = blocking
+        functools.update_wrapper(face, self.function)
+        for verb in EACH:
+            setattr(face, verb, getattr(self.one, verb))
+        for verb in PLURAL:
+            setattr(face, verb, getattr(self, verb))
+        face.cache = LateCache(self.one)
+        face.one = self.one.plain()
+        face.one.__qualname__ = f"{self.function.__qualname__}.one"  # by which it is pickled
+        return face
+
+
+class One(Cached):
+    """The same function, of one id: what its verbs stand on, and who asks for one alone."""
+
+    def __init__(
+        self,
+        many: Callable[..., Any],
+        find: Callable[[], Home],
+        options: Mapping[str, Any],
+        place: _Place,
+        absent: float,
+        *,
+        bound: bool,
+    ) -> None:
+        self._of_many = many
+        self._absent_for = absent
+        origin = _of_one(many, place)
+        super().__init__(_raising(many, origin, place), find, options, bound=bound)
+        self.origin = origin
+
+    def _told_by(self) -> Identity:
+        return told_apart(identity_of(self._of_many, self.options.get("ignore", ())))
+
+    def _returns(self) -> Any:
+        return values_of(returns_of(self._of_many))
+
+    def _policy(self, policy: Policy) -> Policy:
+        policy = super()._policy(policy)
+        if not self._absent_for:
+            return policy
+        ttl_of, absent = policy.ttl_of, self._absent_for
+
+        def ttl(value: Any) -> float | None:
+            seconds = absent if isinstance(value, Nothing) else ttl_of(value)
+            return None if seconds == inf else seconds
+
+        return policy.with_options(ttl=ttl, raises=(*policy.raises, Nothing))
+
+
+class _Place:
+    """Where the list of ids, or one of them, stands among the arguments of a call."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], *, bound: bool) -> None:
+        self._signature = inspect.signature(function)
+        parameters = list(self._signature.parameters.values())
+        absent = Parameters(function, options.get("ignore", ())).absent(options.get("key"))
+        found = next((each for each in parameters[bound:] if each.name not in absent), None)
+        if found is None or found.kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            raise OptionError(
+                f"{function.__qualname__} takes no list of ids: the first parameter that is part of the key is it, as "
+                "in def users(ids: list[int]) -> dict[int, User]"
+            )
+        self._at = parameters.index(found)
+        self._name = found.name
+        self._after = bound  # of the arguments that are part of the key, or the object
+
+    def among(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Arguments]]:
+        """What stands there, and the arguments with something else in its place."""
+        at, name = self._at, self._name
+        if len(args) > at:
+            before, after = args[:at], args[at + 1 :]
+            return args[at], lambda it: Arguments((*before, it, *after), kwargs)
+        if name not in kwargs:
+            self._signature.bind(*args, **kwargs)  # raises what the function itself would
+        return kwargs[name], lambda it: Arguments(args, {**kwargs, name: it})
+
+    def beside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Arguments]:
+        """The arguments of one id, of those that are a part of the key; `args` are the others."""
+        at = self._after
+        return lambda it: Arguments((*args[:at], it, *args[at:]), kwargs)
+
+    @property
+    def of_one(self) -> inspect.Signature:
+        """The signature of a function of one id."""
+        parameters = [
+            each.replace(annotation=_inside(each.annotation, 0), default=Parameter.empty)
+            if each.name == self._name
+            else each
+            for each in self._signature.parameters.values()
+        ]
+        returned = _inside(self._signature.return_annotation, 1)
+        return self._signature.replace(parameters=parameters, return_annotation=returned)
+
+
+def _inside(annotation: Any, number: int) -> Any:
+    args = get_args(annotation)
+    return args[number] if len(args) > number else Parameter.empty
+
+
+def _of_one(many: Callable[..., Any], place: _Place) -> Callable[..., Any]:
+    """A function of one id that calls the one of many; Nothing, if it is left out."""
+
+    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[], Any]]:
+        id, call = place.among(args, kwargs)
+        return id, call([id]).of(many)
+
+    def had(values: Any, id: Any) -> Any:
+        values = mapped(values)
+        if id not in values:
+            raise nothing_of(many, id)
+        return values[id]
+
+    def blocking(*args: Any, **kwargs: Any) -> Any:
+        id, call = of(args, kwargs)
+        return had(call(), id)
+
+    async def suspending(*args: Any, **kwargs: Any) -> Any:
+        id, call = of(args, kwargs)
+        return had(await call(), id)
+
+    return suspending if inspect.iscoroutinefunction(many) else blocking
+
+
+def _raising(many: Callable[..., Any], origin: Callable[..., Any], place: _Place) -> Callable[..., Any]:
+    """The same for people: what is left out is Absent."""
+
+    def blocking(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return origin(*args, **kwargs)
+        except Nothing as nothing:
+            raise Absent(*nothing.args) from None
+
+    async def suspending(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await origin(*args, **kwargs)
+        except Nothing as nothing:
+            raise Absent(*nothing.args) from None
+
+    face: Any = suspending if inspect.iscoroutinefunction(many) else blocking
+    functools.update_wrapper(face, many)
+    face.__signature__ = place.of_one
+    return face  # type: ignore[no-any-return]
+
+
+def nothing_of(many: Callable[..., Any], id: Any) -> Nothing:
+    return Nothing(f"{many.__qualname__} has nothing for {id!r}")
+
+
+def ids_of(ids: Any) -> list[Any]:
+    """Each once, in their order."""
+    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
+        raise OptionError(f"a function of many ids was given {ids!r}: give a list of them")
+    return list(dict.fromkeys(ids))
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+
+class ManyMethod:
+    """What stands in a class body: it binds the call and the verbs to the object, or to the class."""
+
+    def __init__(self, many: Many, *, by_class: bool = False) -> None:
+        functools.update_wrapper(self, many.function)
+        self.many = many
+        self._by_class = by_class
+        self._one = Method(many.one)
+        self._one._direct = True
+        marks = coroutine_marks() if many.suspending else {}
+        self.__dict__.update(marks)
+        own = {"__slots__": (), "__doc__": many.function.__doc__, "__module__": many.function.__module__, **marks}
+        self._bound: Any = type("BoundMany", (BoundMany,), own)
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        if self._by_class:
+            obj = owner
+        elif obj is None:
+            return self
+        return self._bound(self.many, self._one.__get__(obj, owner))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """`C.users(obj, [1, 2])`, and what a decorator around this one calls."""
+        return self.many.call(*args, **kwargs)
+
+    @property
+    def one(self) -> Any:
+        return self._one
+
+    @property
+    def cache(self) -> Any:
+        return LateCache(self.many.one)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in EACH:
+            return getattr(self._one, name)
+        if name in PLURAL:
+            return getattr(self.many, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce__(self) -> str:
+        return self.many.function.__qualname__  # pickled as functions are: by name
+
+
+class BoundMany:
+    """`obj.users`: the call, and the verbs, for one object."""
+
+    __slots__ = ("_many", "one")
+
+    def __init__(self, many: Many, one: Any) -> None:
+        self._many = many
+        self.one = one
+
+    @property
+    def __self__(self) -> Any:
+        return self.one.__self__
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._many.call(self.__self__, *args, **kwargs)
+
+    def set_many(self, values: Mapping[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self._many.set_many(values, self.__self__, *args, **kwargs)
+
+    def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self._many.invalidate_many(ids, self.__self__, *args, **kwargs)
+
+    @property
+    def cache(self) -> Any:
+        return self.one.cache
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._many.function.__get__(self.__self__)
+
+    @property
+    def __func__(self) -> Any:
+        return self._many.function
+
+    @property
+    def __name__(self) -> str:
+        return self._many.function.__name__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.__wrapped__)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.one if name in EACH else self._many.function, name)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.one == self.one
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.one))
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.__self__, self.__name__)
+
+    def __repr__(self) -> str:
+        return f"<cached {self._many.function.__qualname__} of {self.__self__!r}>"

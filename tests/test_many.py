@@ -1,0 +1,611 @@
+"""`@cached.many`: a function of many ids is called once for those that are missing; each id is a key of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from herd import PATIENCE, Herd, Origin, had, until, until_async
+
+import stampede
+from stampede import Absent, Cache, OptionError, cached
+from stampede.testing import disabled, isolated
+
+
+@dataclass(frozen=True)
+class User:
+    id: int
+    region: str
+
+
+@pytest.fixture(autouse=True)
+def _caches_of_its_own() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+@pytest.fixture(params=["memory://", "memory://?codec=sealed", "disk", "disk local", "paired"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    with made(request.param, tmp_path) as cache:
+        yield cache
+
+
+def made(kind: str, directory: Path) -> Cache:
+    if kind == "paired":
+        return Cache("memory://?codec=sealed", locks=f"file://{directory}/locks")
+    if kind.startswith("disk"):
+        return Cache(f"disk://{directory}/c", local=kind == "disk local", strict=True)
+    return Cache(kind, strict=True)
+
+
+class Table:
+    """Rows by id, of even ids only above 100; it remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.before: Callable[[], object] = lambda: None
+
+    def select(self, ids: list[int], region: str = "eu") -> dict[int, User]:
+        self.asked.append(ids)
+        self.before()
+        return {id: User(id, region) for id in sorted(ids) if id < 100 or id % 2 == 0}
+
+    def loader(self, cache: Cache, colour: str, **options: Any) -> Any:
+        """The decorated function of this colour, over this table."""
+
+        def users(ids: list[int], *, region: str = "eu") -> dict[int, User]:
+            return self.select(ids, region)
+
+        async def ausers(ids: list[int], *, region: str = "eu") -> dict[int, User]:
+            await asyncio.sleep(0)
+            return self.select(ids, region)
+
+        return cache.cached.many(version=1, key="user:{ids}:{region}", **options)(users if colour == "sync" else ausers)
+
+
+colours = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+@colours
+def test_one_call_for_what_is_missing(cache: Cache, colour: str) -> None:
+    """The reason for it: one query for ten rows, none for those that are there, in the order asked for."""
+    table = Table()
+    users = table.loader(cache, colour)
+    assert list(had(users([3, 1, 2])).items()) == [(n, User(n, "eu")) for n in (3, 1, 2)]
+    assert table.asked == [[3, 1, 2]]
+    assert list(had(users([5, 2, 4, 1]))) == [5, 2, 4, 1]
+    assert table.asked[1:] == [[5, 4]]
+    assert had(users([1, 5])) == {1: User(1, "eu"), 5: User(5, "eu")}
+    assert had(users([])) == {}
+    assert len(table.asked) == 2
+
+
+@colours
+def test_single_calls_share_it(cache: Cache, colour: str) -> None:
+    """`users.one(5)` and the batches would compute, and keep, the same twice."""
+    table = Table()
+    users = table.loader(cache, colour)
+    had(users([1, 2]))
+    assert had(users.one(1)) == User(1, "eu")
+    assert had(users.one(3)) == User(3, "eu")
+    assert had(users([1, 2, 3])) == {n: User(n, "eu") for n in (1, 2, 3)}
+    assert table.asked == [[1, 2], [3]]
+
+
+@colours
+def test_further_parameters_are_part_of_every_key(cache: Cache, colour: str) -> None:
+    """A user of one region would be served to those who ask in another."""
+    table = Table()
+    users = table.loader(cache, colour)
+    assert had(users([1], region="us")) == {1: User(1, "us")}
+    assert had(users([1])) == {1: User(1, "eu")}
+    assert had(users(region="us", ids=[1, 2])) == {1: User(1, "us"), 2: User(2, "us")}
+    assert had(users.one(2, region="us")) == User(2, "us")
+    assert table.asked == [[1], [1], [2]]
+    assert users.key(1) != users.key(1, region="us")
+
+
+@colours
+def test_an_id_is_asked_for_once(cache: Cache, colour: str) -> None:
+    """A query with an id twice is waste, and a chunk of them smaller than it seems."""
+    table = Table()
+    users = table.loader(cache, colour)
+    assert had(users([1, 2, 1, 2, 1])) == {1: User(1, "eu"), 2: User(2, "eu")}
+    assert had(users(iter([3, 3]))) == {3: User(3, "eu")}
+    assert table.asked == [[1, 2], [3]]
+
+
+@colours
+def test_what_is_left_out(cache: Cache, colour: str) -> None:
+    """It is left out of the result, and asked for again: a row may come. Who asks for it alone gets a KeyError."""
+    table = Table()
+    users = table.loader(cache, colour)
+    assert had(users([1, 101])) == {1: User(1, "eu")}
+    assert had(users([1, 101])) == {1: User(1, "eu")}
+    with pytest.raises(Absent, match="has nothing for 101") as caught:
+        had(users.one(101))
+    assert isinstance(caught.value, KeyError)
+    with pytest.raises(KeyError):
+        had(users.refresh(101))
+    assert table.asked == [[1, 101], [101], [101], [101]]
+    assert had(users.peek(101)) is None
+
+
+@colours
+def test_that_there_is_nothing_may_be_kept(cache: Cache, colour: str) -> None:
+    """`absent=`: ids that don't exist would ask the origin each time, which is how it is attacked."""
+    table = Table()
+    users = table.loader(cache, colour, absent=60, raises=OSError)
+    for _ in range(2):
+        assert had(users([1, 101])) == {1: User(1, "eu")}
+        with pytest.raises(Absent, match="has nothing for 101"):
+            had(users.one(101))
+    assert table.asked == [[1, 101]]
+    assert had(users.peek(101)).ttl == 60
+    assert had(users.peek(1)).ttl == 300
+    had(users.set(User(101, "eu"), 101))
+    assert had(users([101])) == {101: User(101, "eu")}
+    had(users.invalidate_many([101, 1]))
+    assert had(users([101])) == {}
+
+
+def test_absent_beside_a_ttl_of_the_value() -> None:
+    """A function as ttl would be asked for the life of something that is no value."""
+    with Cache() as cache:
+        users = cache.cached.many(ttl=lambda user: user["ttl"], absent="forever")(
+            lambda ids: {id: {"ttl": 5} for id in ids if id}
+        )
+        assert users([0, 1]) == {1: {"ttl": 5}}
+        assert users.peek(1).ttl == 5
+        assert users.peek(0).ttl == float("inf")
+
+
+@colours
+def test_chunks(cache: Cache, colour: str) -> None:
+    """A database takes so many parameters in one query, and no more."""
+    table = Table()
+    users = table.loader(cache, colour, chunk=3)
+    assert list(had(users(range(8)))) == list(range(8))
+    assert table.asked == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    with disabled():
+        assert list(had(users(range(4)))) == list(range(4))
+    assert table.asked[3:] == [[0, 1, 2], [3]]
+
+
+@colours
+def test_a_chunk_that_fails(cache: Cache, colour: str) -> None:
+    """What the chunks before it gave is kept; those behind it are not begun, and nothing stays locked."""
+    table = Table()
+    users = table.loader(cache, colour, chunk=2, lease=60)
+
+    def fail_the_second() -> None:
+        if table.asked[-1] == [2, 3]:
+            raise ZeroDivisionError
+
+    table.before = fail_the_second
+    with pytest.raises(ZeroDivisionError):
+        had(users(range(6)))
+    assert table.asked == [[0, 1], [2, 3]]
+    table.before = lambda: None
+    assert list(had(users(range(6)))) == list(range(6))
+    assert table.asked[2:] == [[2, 3], [4, 5]]
+
+
+def test_who_waits_for_the_first_chunk_does_not_wait_for_the_second(cache: Cache) -> None:
+    """A single call in this process, or another, would wait for a thousand others."""
+    table, origin = Table(), Origin()
+    users = table.loader(cache, "sync", chunk=1, lease=60)
+    table.before = origin
+    batch = Herd(lambda: users([1, 2]))
+    origin.has_begun()
+    single = Herd(lambda: users.one(1))
+    until(lambda: any(flight.callers == 2 for flight in list(cache._core.flights._flights.values())))
+    table.before = lambda: origin() if table.asked[-1] == [2] else None
+    origin.let_on()
+    assert single.join() == [User(1, "eu")]
+    assert batch.join() == [{1: User(1, "eu"), 2: User(2, "eu")}]
+    assert table.asked == [[1], [2]]
+
+
+@colours
+def test_the_verbs_of_one_id(cache: Cache, colour: str) -> None:
+    """Each does for an id what it does for the arguments of an ordinary function."""
+    table = Table()
+    users = table.loader(cache, colour, stale=60)
+    assert had(users.peek(1)) is None
+    had(users([1]))
+    assert had(users.peek(1)).value == User(1, "eu")
+    had(users.set(User(1, "set"), 1))
+    assert had(users([1])) == {1: User(1, "set")}
+    assert had(users.expire(1)) is True
+    assert had(users.refresh(1)) == User(1, "eu")
+    assert had(users.invalidate(1)) is True
+    assert had(users.invalidate(1)) is False
+    assert users.stats().computations == 2
+    assert users.key(7) == "user:7:eu" == users.one.key(7)
+    assert isinstance(users.cache, Cache)
+    assert inspect.iscoroutinefunction(users) == (colour == "async") == inspect.iscoroutinefunction(users.one)
+    assert had(users.__wrapped__([1])) == {1: User(1, "eu")}
+    assert had(users.one.__wrapped__(1)) == User(1, "eu")
+
+
+@colours
+def test_the_verbs_of_many_ids(cache: Cache, colour: str) -> None:
+    """A round trip for each would be a thousand where one is enough."""
+    table = Table()
+    users = table.loader(cache, colour)
+    had(users.set_many({1: User(1, "set"), 2: User(2, "set")}, region="us"))
+    assert had(users([1, 2], region="us")) == {1: User(1, "set"), 2: User(2, "set")}
+    assert had(users.invalidate_many([1, 3], region="us")) == 1
+    assert had(users([1, 2], region="us")) == {1: User(1, "us"), 2: User(2, "set")}
+    assert table.asked == [[1]]
+
+
+@colours
+def test_all_of_them(cache: Cache, colour: str) -> None:
+    """`invalidate_all` ends the values of all ids, and of nobody else."""
+    calls: list[Any] = []
+
+    def load(ids: list[int]) -> dict[int, int]:
+        calls.append(ids)
+        return dict.fromkeys(ids, len(calls))
+
+    async def aload(ids: list[int]) -> dict[int, int]:
+        return load(ids)
+
+    users: Any = cache.cached.many(load if colour == "sync" else aload)
+    assert had(users([1, 2])) == {1: 1, 2: 1}
+    had(users.invalidate_all())
+    assert had(users([1, 2])) == {1: 2, 2: 2}
+    assert users.key(1).endswith(":(1)")
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+@colours
+def test_a_herd_computes_each_id_once(cache: Cache, colour: str, left_out: bool) -> None:
+    """Batches that overlap, and single calls, of all processes: each id is asked for once, also if there is nothing."""
+    origin = Origin()
+    asked: list[int] = []
+
+    def load(ids: list[int]) -> dict[int, int]:
+        asked.extend(ids)
+        origin()
+        return {} if left_out else {id: id for id in ids}
+
+    async def aload(ids: list[int]) -> dict[int, int]:
+        asked.extend(ids)
+        await origin.suspending()
+        return {} if left_out else {id: id for id in ids}
+
+    def one(id: int) -> Any:
+        try:
+            return had(users.one(id))
+        except Absent:
+            return "absent"
+
+    users: Any = cache.cached.many(key="{ids}")(load if colour == "sync" else aload)
+    first = Herd(lambda: had(users([1, 2, 3])))
+    origin.has_begun()
+    # In an order that makes each wait for the first, before it asks for what is its own.
+    others = Herd(*[lambda: had(users([1, 2]))] * 3, *[lambda: one(1)] * 3)
+    until(lambda: sum(flight.callers for flight in list(cache._core.flights._flights.values())) >= 9)
+    origin.let_on()
+    there = {} if left_out else {1: 1, 2: 2}
+    assert first.join() == [{} if left_out else {1: 1, 2: 2, 3: 3}]
+    assert others.join() == [*[there] * 3, *["absent" if left_out else 1] * 3]
+    if not left_out:
+        assert sorted(asked) == [1, 2, 3]
+
+
+def test_a_cancelled_batch(cache: Cache) -> None:
+    """Its leases are given back at once: the next one doesn't wait for them."""
+    origin = Origin()
+
+    @cache.cached.many(lease=60)
+    async def users(ids: list[int]) -> dict[int, int]:
+        await origin.suspending()
+        return {id: id for id in ids}
+
+    async def main() -> None:
+        task = asyncio.create_task(users([1, 2]))
+        await until_async(lambda: origin.calls)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        origin.let_on()
+        assert await asyncio.wait_for(users([2, 1]), PATIENCE) == {2: 2, 1: 1}
+
+    asyncio.run(main())
+    assert origin.calls == 2
+
+
+@colours
+def test_a_failure_of_all(cache: Cache, colour: str) -> None:
+    """The function's own error, to batches and to single calls; where something stale is kept, that."""
+    table = Table()
+    users = table.loader(cache, colour, stale=60)
+    had(users([1, 2]))
+    had(users.expire(1))
+    had(users.expire(2))
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    table.before = fail
+    assert had(users([1, 2])) == {1: User(1, "eu"), 2: User(2, "eu")}
+    with pytest.raises(ZeroDivisionError):
+        had(users([3]))
+    with pytest.raises(ZeroDivisionError):
+        had(users.one(4))
+
+
+@colours
+def test_another_function_s_absent_is_an_error_like_any(cache: Cache, colour: str) -> None:
+    """It would be taken for this function's own answer, and hide what is kept."""
+    inner = Table().loader(cache, "sync", absent=60)
+
+    def load(ids: list[int]) -> dict[int, User]:
+        return {id: inner.one(id + 100) for id in ids}
+
+    async def aload(ids: list[int]) -> dict[int, User]:
+        return load(ids)
+
+    users: Any = cache.cached.many(key="outer:{ids}", stale=60, absent=60)(load if colour == "sync" else aload)
+    with pytest.raises(Absent, match="for 101"):
+        had(users([1]))
+    had(users.set(User(1, "kept"), 1))
+    had(users.expire(1))
+    assert had(users([1])) == {1: User(1, "kept")}
+    assert had(users.one(1)) == User(1, "kept")
+
+
+@pytest.mark.parametrize("wrong", [["row"], None, 5])
+@colours
+def test_what_is_no_mapping(cache: Cache, colour: str, wrong: Any) -> None:
+    """A list of rows would be taken for a mapping without any of them, for ever."""
+
+    def load(ids: list[int]) -> Any:
+        return wrong
+
+    async def aload(ids: list[int]) -> Any:
+        return wrong
+
+    users: Any = cache.cached.many(load if colour == "sync" else aload)
+    for call in (lambda: users([1]), lambda: users.one(1)):
+        with pytest.raises(TypeError, match="must map"):
+            had(call())
+
+
+def _takes(*ids: int) -> dict[int, int]:
+    return {}
+
+
+def _named(*, ids: list[int]) -> dict[int, int]:
+    return {}
+
+
+def _nothing() -> dict[int, int]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    "use, message",
+    [
+        (lambda: cached.many(_takes), "takes no list of ids"),
+        (lambda: cached.many(_named), "takes no list of ids"),
+        (lambda: cached.many(_nothing), "takes no list of ids"),
+        (lambda: cached.many(ignore="ids")(lambda ids: {}), "takes no list of ids"),
+        (lambda: cached.many(chunk=0), "chunk is 0"),
+        (lambda: cached.many(chunk=True), "chunk is True"),
+        (lambda: cached.many(chunk="5"), "chunk is '5'"),
+        (lambda: cached.many(absent=-1), "absent is -1"),
+        (lambda: cached.many(absent=True), "absent is True"),
+        (lambda: cached.many(chnk=5), "chnk"),
+        (lambda: cached.many(5), "it goes on a def"),
+        (lambda: cached.many(lambda ids: {})("ab"), "was given 'ab'"),
+        (lambda: cached.many(lambda ids: {})(5), "was given 5"),
+        (lambda: cached.many(lambda ids: {}).invalidate_many("ab"), "was given 'ab'"),
+        (lambda: cached(chunk=5), "no option 'chunk'"),
+    ],
+)
+def test_wrong_uses(use: Callable[[], object], message: str) -> None:
+    """Each would be found out at the first call, or never."""
+    with pytest.raises(OptionError, match=message):
+        use()
+
+
+def test_wrong_calls() -> None:
+    """They are answered in Python's own words."""
+    users: Any = cached.many(lambda ids, region="eu": dict.fromkeys(ids, region))
+    with pytest.raises(TypeError, match="ids"):
+        users()
+    with pytest.raises(TypeError, match="country"):
+        users([1], country="de")
+    with pytest.raises(TypeError):
+        users([[1]])
+    with pytest.raises(stampede.KeyingError, match="ids"):
+        users([object()])
+    assert users([1], "us") == {1: "us"}
+
+
+class Repository:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked: list[Any] = []
+
+    def __stampede_key__(self) -> str:
+        return self.name
+
+    @cached.many(ttl=60)
+    def users(self, ids: list[int], *, region: str = "eu") -> dict[int, str]:
+        self.asked.append(ids)
+        return {id: f"{self.name} {id} {region}" for id in ids if id < 100}
+
+    @cached.many
+    async def ausers(self, ids: list[int]) -> dict[int, str]:
+        self.asked.append(ids)
+        return {id: f"{self.name} {id}" for id in ids}
+
+    @classmethod
+    @cached.many
+    def above(cls, ids: list[int]) -> dict[int, str]:
+        return {id: f"{cls.__name__} {id}" for id in ids}
+
+    @cached.many
+    @classmethod
+    def below(cls, ids: list[int]) -> dict[int, str]:
+        return {id: f"{cls.__name__} {id}" for id in ids}
+
+    @staticmethod
+    @cached.many
+    def static(ids: list[int]) -> dict[int, int]:
+        return {id: id for id in ids}
+
+    @cached.many
+    @staticmethod
+    def static_below(ids: list[int]) -> dict[int, int]:
+        return {id: id for id in ids}
+
+
+def test_methods() -> None:
+    """The object is part of every key, and bound by the call and by each verb."""
+    one, two = Repository("one"), Repository("two")
+    assert one.users([1, 2]) == {1: "one 1 eu", 2: "one 2 eu"}
+    assert two.users([1]) == {1: "two 1 eu"}
+    assert one.users([2, 3], region="eu") == {2: "one 2 eu", 3: "one 3 eu"}
+    assert one.users(ids=[2]) == {2: "one 2 eu"}
+    assert one.users.one(3) == "one 3 eu"
+    assert one.asked == [[1, 2], [3]]
+    one.users.invalidate_many([1, 2])
+    one.users.set_many({5: "set"})
+    one.users.set("set, too", 6)
+    assert one.users([1, 5, 6]) == {1: "one 1 eu", 5: "set", 6: "set, too"}
+    assert two.users.peek(1) is not None
+    assert one.users.peek(2) is None
+    assert one.users.key(1) == Repository.users.key(one, 1) == Repository.users.one.key(one, 1)
+    assert Repository.users(two, [1]) == {1: "two 1 eu"}
+    assert two.asked == [[1]]
+    with pytest.raises(Absent):
+        one.users.one(101)
+    assert one.users.__wrapped__([9]) == {9: "one 9 eu"}
+    assert one.users == one.users != two.users
+    one.users.invalidate_all()
+    assert two.users.peek(1) is None
+    assert isinstance(one.users.cache, Cache)
+
+
+def test_async_methods() -> None:
+    """The same, awaited."""
+    one = Repository("one")
+    assert inspect.iscoroutinefunction(one.ausers)
+
+    async def main() -> None:
+        assert await one.ausers([1, 2]) == {1: "one 1", 2: "one 2"}
+        assert await one.ausers.one(2) == "one 2"
+        assert await one.ausers.invalidate_many([1]) == 1
+        assert await one.ausers([1, 2]) == {1: "one 1", 2: "one 2"}
+
+    asyncio.run(main())
+    assert one.asked == [[1, 2], [1]]
+
+
+def test_methods_of_classes() -> None:
+    """@classmethod and @staticmethod, above and below."""
+    for function in (Repository.above, Repository("one").below, Repository.below):
+        assert function([1]) == {1: "Repository 1"}
+    assert Repository.below.one(1) == "Repository 1"
+    for static in (Repository.static, Repository("one").static, Repository.static_below):
+        assert static([1]) == {1: 1}
+        assert static.one(1) == 1
+
+
+def test_parameters_that_are_no_part_of_the_key() -> None:
+    """A session stands first in many a function: it is passed on, and no verb asks for it."""
+    sessions: list[Any] = []
+
+    @cached.many(ignore=["session"])
+    def users(session: object, ids: list[int]) -> dict[int, int]:
+        sessions.append(session)
+        return {id: id for id in ids}
+
+    session = object()
+    assert users(session, [1, 2]) == {1: 1, 2: 2}
+    assert users(object(), [1, 2]) == {1: 1, 2: 2}
+    assert users.one(object(), 1) == 1
+    assert sessions == [session]
+    assert users.invalidate(1) is True
+    assert users.invalidate_many([1, 2]) == 1
+    users.set_many({5: 50})
+    assert users(session, ids=[5]) == {5: 50}
+
+
+@cached.many
+def table(ids: list[int]) -> dict[int, int]:
+    """The rows."""
+    return {id: id for id in ids}
+
+
+def test_what_it_looks_like() -> None:
+    """It is pickled, documented and signed like the function that it was."""
+    assert pickle.loads(pickle.dumps(table)) is table
+    assert pickle.loads(pickle.dumps(table.one)) is table.one
+    assert pickle.loads(pickle.dumps(cached)) is cached
+    assert table.__doc__ == "The rows."
+    assert str(inspect.signature(table)) == "(ids: 'list[int]') -> 'dict[int, int]'"
+    assert table.key(1) == "test_many:table:(1)"
+
+
+def test_ids_are_exact() -> None:
+    """1 and "1" are two ids."""
+    users: Any = cached.many(lambda ids: {id: repr(id) for id in ids})
+    assert users([1, "1", (1,), None]) == {1: "1", "1": "'1'", (1,): "(1,)", None: "None"}
+    assert users.one(True) == "True"
+
+
+@colours
+def test_values_are_of_the_annotated_type(tmp_path: Path, colour: str) -> None:
+    """A codec that decodes to the annotation would make a dict of each user, or refuse it."""
+    pytest.importorskip("msgspec")
+    for codec in ("msgpack", "json"):
+        with Cache(f"disk://{tmp_path}/{codec}", codec=codec, strict=True) as cache:
+            table = Table()
+            users = table.loader(cache, colour)
+            had(users([1]))
+            assert had(users([1])) == {1: User(1, "eu")}
+            assert table.asked == [[1]]
+
+
+def test_hits_are_at_hand() -> None:
+    """Values in memory would be asked for with a claim each."""
+    with Cache() as cache:
+        users = Table().loader(cache, "sync")
+        users([1, 2])
+        before = users.stats()
+        users([1, 2])
+        users.one(1)
+        assert users.stats().hits == before.hits + 3
+
+
+def test_a_mapping_that_is_no_dict() -> None:
+    """A defaultdict, or a view of rows, makes no value by being asked."""
+
+    class Rows(Mapping[int, int]):
+        def __getitem__(self, id: int) -> int:
+            return id
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([1])
+
+        def __len__(self) -> int:
+            return 1
+
+        def __contains__(self, id: object) -> bool:
+            return id == 1
+
+    assert cached.many(lambda ids: Rows())([1, 2]) == {1: 1}
