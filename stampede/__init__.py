@@ -20,6 +20,7 @@ from stampede.errors import (
     WaitTimeout,
 )
 from stampede.registry import Lock, cache_without_dogpiling, cached, configure, get_cache, try_lock
+from stampede.switch import bypassed, refreshing
 
 __version__ = "0.1.0"
 
@@ -42,9 +43,11 @@ __all__ = [
     "TooLarge",
     "ValueCodec",
     "WaitTimeout",
+    "bypassed",
     "cache_without_dogpiling",
     "cached",
     "configure",
     "get_cache",
+    "refreshing",
     "try_lock",
 ]

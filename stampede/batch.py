@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
-from stampede.call import Call
+from stampede.call import Call, Once
 from stampede.colour import Colour
 from stampede.core import Scope, later
 from stampede.errors import WaitTimeout
@@ -32,18 +32,18 @@ T = TypeVar("T")
 
 
 async def fetch_many(
-    scope: Scope, colour: Colour, keys: Iterable[str], loader: Loader, policy: Policy
+    scope: Scope, colour: Colour, keys: Iterable[str], loader: Loader, policy: Policy, once: Once | None = None
 ) -> dict[str, Landing]:
     """What is there, what others compute, and what `loader` gives for the rest; keys that it leaves out are left out.
 
     Nothing is waited for while a lease is held: two batches in opposite order can't block each other.
     """
-    batch = _Batch(scope, colour, loader, policy)
+    batch = _Batch(scope, colour, loader, policy, once)
     landings = await batch.claim(keys)
     waited = batch.asked
     for key in batch.others:
         began = monotonic()
-        landings[key] = await scope.fetch(colour, key, loader.origin(key), _left(policy, waited))
+        landings[key] = await scope.fetch(colour, key, loader.origin(key), _left(policy, waited), once=once)
         if not landings[key].stored:  # or it was computed here after all
             waited += monotonic() - began
     return {key: landing for key, landing in landings.items() if not landing.is_nothing}
@@ -65,11 +65,12 @@ class _Led(NamedTuple):
 class _Batch:
     """One caller's keys; `others` are those that somebody else computes."""
 
-    def __init__(self, scope: Scope, colour: Colour, loader: Loader, policy: Policy) -> None:
+    def __init__(self, scope: Scope, colour: Colour, loader: Loader, policy: Policy, once: Once | None) -> None:
         self._scope = scope
         self._colour = colour
         self._loader = loader
         self._policy = policy
+        self._once = once
         self._led: dict[str, _Led] = {}
         self._work: Callable[[], Any]  # gives the coroutine that leads all these flights
         self.others: list[str] = []
@@ -82,19 +83,28 @@ class _Batch:
         return work
 
     async def _claim(self, keys: Iterable[str]) -> dict[str, Landing]:
+        landings: dict[str, Landing] = {}
+        try:
+            await self._land(keys, landings)
+        finally:
+            for key, (call, _, _) in self._led.items() if self._once is not None else ():
+                call.settle(stored=key in landings and landings[key].stored)
+        await self._keep(landings)
+        return landings
+
+    async def _land(self, keys: Iterable[str], landings: dict[str, Landing]) -> None:
         place = Place(self._colour) if self._policy.background else None
         try:
-            landings, granted = await self._ask(keys, place)
+            there, granted = await self._ask(keys, place)
+            landings |= there
             if place is not None and place.reserved:
-                kept = [wanted for wanted in granted if wanted.kept is not None]
-                granted = [wanted for wanted in granted if wanted.kept is None]
+                kept = [wanted for wanted in granted if wanted.kept is not None and not wanted.call.force]
+                granted = [wanted for wanted in granted if wanted.kept is None or wanted.call.force]
                 landings |= self._beside(place, kept)
         finally:
             if place is not None:
                 place.free()
         landings |= await self._compute(granted)
-        await self._keep(landings)
-        return landings
 
     # -- the claims -----------------------------------------------------------------------------------------------
 
@@ -154,14 +164,14 @@ class _Batch:
     def _lead(self, today: str, key: str, began: float) -> None:
         """Lead the key's flight, unless somebody does."""
         front = self._scope.core.front
-        call = self._scope.of_many(self._colour, today, key, self._loader.origin(key), self._policy, began)
+        call = self._scope.of_many(self._colour, today, key, self._loader.origin(key), self._policy, began, self._once)
         sample = front.sample(call.key)
         if call.leader is not None:
             call.leader.follow(self._work())  # and no name for it here: frames may be kept for long
-        flight, leading = call.means.flights.join(call.key, call.loop, leader=call.leader)
+        flight, leading = call.means.flights.join(call.key, call.loop, anew=call.anew, leader=call.leader)
         if leading:
             self._led[key] = _Led(call, flight, sample)
-            call.seen = front.take_due(call.key)
+            call.seen = None if call.force else front.take_due(call.key)
         else:
             flight.leave(call.leader)
             self.others.append(key)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -34,7 +36,7 @@ from stampede.outcome import Landing, empty, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
-from stampede.switch import switch
+from stampede.switch import Block, around, bypassed, refreshing, switch
 
 __all__ = ["Cache"]
 
@@ -141,16 +143,19 @@ class Cache:
 
     def get_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
         """The key's value; `function` computes it if it is missing, in one caller of all that ask."""
-        if switch.off:
-            return cast(T, run_blocking(BLOCKING.call(function)))
+        block = None
+        if switch.thrown:
+            block = around(self._itself)
+            if block is not None and block.straight:
+                return cast(T, run_blocking(BLOCKING.call(function)))
         if options:
             for name in options:  # a set's own comparison would make a set of them
                 if name not in _NAMES:
                     DEFAULT.with_options(**options)  # an error of every call, not only of those that compute
-        found = self._root.at_hand(self._key(key))
+        found = self._root.at_hand(self._key(key)) if block is None else self._root.at_hand_of(block, self._key(key))
         if found is not None:
             return cast(T, found.value)
-        return cast(T, self._land(run_blocking(self._fetch(BLOCKING, key, function, options)), options))
+        return cast(T, self._land(run_blocking(self._fetch(BLOCKING, key, function, options, block)), options))
 
     @overload  # an async function is a function too: the narrower comes first
     async def aget_or_compute(
@@ -161,23 +166,35 @@ class Cache:
 
     async def aget_or_compute(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
         """The same for async callers; `function` may be a plain one."""
-        if switch.off:
-            return await SUSPENDING.call(function)
+        block = None
+        if switch.thrown:
+            block = around(self._itself)
+            if block is not None and block.straight:
+                return await SUSPENDING.call(function)
         if options:
             for name in options:  # a set's own comparison would make a set of them
                 if name not in _NAMES:
                     DEFAULT.with_options(**options)  # an error of every call, not only of those that compute
-        found = self._root.at_hand(self._key(key))
+        found = self._root.at_hand(self._key(key)) if block is None else self._root.at_hand_of(block, self._key(key))
         if found is not None:
             return found.value
-        return self._land(await self._fetch(SUSPENDING, key, function, options), options)
+        return self._land(await self._fetch(SUSPENDING, key, function, options, block), options)
 
     async def _fetch(
-        self, colour: Colour, key: str, function: Callable[[], Any], options: Mapping[str, Any]
+        self,
+        colour: Colour,
+        key: str,
+        function: Callable[[], Any],
+        options: Mapping[str, Any],
+        once: Block | None,
     ) -> Landing:
         if not callable(function):
             raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
-        return await self._root.fetch(colour, self._key(key), function, self.policy.with_options(**options))
+        policy = self.policy.with_options(**options)
+        return await self._root.fetch(colour, self._key(key), function, policy, once=once)
+
+    def _itself(self) -> Cache:
+        return self
 
     def _land(self, landing: Landing, options: Mapping[str, Any]) -> Any:
         return landed(landing, self.policy.with_options(**options))
@@ -288,13 +305,17 @@ class Cache:
     async def _many(
         self, colour: Colour, keys: Iterable[str], function: Callable[[list[str]], Any], options: dict[str, Any]
     ) -> dict[str, Any]:
-        if switch.off:
-            return dict(await colour.call(lambda: function(list(keys))))
+        block = None
+        if switch.thrown:
+            block = around(self._itself)
+            if block is not None and block.straight:
+                return dict(await colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
-        found = {key: there.value for key in wanted if (there := self._root.at_hand(key)) is not None}
+        look = self._root.at_hand if block is None else partial(self._root.at_hand_of, block)
+        found = {key: there.value for key in wanted if (there := look(key)) is not None}
         missing = [key for key in wanted if key not in found]
-        landings = await fetch_many(self._root, colour, missing, Together(colour, function, wanted), policy)
+        landings = await fetch_many(self._root, colour, missing, Together(colour, function, wanted), policy, block)
         try:
             found |= {key: landed(landings[key], policy) for key in missing if key in landings}
         except StopIteration as end:  # a function's own
@@ -336,6 +357,24 @@ class Cache:
             key: default if entry is None or entry.raised else entry.value
             for key, entry in zip(keys, entries, strict=True)
         }
+
+    # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def refreshing(self) -> AbstractContextManager[None]:
+        """`stampede.refreshing`, of this cache's functions and keys only.
+
+        >>> with cache.refreshing():
+        ...     page()
+        """
+        return refreshing(self)
+
+    def bypassed(self) -> AbstractContextManager[None]:
+        """`stampede.bypassed`, of this cache's functions and keys only.
+
+        >>> with cache.bypassed():
+        ...     page()
+        """
+        return bypassed(self)
 
     # -- all of it ------------------------------------------------------------------------------------------------
 

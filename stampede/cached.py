@@ -25,7 +25,7 @@ from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import landed
 from stampede.policy import DEFAULT, OPTIONS, Policy, nearest
 from stampede.settings.checks import CACHE, checked
-from stampede.switch import enrolled, switch
+from stampede.switch import Block, around, enrolled, switch
 from stampede.verbs import VERBS, Verbs
 
 __all__ = ["Cached", "Home", "LateCache"]
@@ -167,6 +167,10 @@ class Cached(Verbs):
             self._home = self._scope = None
             self.hot.fast.clear()
 
+    def forget_fast(self) -> None:
+        """What is kept is found by asking the cache, until it has come home again."""
+        self.hot.fast.clear()
+
     def key(self, /, *args: Any, **kwargs: Any) -> str:
         """The key of these arguments; of those that are a part of it, as in the other verbs."""
         if not self._absent:
@@ -200,38 +204,49 @@ class Cached(Verbs):
 
     def slow(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call that the generated hit could not answer; blocking."""
-        if switch.off:
-            return self.function(*args, **kwargs)
+        block = None
+        if switch.thrown:
+            block = around(self._the_home)
+            if block is not None and block.straight:
+                return self.function(*args, **kwargs)
         closed = scope = None
         while True:
             try:
-                scope, key, found = self._look(args, kwargs)
+                scope, key, found = self._look(args, kwargs, block)
                 if found is not None:
                     return found.value
-                return landed(run_blocking(self.fetch(scope, key, args, kwargs)), scope.policy)
+                return landed(run_blocking(self.fetch(scope, key, args, kwargs, once=block)), scope.policy)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
     async def slow_async(self, /, *args: Any, **kwargs: Any) -> Any:
         """The same, suspending."""
-        if switch.off:
-            return await self.function(*args, **kwargs)
+        block = None
+        if switch.thrown:
+            block = around(self._the_home)
+            if block is not None and block.straight:
+                return await self.function(*args, **kwargs)
         closed = scope = None
         while True:
             try:
-                scope, key, found = self._look(args, kwargs)
+                scope, key, found = self._look(args, kwargs, block)
                 if found is not None:
                     return found.value
-                return landed(await self.fetch(scope, key, args, kwargs), scope.policy)
+                return landed(await self.fetch(scope, key, args, kwargs, once=block), scope.policy)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Scope, str, Resident | Entry[Any] | None]:
+    def _the_home(self) -> Home:
+        return self.home
+
+    def _look(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], block: Block | None
+    ) -> tuple[Scope, str, Resident | Entry[Any] | None]:
         """Where the value of these arguments belongs, and what is at hand of it."""
         scope = self.scope
         key = self.key_of_call(*args, **kwargs)
-        found = scope.at_hand(key)
-        if isinstance(found, Resident):
+        found = scope.at_hand(key) if block is None else scope.at_hand_of(block, key)
+        if isinstance(found, Resident) and self.hot.looks:
             self._take_home(scope, found, args, kwargs)
         return scope, key, found
 
@@ -247,19 +262,28 @@ class Cached(Verbs):
         return home
 
     def fetch(
-        self, scope: Scope, key: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, force: bool = False
+        self,
+        scope: Scope,
+        key: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        force: bool = False,
+        once: Block | None = None,
     ) -> Any:
         caller = _Caller(self, scope, args, kwargs)
-        return scope.fetch(self.colour, key, caller, None, force=force, home=caller)
+        return scope.fetch(self.colour, key, caller, None, force=force, home=caller, once=once)
 
     def _take_home(self, scope: Scope, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
         tier = scope.core.front.tier
-        fast = None if resident.homes or tier is None else self.hot.key(args, kwargs)
-        if fast is not None and tier is not None:
+        if tier is None or switch.thrown or resident.lives_in(self.hot.fast):
+            return
+        fast = self.hot.key(args, kwargs)
+        if fast is not None:
             tier.adopt(resident, self.hot.fast, fast)
-            if self._scope is not scope:
-                self.hot.fast.pop(fast, None)  # unbound meanwhile
+            if self._scope is not scope or switch.thrown:
+                self.hot.fast.pop(fast, None)  # unbound, or thrown, meanwhile
 
     # -- the faces: a plain function, or a descriptor -------------------------------------------------------------
 

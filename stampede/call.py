@@ -17,7 +17,7 @@ from stampede.leader import Leader
 from stampede.policy import Policy
 from stampede.ports import Ask, Claims, Reply
 
-__all__ = ["Call", "Hold", "Means", "Opening", "Spawn"]
+__all__ = ["Call", "Hold", "Means", "Once", "Opening", "Spawn"]
 
 
 class Hold(Protocol):
@@ -30,6 +30,14 @@ class Trial(Protocol):
     """Whether a value could be stored where others can have it, too."""
 
     def __call__(self, key: str, entry: Entry[Any], *, strict: bool) -> None: ...
+
+
+class Once(Protocol):
+    """Who remembers what has been computed anew: each key is, once."""
+
+    def takes(self, owner: object, key: str) -> bool: ...
+    def has(self, owner: object, key: str) -> bool: ...
+    def settle(self, owner: object, key: str, *, stored: bool) -> None: ...
 
 
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], Callable[[], object]], object]
@@ -86,6 +94,7 @@ class Call:
     began: float
     seen: Entry[Any] | None = None  # the local tier's entry, which is due
     force: bool = False  # compute, whatever is there
+    once: Once | None = None  # or do so if this says that nobody has
     opening: Opening | None = None  # if its first move has been made
     flight: Flight | None = None  # that it leads
     leader: Leader | None = None  # of that flight, if it comes to lead one
@@ -102,6 +111,17 @@ class Call:
     @property
     def waited(self) -> float:
         return self.means.clock() - self.began
+
+    def anew(self) -> bool:
+        """Whether it computes, whatever is there; asked under the lock of decisions."""
+        if self.once is not None and self.once.takes(self.means.flights, self.key):
+            self.force = True
+        return self.force
+
+    def settle(self, *, stored: bool) -> None:
+        """What has come of it, for who remembers that."""
+        if self.once is not None and self.force:
+            self.once.settle(self.means.flights, self.key, stored=stored)
 
     @property
     def followed(self) -> bool:

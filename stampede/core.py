@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 from stampede import early, events
-from stampede.call import Call, Means
+from stampede.call import Call, Means, Once
 from stampede.coded import CodedClaims, CodedStore, Coder, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
@@ -291,6 +291,10 @@ class Scope:
         """What can be had without a claim, a flight, or a moment's waiting: something with a `value`."""
         return self.hit(key) or self.look(key) if self._near else None
 
+    def at_hand_of(self, once: Once, key: str) -> Resident | Entry[Any] | None:
+        """The same, if it was computed where everything is computed anew."""
+        return self.at_hand(key) if once.has(self.core.flights, self._at_hand() + key) else None
+
     def look(self, key: str) -> Entry[Any] | None:
         """A shared engine's answer, where it can be had in microseconds: no claim, no flight, no doubt."""
         core = self.core
@@ -328,10 +332,11 @@ class Scope:
         *,
         force: bool = False,
         home: TakesHome | None = None,
+        once: Once | None = None,
     ) -> Coroutine[Any, Any, Landing]:
         """What the local tier could not answer. `home` is told of the resident, if there is one now."""
         leader = Leader(new_id(), self._give_back)
-        work = self._fetch(colour, key, origin, policy or self.policy, force, home, leader)
+        work = self._fetch(colour, key, origin, policy or self.policy, force, home, leader, once)
         leader.work = ref(work, leader)  # as `follow` does it, and a call less in every miss
         return work
 
@@ -344,6 +349,7 @@ class Scope:
         force: bool,
         home: TakesHome | None,
         leader: Leader,
+        once: Once | None,
     ) -> Landing:
         core, epoch = self.core, self.core.epoch
         means, loop = (self._suspending, running_loop() or _loop()) if colour.suspending else (self._blocking, None)
@@ -354,11 +360,14 @@ class Scope:
             prefix = await self.learn(colour, policy.wait)
             waited = _clock() - began
         physical = prefix + key
+        if once is not None and once.has(core.flights, physical):
+            once = None
+        usual = not force and once is None
         seen = sample = None
         if front.tier is not None:
-            seen, sample = None if force else front.take_due(physical), front.sample(physical)
+            seen, sample = front.take_due(physical) if usual else None, front.sample(physical)
         opening = None
-        if seen is None and not force and not policy.background:
+        if seen is None and usual and not policy.background:
             opening = await opened(means, physical, key, policy, loop, leader.token, leader, waited)
         if isinstance(opening, Landing):
             landing = opening
@@ -366,10 +375,13 @@ class Scope:
             if began is None:  # what it waits for is one wait, also for its first question
                 began = _clock() if opening is None else opening.at
             call = Call(
-                physical, key, origin, policy, means, loop, began, seen, force, opening,
+                physical, key, origin, policy, means, loop, began, seen, force, once, opening,
                 leader=leader, token=leader.token,
             )  # fmt: skip
-            landing = await (self._aside(call, sample) if policy.background and not force else fill(call))
+            if once is not None:
+                landing = await _once(call)
+            else:
+                landing = await (self._aside(call, sample) if policy.background and usual else fill(call))
         if front.tier is None:
             return landing
         resident = front.place(physical, self.called, landing, sample)
@@ -450,14 +462,24 @@ class Scope:
         return self._recall() or await self.learn(colour, patience)
 
     def of_many(
-        self, colour: Colour, prefix: str, key: str, origin: Callable[[], Any], policy: Policy, began: float
+        self,
+        colour: Colour,
+        prefix: str,
+        key: str,
+        origin: Callable[[], Any],
+        policy: Policy,
+        began: float,
+        once: Once | None = None,
     ) -> Call:
         """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
         means, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
         leader = Leader(new_id(), self._give_back)
+        if once is not None and once.has(means.flights, prefix + key):
+            once = None
         return Call(
-            prefix + key, key, origin, policy, means, loop, began, leader=leader, asks_on=True, token=leader.token
-        )
+            prefix + key, key, origin, policy, means, loop, began,
+            once=once, leader=leader, asks_on=True, token=leader.token,
+        )  # fmt: skip
 
     def _means(self, port: Claims, colour: Colour) -> Means:
         core = self.core
@@ -678,6 +700,18 @@ class Scope:
 
     def _store(self, colour: Colour) -> Store:
         return self.astore if colour.suspending else self.store
+
+
+async def _once(call: Call) -> Landing:
+    """`fill`, and what became of it is remembered by who remembers that."""
+    stored = False
+    try:
+        landing = await fill(call)
+        stored = landing.stored
+        return landing
+    finally:
+        call.settle(stored=stored)
+        landing = None  # type: ignore[assignment]  # its error, if it has one, refers to this frame
 
 
 def _left(policy: Policy, began: float) -> float | None:

@@ -78,7 +78,7 @@ async def fill(call: Call) -> Landing:
             return await inside.answers(call)
         raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
     while True:
-        flight, leading = flights.join(call.key, call.loop, anew=call.force, leader=call.leader)
+        flight, leading = flights.join(call.key, call.loop, anew=call.anew, leader=call.leader)
         if leading:
             return await lead(call, flight)
         landing = await follow(call, flight)

@@ -238,12 +238,17 @@ class Flights:
         self._flights = {}
 
     def join(
-        self, key: str, loop: Loop | None, *, anew: bool = False, leader: Leader | None = None
+        self,
+        key: str,
+        loop: Loop | None,
+        *,
+        anew: Callable[[], bool] | None = None,
+        leader: Leader | None = None,
     ) -> tuple[Flight, bool]:
-        """The key's flight, and whether the caller is to lead it. `anew`: never one that is under way."""
+        """The key's flight, and whether the caller is to lead it. `anew`: whether not to join one that is under way."""
         with decisions.lock:
-            flight = self._flights.get(key)
-            if flight is not None and not anew and flight.is_under_way():
+            flight, alone = self._flights.get(key), anew is not None and anew()
+            if flight is not None and not alone and flight.is_under_way():
                 if flight.bell is _unheard:
                     flight.bell = Bell()
                 if loop is not None and loop is not flight.loop:

@@ -66,14 +66,14 @@ class Hot:
         self._suspending = suspending
         self._first, self._rest = _split(function, parameters) if bound else (None, parameters)
         self._of_method = bound
-        self._looks = pure and parameters.plain
-        self._key_of = self._compiled(_KEY, lambda: None) if self._looks else None
+        self.looks = pure and parameters.plain  # or its table is never asked
+        self._key_of = self._compiled(_KEY, lambda: None) if self.looks else None
 
     def call(self, slow: Callable[..., Any]) -> Callable[..., Any]:
         """The function, or the `__call__` of what binds the first parameter as `__self__`."""
         if self._of_method and self._first is None:
             return lambda bound, /, *args, **kwargs: slow(bound.__self__, *args, **kwargs)
-        return self._compiled(_HIT if self._looks else _CALL, slow)
+        return self._compiled(_HIT if self.looks else _CALL, slow)
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         """Where a hit will look for these arguments; None if it could take others for them."""

@@ -60,6 +60,15 @@ class Resident:
         self.homes: tuple[Any, ...] = ()  # table, fast key, table, fast key ...: flat, as it is there for every entry
         self.mark = 0  # the hits that SIEVE's hand saw last
 
+    def lives_in(self, table: Any) -> bool:
+        """Does this table lead here? By one way: of several, as of a key that is no more than a part of the arguments,
+        there may be ever more."""
+        homes = self.homes
+        for number in range(0, len(homes), 2):
+            if homes[number] is table and table.get(homes[number + 1]) is self:
+                return True
+        return False
+
     def kill(self) -> None:
         """No hit from now on, by any way that leads here."""
         self.end = 0.0
@@ -192,10 +201,11 @@ class Tier:
     def _adopt(self, dead: list[object], resident: Resident, table: dict[Any, Resident], fast: Any) -> None:
         if self._residents.get(resident.key) is not resident:
             return  # evicted or invalidated meanwhile: nothing would remove it from the table again
-        homes = resident.homes
-        pairs = zip(homes[::2], homes[1::2], strict=True)
-        if not homes or not any(home is table and key == fast for home, key in pairs):
-            resident.homes = (*homes, table, fast)
+        left: list[Any] = []  # but for those that were emptied
+        for home, key in zip(resident.homes[::2], resident.homes[1::2], strict=True):
+            if home.get(key) is resident and not (home is table and key == fast):
+                left += home, key
+        resident.homes = (*left, table, fast)
         dead.append(table.get(fast))
         table[fast] = resident
 

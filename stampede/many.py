@@ -21,7 +21,7 @@ from stampede.method import Method, coroutine_marks
 from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import Nothing, empty, landed
 from stampede.policy import Policy, seconds
-from stampede.switch import switch
+from stampede.switch import Block, around, switch
 from stampede.verbs import VERBS, Arguments
 
 __all__ = ["Many", "ManyMethod"]
@@ -70,19 +70,23 @@ class Many:
     async def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
         ids, call = self._place.among(args, kwargs)
         wanted = ids_of(ids)
-        if switch.off:
+        block = around(lambda: self.one.home) if switch.thrown else None
+        if block is not None and block.straight:
             return await self._straight(wanted, call)
         closed = scope = None
         while True:
             try:
                 scope = self.one.scope
-                return await self._kept(scope, wanted, call)
+                return await self._kept(scope, wanted, call, block)
             except EngineClosed:
                 closed = self.one.other_than(closed, scope)
 
-    async def _kept(self, scope: Scope, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:
+    async def _kept(
+        self, scope: Scope, ids: list[Any], call: Callable[[Any], Arguments], block: Block | None
+    ) -> dict[Any, Any]:
         names = self._keys(ids, call, self.one.key_of_call)
-        found = {key: there.value for key in names if (there := scope.at_hand(key)) is not None}
+        look = scope.at_hand if block is None else functools.partial(scope.at_hand_of, block)
+        found = {key: there.value for key in names if (there := look(key)) is not None}
         missing = [key for key in names if key not in found]
         if missing:
             loader = Together(
@@ -92,7 +96,7 @@ class Many:
                 chunk=self._chunk,
                 nothing=lambda id: nothing_of(self.function, id),
             )
-            landings = await fetch_many(scope, self.one.colour, missing, loader, scope.policy)
+            landings = await fetch_many(scope, self.one.colour, missing, loader, scope.policy, block)
             try:
                 found |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
             except StopIteration as end:  # a function's own

@@ -1,31 +1,113 @@
-"""All decorated functions, and the switch that makes their calls go straight through."""
+"""All decorated functions, and what makes calls go another way than usual: for all, or in one block's context."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from contextvars import ContextVar
+from threading import RLock
+from typing import Any, Protocol
 
-__all__ = ["disabled", "enrolled", "switch", "unbind_all"]
+from stampede import forks
+
+__all__ = ["Block", "around", "bypassed", "disabled", "enrolled", "refreshing", "switch", "unbind_all"]
 
 
 class Bound(Protocol):
     """What has found its cache."""
 
     def unbind(self) -> None: ...
+    def forget_fast(self) -> None: ...
 
 
 enrolled: weakref.WeakSet[Bound] = weakref.WeakSet()
 
 
+class Block:
+    """A `with` block, inside which calls go another way: of one cache's functions, or of all."""
+
+    def __init__(self, cache: Any = None, *, straight: bool = False) -> None:
+        self.cache = cache
+        self.straight = straight  # to the functions; else each key is computed anew, once
+        self._kept: dict[tuple[Any, str], bool] = {}  # what has been begun, and whether it is stored by now
+
+    def has(self, owner: object, key: str) -> bool:
+        """Is the key's value one that was computed in this block?"""
+        return self._kept.get((owner, key), False)
+
+    def takes(self, owner: object, key: str) -> bool:
+        """Whether the caller is the one to compute it anew; asked under the lock of decisions."""
+        if (owner, key) in self._kept:
+            return False
+        self._kept[owner, key] = False
+        return True
+
+    def settle(self, owner: object, key: str, *, stored: bool) -> None:
+        """What has come of it. What wasn't stored is computed again by the next."""
+        if stored:
+            self._kept[owner, key] = True
+        else:
+            self._kept.pop((owner, key), None)
+
+
 class Switch:
     off = False
+    thrown = False
+    """Whether any call may have to go another way. Hits look at no more than this, and the fastest not even at it."""
 
+    def __init__(self) -> None:
+        self._blocks: set[Block] = set()
+        self._start_again()
+        forks.in_child(self._in_child)
+
+    def _start_again(self) -> None:
+        self._lock = RLock()
+
+    def _in_child(self) -> None:
+        """Blocks of other threads are never left here."""
+        self._start_again()
+        self._blocks.intersection_update(_around.get())
+        self._set()
+
+    def turn(self, off: bool) -> None:
+        with self._lock:
+            self.off = off
+            self._set()
+
+    def open(self, block: Block) -> None:
+        with self._lock:
+            self._blocks.add(block)
+            self._set()
+
+    def close(self, block: Block) -> None:
+        with self._lock:
+            self._blocks.discard(block)
+            self._set()
+
+    def is_open(self, block: Block) -> bool:
+        return block in self._blocks
+
+    def _set(self) -> None:
+        self.thrown = self.off or bool(self._blocks)
+
+
+_around: ContextVar[tuple[Block, ...]] = ContextVar("stampede_blocks", default=())
+_off = Block(straight=True)
 
 switch = Switch()
-switch.off = os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0")
+switch.turn(os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0"))
+
+
+def around(cache: Callable[[], Any]) -> Block | None:
+    """The innermost open block around the caller that is about this cache; to be asked where the switch is thrown."""
+    if switch.off:
+        return _off
+    for block in reversed(_around.get()):
+        if switch.is_open(block) and (block.cache is None or block.cache is cache()):
+            return block
+    return None
 
 
 def unbind_all() -> None:
@@ -46,5 +128,46 @@ def disabled() -> Iterator[None]:
 
 
 def _set_switch(off: bool) -> None:
-    switch.off = off
+    switch.turn(off)
     unbind_all()  # or hits would go on
+
+
+@contextmanager
+def refreshing(cache: Any = None) -> Iterator[None]:
+    """Inside the block every cached call computes anew and stores, once for each key: an admin's "reload".
+
+    It is about the calls of this thread or task, and of the tasks that are begun inside, for as long as the block is
+    open; `Cache.refreshing` is about the functions and keys of one cache.
+
+        >>> with stampede.refreshing():
+        ...     page()
+    """
+    with _inside(Block(cache)):
+        yield
+
+
+@contextmanager
+def bypassed(cache: Any = None) -> Iterator[None]:
+    """Inside the block cached calls go straight to the functions: nothing is looked up, and nothing stored.
+
+    Whose calls these are is as in `refreshing`. What other verbs (`get`, `set`, `invalidate`) are asked for, they do.
+
+        >>> with stampede.bypassed():
+        ...     page()
+    """
+    with _inside(Block(cache, straight=True)):
+        yield
+
+
+@contextmanager
+def _inside(block: Block) -> Iterator[None]:
+    before = _around.get()
+    switch.open(block)
+    try:
+        _around.set((*before, block))
+        for cached in list(enrolled):
+            cached.forget_fast()  # they find their values without asking; and learn nothing while the switch is thrown
+        yield
+    finally:
+        _around.set(before)
+        switch.close(block)

@@ -14,7 +14,7 @@ from stampede.errors import EngineClosed, OptionError
 from stampede.keys import Parameters
 from stampede.loaders import OneByOne
 from stampede.outcome import empty, landed
-from stampede.switch import switch
+from stampede.switch import Block, around, switch
 
 __all__ = ["VERBS", "Verbs"]
 
@@ -116,23 +116,25 @@ class Verbs(ABC):
         return self._run(self._many([call_arguments(call, *first) for call in calls]))
 
     async def _many(self, calls: list[Arguments]) -> list[Any]:
-        if switch.off:
+        block = around(lambda: self.home) if switch.thrown else None
+        if block is not None and block.straight:
             return [await self.colour.call(call.of(self.function)) for call in calls]
         closed = scope = None
         while True:
             try:
                 scope = self.scope
-                return await self._all_of(scope, calls)
+                return await self._all_of(scope, calls, block)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
-    async def _all_of(self, scope: Scope, calls: list[Arguments]) -> list[Any]:
+    async def _all_of(self, scope: Scope, calls: list[Arguments], block: Block | None) -> list[Any]:
         keys = [self.key_of_call(*args, **kwargs) for args, kwargs in calls]
         wanted = dict(zip(keys, calls, strict=True))
-        values = {key: found.value for key in wanted if (found := scope.at_hand(key)) is not None}
+        look = scope.at_hand if block is None else functools.partial(scope.at_hand_of, block)
+        values = {key: found.value for key in wanted if (found := look(key)) is not None}
         missing = [key for key in wanted if key not in values]
         loader = OneByOne(self.colour, {key: wanted[key].of(self.origin) for key in missing})
-        landings = await fetch_many(scope, self.colour, missing, loader, scope.policy)
+        landings = await fetch_many(scope, self.colour, missing, loader, scope.policy, block)
         try:
             values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
         except StopIteration as end:  # a function's own

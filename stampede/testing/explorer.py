@@ -395,7 +395,9 @@ class _Flights(Flights):
             self._note(key, flight, leading=True)
         return flight
 
-    def join(self, key: str, loop: Any, *, anew: bool = False, leader: Leader | None = None) -> tuple[Flight, bool]:
+    def join(
+        self, key: str, loop: Any, *, anew: Callable[[], bool] | None = None, leader: Leader | None = None
+    ) -> tuple[Flight, bool]:
         flight, leading = super().join(key, loop, anew=anew, leader=leader)
         self._note(key, flight, leading=leading)
         return flight, leading
