@@ -22,7 +22,7 @@ from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
 from stampede.exchange import STAY, exchange, is_fresh
-from stampede.faces import PolicyOptions
+from stampede.faces import CacheOptions, LockOptions, PolicyOptions
 from stampede.front import Front
 from stampede.keys import in_namespace, quoted
 from stampede.loaders import Together
@@ -59,11 +59,11 @@ class Cache:
         engine: Engine | None = None,
         locks: str | Engine | None = None,
         observers: Iterable[events.Observer] = (),
-        **options: Any,
+        **options: Unpack[CacheOptions],
     ) -> None:
         if not isinstance(url, str):
             url, engine = "memory://", engine_of(url)
-        table = {"url": url, **options}
+        table: dict[str, Any] = {"url": url, **options}
         if isinstance(locks, str):
             table["locks"] = locks
         settings = cache_settings(table, "Cache():")
@@ -210,18 +210,18 @@ class Cache:
         resident = self._root.hit(self._key(key))
         return resident.value if resident is not None else (await self._get(SUSPENDING, [key], default))[key]
 
-    def set(self, key: str, value: Any, **options: Any) -> None:
+    def set(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
         """Store this value; a computation under way will not replace it."""
         run_blocking(self._root.put(BLOCKING, self._key(key), value, self.policy.with_options(**options)))
 
-    async def aset(self, key: str, value: Any, **options: Any) -> None:
+    async def aset(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
         await self._root.put(SUSPENDING, self._key(key), value, self.policy.with_options(**options))
 
-    def add(self, key: str, value: Any, **options: Any) -> bool:
+    def add(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
         """Store this value if nothing fresh is there. False: there is."""
         return run_blocking(self._add(BLOCKING, key, value, options))
 
-    async def aadd(self, key: str, value: Any, **options: Any) -> bool:
+    async def aadd(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
         return await self._add(SUSPENDING, key, value, options)
 
     async def _add(self, colour: Colour, key: str, value: Any, options: Mapping[str, Any]) -> bool:
@@ -230,12 +230,16 @@ class Cache:
 
         return await self._exchange(colour, key, make, options) is not None
 
-    def update(self, key: str, function: Callable[[Any], T], default: Any = None, **options: Any) -> T:
+    def update(
+        self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
+    ) -> T:
         """Store what `function` makes of the fresh value (of `default`, where there is none), and return it. No other
         change is lost: the function is called again if there was one meanwhile."""
         return cast(T, run_blocking(self._update(BLOCKING, key, function, default, options)))
 
-    async def aupdate(self, key: str, function: Callable[[Any], T], default: Any = None, **options: Any) -> T:
+    async def aupdate(
+        self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
+    ) -> T:
         return cast(T, await self._update(SUSPENDING, key, function, default, options))
 
     async def _update(
@@ -247,11 +251,11 @@ class Cache:
         entry = await self._exchange(colour, key, make, options)
         return None if entry is None else entry.value
 
-    def touch(self, key: str, **options: Any) -> bool:
+    def touch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
         """Give the value that is kept a new end (`ttl=`, `stale=`), from now on. False: nothing is kept."""
         return run_blocking(self._touch(BLOCKING, key, options))
 
-    async def atouch(self, key: str, **options: Any) -> bool:
+    async def atouch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
         return await self._touch(SUSPENDING, key, options)
 
     async def _touch(self, colour: Colour, key: str, options: Mapping[str, Any]) -> bool:
@@ -289,7 +293,7 @@ class Cache:
     # -- many keys ------------------------------------------------------------------------------------------------
 
     def get_or_compute_many(
-        self, keys: Iterable[str], function: Callable[[list[str]], Mapping[str, T]], **options: Any
+        self, keys: Iterable[str], function: Callable[[list[str]], Mapping[str, T]], **options: Unpack[PolicyOptions]
     ) -> dict[str, T]:
         """The values by key. `function` gets the missing keys and returns a mapping; what it leaves out is left out."""
         return run_blocking(self._many(BLOCKING, keys, function, options))
@@ -298,12 +302,12 @@ class Cache:
         self,
         keys: Iterable[str],
         function: Callable[[list[str]], Awaitable[Mapping[str, T]] | Mapping[str, T]],
-        **options: Any,
+        **options: Unpack[PolicyOptions],
     ) -> dict[str, T]:
         return await self._many(SUSPENDING, keys, function, options)
 
     async def _many(
-        self, colour: Colour, keys: Iterable[str], function: Callable[[list[str]], Any], options: dict[str, Any]
+        self, colour: Colour, keys: Iterable[str], function: Callable[[list[str]], Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
         block = None
         if switch.thrown:
@@ -333,11 +337,11 @@ class Cache:
     async def aget_many(self, keys: Iterable[str]) -> dict[str, Any]:
         return _present(await self._get(SUSPENDING, list(keys), _MISSING))
 
-    def set_many(self, values: Mapping[str, Any], **options: Any) -> None:
+    def set_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
         """Store them all, in one round trip where the engine can. A value that is refused leaves all as they were."""
         run_blocking(self._set_many(BLOCKING, values, options))
 
-    async def aset_many(self, values: Mapping[str, Any], **options: Any) -> None:
+    async def aset_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
         await self._set_many(SUSPENDING, values, options)
 
     async def _set_many(self, colour: Colour, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -437,7 +441,7 @@ class Cache:
         """`stampede.cached`, and `stampede.cached.many`, in this cache."""
         return _CachedIn(self)
 
-    def lock(self, name: str, **options: Any) -> Lock:
+    def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
         """`stampede.Lock` of this name, on this cache's engine."""
         return Lock(name, self.engine, **options)
 

@@ -1,34 +1,43 @@
 """What type checkers see of a decorated function: its own signature, result and colour, and the verbs.
 
-Class methods are beyond them: both checkers look through `@classmethod` in their own ways, and want `cls` given.
+A `ParamSpec` may stand alone only, so a verb with options of its own has overloads: the function's parameters, or any
+together with one of those options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import ModuleType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from stampede.codec import ValueCodec
 from stampede.entry import Entry
 from stampede.metrics import Stats
+from stampede.policy import Seconds, TimeToLive
+from stampede.settings import LocalSettings
 
-__all__ = ["CachedAsync", "CachedFunction", "Decorate", "DecorateWith", "Decorated", "Options", "PolicyOptions"]
+__all__ = [
+    "CacheOptions", "CachedAsync", "CachedFunction", "Decorate", "DecorateLoosely", "DecorateWith", "LockOptions",
+    "LooselyCached", "LooselyCachedAsync", "MoreOptions", "Options", "PolicyOptions", "StrictOptions", "Tables",
+]  # fmt: skip
 
 P = ParamSpec("P")
 P2 = ParamSpec("P2")
+K = ParamSpec("K")
 S = TypeVar("S")
 T = TypeVar("T")
 Hook: TypeAlias = Callable[[Callable[[], object]], object]
-Seconds: TypeAlias = float | str | timedelta | None
-TimeToLive: TypeAlias = Seconds | Callable[[Any], Seconds]
+Codec: TypeAlias = Literal["sealed", "msgpack", "json", "pickle"] | ValueCodec
+Tables: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
-class PolicyOptions(TypedDict, total=False):
-    """How values are computed, kept and served: what a call, a decorator and a cache's settings can say."""
+# -- options ------------------------------------------------------------------------------------------------------
 
-    ttl: TimeToLive
+
+class MoreOptions(TypedDict, total=False):
+    """All those of a computation but `ttl`."""
+
     stale: Seconds
     early: float
     background: bool
@@ -42,21 +51,58 @@ class PolicyOptions(TypedDict, total=False):
     strict: bool
 
 
-class Options(PolicyOptions, total=False):
+class PolicyOptions(MoreOptions, total=False):
+    """How values are computed, kept and served: what a call, a decorator and a cache's settings can say."""
+
+    ttl: TimeToLive
+
+
+class _Coding(PolicyOptions, total=False):
+    namespace: str
+    codec: Codec
+    trust: Sequence[str | type | ModuleType]
+    signing_key: str | bytes | Sequence[str | bytes] | None
+    compress: int | str | bool | None
+    max_bytes: int | str | None
+
+
+class _Keying(_Coding, total=False):
+    version: str | int
+
+
+class StrictOptions(_Keying, total=False):
+    """Of `@cached`, where verbs take what calls take."""
+
+    key: Callable[..., object] | None
+
+
+class Options(_Keying, total=False):
     """What `@cached` takes besides: how keys are made, and values encoded."""
 
     key: Callable[..., object] | str | None
-    version: str | int
-    namespace: str
     ignore: str | Collection[str]
-    codec: str | ValueCodec
-    trust: Iterable[type | ModuleType]
-    signing_key: str | bytes | list[str | bytes] | None
-    compress: int | bool | None
-    max_bytes: int | None
 
 
-class Decorated(Protocol[P]):
+class CacheOptions(_Coding, total=False):
+    """What `Cache`, `configure` and a settings file's table take beside the URLs."""
+
+    local: bool | Mapping[str, Any] | LocalSettings | None
+    on_engine_error: Literal["local", "raise"]
+
+
+class LockOptions(TypedDict, total=False):
+    """What a lock takes beside its name and its engine."""
+
+    lease: float | str | timedelta
+    wait: Seconds
+    max_hold: Seconds
+    release_via: Hook | None
+
+
+# -- decorated functions ------------------------------------------------------------------------------------------
+
+
+class Decorated(Protocol[K]):
     """What both colours have."""
 
     __name__: str
@@ -65,66 +111,254 @@ class Decorated(Protocol[P]):
     @property
     def cache(self) -> Any: ...
 
-    def key(self, /, *args: P.args, **kwargs: P.kwargs) -> str: ...
+    def key(self, /, *args: K.args, **kwargs: K.kwargs) -> str: ...
     def stats(self) -> Stats: ...
 
 
-class CachedFunction(Decorated[P], Protocol[P, T]):
-    """A decorated `def`."""
+class Verbs(Decorated[K], Protocol[P, K, T]):
+    """A decorated `def` called with P; K is what its verbs take: all of that, or what is part of the key."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-
-    @overload
-    def __get__(self, obj: None, owner: type | None = None, /) -> CachedFunction[P, T]: ...
-    @overload
-    def __get__(
-        self: CachedFunction[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
-    ) -> CachedFunction[P2, T]: ...
 
     @property
     def __wrapped__(self) -> Callable[P, T]: ...
 
-    def peek(self, /, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None: ...
     def refresh(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def peek(self, /, *args: K.args, **kwargs: K.kwargs) -> Entry[T] | None: ...
     @overload
-    def set(self, value: T, /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def set(self, value: T, /, *args: K.args, **kwargs: K.kwargs) -> None: ...
     @overload
     def set(self, value: T, /, *args: Any, ttl: TimeToLive, stale: Seconds = ..., **kwargs: Any) -> None: ...
     @overload
     def set(self, value: T, /, *args: Any, stale: Seconds, **kwargs: Any) -> None: ...
-    def expire(self, /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
-    def invalidate(self, /, *args: Any, via: Hook | None = None, **kwargs: Any) -> bool | None: ...
+    def expire(self, /, *args: K.args, **kwargs: K.kwargs) -> bool: ...
+    @overload
+    def invalidate(self, /, *args: K.args, **kwargs: K.kwargs) -> bool: ...
+    @overload
+    def invalidate(self, /, *args: Any, via: Hook | None, **kwargs: Any) -> bool | None: ...
     def invalidate_all(self) -> None: ...
     def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], /) -> list[T]: ...
 
 
-class CachedAsync(Decorated[P], Protocol[P, T]):
-    """A decorated `async def`: the verbs that ask the engine are awaited too."""
+class AsyncVerbs(Decorated[K], Protocol[P, K, T]):
+    """The same of a decorated `async def`: the verbs that ask the engine are awaited too."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]: ...
-
-    @overload
-    def __get__(self, obj: None, owner: type | None = None, /) -> CachedAsync[P, T]: ...
-    @overload
-    def __get__(
-        self: CachedAsync[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
-    ) -> CachedAsync[P2, T]: ...
 
     @property
     def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
-    async def peek(self, /, *args: P.args, **kwargs: P.kwargs) -> Entry[T] | None: ...
     async def refresh(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def peek(self, /, *args: K.args, **kwargs: K.kwargs) -> Entry[T] | None: ...
     @overload
-    async def set(self, value: T, /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    async def set(self, value: T, /, *args: K.args, **kwargs: K.kwargs) -> None: ...
     @overload
     async def set(self, value: T, /, *args: Any, ttl: TimeToLive, stale: Seconds = ..., **kwargs: Any) -> None: ...
     @overload
     async def set(self, value: T, /, *args: Any, stale: Seconds, **kwargs: Any) -> None: ...
-    async def expire(self, /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
-    async def invalidate(self, /, *args: Any, via: Hook | None = None, **kwargs: Any) -> bool | None: ...
+    async def expire(self, /, *args: K.args, **kwargs: K.kwargs) -> bool: ...
+    @overload
+    async def invalidate(self, /, *args: K.args, **kwargs: K.kwargs) -> bool: ...
+    @overload
+    async def invalidate(self, /, *args: Any, via: Hook | None, **kwargs: Any) -> bool | None: ...
     async def invalidate_all(self) -> None: ...
     async def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], /) -> list[T]: ...
+
+
+# -- in a class body ----------------------------------------------------------------------------------------------
+#
+# Both checkers look through @classmethod and @staticmethod, and so all three kinds of methods are found by `__get__`,
+# told apart by their first parameter: `type[S]` of the class that is asked binds the class, another's object binds
+# that, and what doesn't fit binds nothing, as of a static method. Of a first parameter that anything fits (`object`)
+# nobody can tell; then the arguments are not looked at.
+#
+# mypy matches a prefix of parameters in a `self` that is a Callable, and takes any other for all; pyright knows no
+# `self` that is a Callable. The name MYPY is true for mypy.
+
+MYPY = False
+
+
+class _Nobody:
+    """Fits where anything does."""
+
+
+class CachedFunction(Verbs[P, P, T]):
+    """A decorated `def`."""
+
+    if MYPY:
+
+        @overload
+        def __get__(  # type: ignore[misc]
+            self: Callable[Concatenate[_Nobody, P2], T], obj: object, owner: type | None = None, /
+        ) -> CachedFunction[..., T]: ...
+        @overload
+        def __get__(  # type: ignore[misc]
+            self: Callable[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
+        ) -> CachedFunction[P2, T]: ...
+        @overload
+        def __get__(self, obj: None, owner: type | None = None, /) -> CachedFunction[P, T]: ...
+        @overload
+        def __get__(
+            self: Callable[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
+        ) -> CachedFunction[P2, T]: ...
+        @overload
+        def __get__(self, obj: object, owner: type | None = None, /) -> CachedFunction[P, T]: ...
+        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+
+    else:
+
+        @overload
+        def __get__(
+            self: CachedFunction[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
+        ) -> CachedFunction[..., T]: ...
+        @overload
+        def __get__(
+            self: CachedFunction[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
+        ) -> CachedFunction[P2, T]: ...
+        @overload
+        def __get__(self, obj: None, owner: type | None = None, /) -> CachedFunction[P, T]: ...
+        @overload
+        def __get__(
+            self: CachedFunction[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
+        ) -> CachedFunction[P2, T]: ...
+        @overload
+        def __get__(self, obj: object, owner: type | None = None, /) -> CachedFunction[P, T]: ...
+        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+
+
+class CachedAsync(AsyncVerbs[P, P, T]):
+    """A decorated `async def`."""
+
+    if MYPY:
+
+        @overload
+        def __get__(  # type: ignore[misc]
+            self: Callable[Concatenate[_Nobody, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
+        ) -> CachedAsync[..., T]: ...
+        @overload
+        def __get__(  # type: ignore[misc]
+            self: Callable[Concatenate[type[S], P2], Coroutine[Any, Any, T]], obj: object, owner: type[S], /
+        ) -> CachedAsync[P2, T]: ...
+        @overload
+        def __get__(self, obj: None, owner: type | None = None, /) -> CachedAsync[P, T]: ...
+        @overload
+        def __get__(
+            self: Callable[Concatenate[S, P2], Coroutine[Any, Any, T]], obj: S, owner: type | None = None, /
+        ) -> CachedAsync[P2, T]: ...
+        @overload
+        def __get__(self, obj: object, owner: type | None = None, /) -> CachedAsync[P, T]: ...
+        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+
+    else:
+
+        @overload
+        def __get__(
+            self: CachedAsync[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
+        ) -> CachedAsync[..., T]: ...
+        @overload
+        def __get__(
+            self: CachedAsync[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
+        ) -> CachedAsync[P2, T]: ...
+        @overload
+        def __get__(self, obj: None, owner: type | None = None, /) -> CachedAsync[P, T]: ...
+        @overload
+        def __get__(
+            self: CachedAsync[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
+        ) -> CachedAsync[P2, T]: ...
+        @overload
+        def __get__(self, obj: object, owner: type | None = None, /) -> CachedAsync[P, T]: ...
+        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+
+
+class LooselyCached(Verbs[P, ..., T]):
+    """A decorated `def` whose keys don't hold all of its parameters: verbs take what is in them."""
+
+    if MYPY:
+
+        @overload
+        def __get__(  # type: ignore[misc]
+            self: Callable[Concatenate[_Nobody, P2], T], obj: object, owner: type | None = None, /
+        ) -> LooselyCached[..., T]: ...
+        @overload
+        def __get__(  # type: ignore[misc]
+            self: Callable[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
+        ) -> LooselyCached[P2, T]: ...
+        @overload
+        def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCached[P, T]: ...
+        @overload
+        def __get__(
+            self: Callable[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
+        ) -> LooselyCached[P2, T]: ...
+        @overload
+        def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCached[P, T]: ...
+        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+
+    else:
+
+        @overload
+        def __get__(
+            self: LooselyCached[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
+        ) -> LooselyCached[..., T]: ...
+        @overload
+        def __get__(
+            self: LooselyCached[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
+        ) -> LooselyCached[P2, T]: ...
+        @overload
+        def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCached[P, T]: ...
+        @overload
+        def __get__(
+            self: LooselyCached[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
+        ) -> LooselyCached[P2, T]: ...
+        @overload
+        def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCached[P, T]: ...
+        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+
+
+class LooselyCachedAsync(AsyncVerbs[P, ..., T]):
+    """The same of an `async def`."""
+
+    if MYPY:
+
+        @overload
+        def __get__(  # type: ignore[misc]
+            self: Callable[Concatenate[_Nobody, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
+        ) -> LooselyCachedAsync[..., T]: ...
+        @overload
+        def __get__(  # type: ignore[misc]
+            self: Callable[Concatenate[type[S], P2], Coroutine[Any, Any, T]], obj: object, owner: type[S], /
+        ) -> LooselyCachedAsync[P2, T]: ...
+        @overload
+        def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
+        @overload
+        def __get__(
+            self: Callable[Concatenate[S, P2], Coroutine[Any, Any, T]], obj: S, owner: type | None = None, /
+        ) -> LooselyCachedAsync[P2, T]: ...
+        @overload
+        def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
+        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+
+    else:
+
+        @overload
+        def __get__(
+            self: LooselyCachedAsync[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
+        ) -> LooselyCachedAsync[..., T]: ...
+        @overload
+        def __get__(
+            self: LooselyCachedAsync[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
+        ) -> LooselyCachedAsync[P2, T]: ...
+        @overload
+        def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
+        @overload
+        def __get__(
+            self: LooselyCachedAsync[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
+        ) -> LooselyCachedAsync[P2, T]: ...
+        @overload
+        def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
+        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+
+
+# -- decorators ---------------------------------------------------------------------------------------------------
 
 
 class DecorateWith(Protocol):
@@ -138,14 +372,27 @@ class DecorateWith(Protocol):
     def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
 
 
+class DecorateLoosely(Protocol):
+    """The same, where options leave parameters out of the key."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> LooselyCachedAsync[P, T]: ...
+    @overload
+    def __call__(self, function: Callable[P, T], /) -> LooselyCached[P, T]: ...
+
+
 class Decorate(Protocol):
     """`@cached` and `@cached(...)`."""
 
-    @overload  # a coroutine function is a function too: the narrower comes first
+    @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, T]], /
     ) -> CachedAsync[P, T]: ...
     @overload
     def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
     @overload
-    def __call__(self, /, **options: Unpack[Options]) -> DecorateWith: ...
+    def __call__(self, /, **options: Unpack[StrictOptions]) -> DecorateWith: ...
+    @overload
+    def __call__(self, /, **options: Unpack[Options]) -> DecorateLoosely: ...

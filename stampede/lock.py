@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from math import inf
 from time import monotonic
 from types import TracebackType
@@ -21,7 +22,7 @@ from stampede.grip import Grip
 from stampede.guarded_locks import GuardedLocks, guarded
 from stampede.land import quietly
 from stampede.pace import Pace
-from stampede.policy import seconds
+from stampede.policy import Seconds, seconds
 from stampede.ports import Engine, Granted, Locks
 from stampede.stalls import LATE
 
@@ -45,9 +46,9 @@ class Lock:
         name: str,
         engine: Engine,
         *,
-        lease: float = 30.0,
-        wait: float | None = None,
-        max_hold: float | None = None,
+        lease: float | str | timedelta = 30.0,
+        wait: Seconds = None,
+        max_hold: Seconds = None,
         release_via: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
@@ -131,7 +132,7 @@ class Lock:
 
     # -- plain verbs ----------------------------------------------------------------------------------------------
 
-    def acquire(self, wait: float | None = None) -> bool:
+    def acquire(self, wait: Seconds = None) -> bool:
         """Take it, after at most `wait` seconds (the object's, if it is not given). False: somebody else has it."""
         return run_blocking(self._taking(BLOCKING, wait))
 
@@ -147,7 +148,7 @@ class Lock:
 
     # -- and their twins ------------------------------------------------------------------------------------------
 
-    async def aacquire(self, wait: float | None = None) -> bool:
+    async def aacquire(self, wait: Seconds = None) -> bool:
         return await self._taking(self._suspending, wait)
 
     async def arelease(self) -> None:
@@ -203,7 +204,7 @@ class Lock:
         """Where the engine may hang."""
         return self._guarded[colour.suspending]
 
-    def _taking(self, colour: Colour, wait: float | None, block: Block | None = None) -> Coroutine[Any, Any, bool]:
+    def _taking(self, colour: Colour, wait: Seconds, block: Block | None = None) -> Coroutine[Any, Any, bool]:
         """To be run, or else dropped. `block`: the one it is for."""
         self._bind()
         grip = Grip(self, self._engine, self._locks, self._guard(BLOCKING), self.name)
@@ -217,7 +218,7 @@ class Lock:
         self._asking.add(grip)
         return work
 
-    async def _acquire(self, grip: Grip, colour: Colour, wait: float | None, block: Block | None) -> bool:
+    async def _acquire(self, grip: Grip, colour: Colour, wait: Seconds, block: Block | None) -> bool:
         me, port, guard = _caller(), self._port(colour), self._guard(colour)
         if block is not None:
             block.caller = ref(me)
@@ -417,10 +418,10 @@ class TryLock(Lock):
 
     _patience = 0
 
-    def acquire(self, wait: float | None = 0) -> bool:
+    def acquire(self, wait: Seconds = 0) -> bool:
         return super().acquire(wait)
 
-    async def aacquire(self, wait: float | None = 0) -> bool:
+    async def aacquire(self, wait: Seconds = 0) -> bool:
         return await super().aacquire(wait)
 
     def _not_had(self, block: Block | None) -> None:

@@ -8,12 +8,17 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from math import inf, isnan
-from typing import Any
+from typing import Any, TypeAlias
 
 from stampede.errors import OptionError
 
-__all__ = ["DEFAULT", "LONGEST", "NUMBER", "OPTIONS", "UNITS", "Policy", "duration", "nearest", "seconds"]
+__all__ = [
+    "DEFAULT", "LONGEST", "NUMBER", "OPTIONS", "UNITS", "Policy", "Seconds", "TimeToLive", "duration", "nearest",
+    "seconds",
+]  # fmt: skip
 
+Seconds: TypeAlias = float | str | timedelta | None
+TimeToLive: TypeAlias = Seconds | Callable[[Any], Seconds]
 
 LONGEST = 100 * 365.25 * 24 * 3600
 """No duration is longer, unless it is for ever: what waits for it asks the system for a time-out, which has an end."""

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
@@ -18,9 +18,22 @@ from stampede.cache import Cache
 from stampede.decorate import decorate
 from stampede.engines import open_engine
 from stampede.errors import OptionError, SettingsError
-from stampede.faces import CachedAsync, CachedFunction, DecorateWith, Options
+from stampede.faces import (
+    CachedAsync,
+    CachedFunction,
+    CacheOptions,
+    DecorateLoosely,
+    DecorateWith,
+    LockOptions,
+    MoreOptions,
+    Options,
+    PolicyOptions,
+    StrictOptions,
+    Tables,
+)
 from stampede.many_faces import DecorateManyWith, ManyAsync, ManyFunction, ManyMethod, ManyMethodAsync, ManyOptions
 from stampede.namesakes import Namesakes
+from stampede.policy import TimeToLive
 from stampede.ports import Engine
 from stampede.settings import Settings, cache_settings, discover, from_mapping, load
 from stampede.switch import unbind_all
@@ -92,6 +105,14 @@ class Registry:
 _registry = Registry()
 
 
+@overload
+def configure(settings: str | os.PathLike[str] | Mapping[str, Any] | Settings, /) -> None: ...
+@overload
+def configure(*, caches: Tables = ..., origins: Tables = ...) -> None: ...
+@overload
+def configure(*, url: str = ..., locks: str | None = ..., **options: Unpack[CacheOptions]) -> None: ...
+
+
 def configure(settings: Any = None, /, **tables: Any) -> None:
     """Use these settings from now on: a TOML file's path, a mapping of its shape, or the default cache's own.
 
@@ -125,6 +146,14 @@ def _replace(registry: Registry, *, close: bool = True) -> Registry:
     if close:
         before.close()
     return before
+
+
+@overload
+def isolated(*, caches: Tables = ..., origins: Tables = ...) -> AbstractContextManager[None]: ...
+@overload
+def isolated(
+    *, url: str = ..., locks: str | None = ..., **options: Unpack[CacheOptions]
+) -> AbstractContextManager[None]: ...
 
 
 @contextmanager
@@ -185,8 +214,12 @@ class _Cached:
     def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
     @overload
     def __call__(
-        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[Options]
+        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[StrictOptions]
     ) -> DecorateWith: ...
+    @overload
+    def __call__(
+        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[Options]
+    ) -> DecorateLoosely: ...
 
     def __call__(self, function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:
         return decorate(function, _finder(cache), options, _namesakes(cache))
@@ -221,14 +254,17 @@ class _Cached:
 cached = _Cached()
 
 
-def cache_without_dogpiling(key: str, function: Callable[[], T], ttl: Any = None, **options: Any) -> T:
+def cache_without_dogpiling(
+    key: str, function: Callable[[], T], ttl: TimeToLive = None, **options: Unpack[MoreOptions]
+) -> T:
     """The key's value, computed by `function` if it is missing. An async function gives an awaitable."""
     cache = get_cache()
+    policy: PolicyOptions = {**options}  # type: ignore[typeddict-item]  # a ttl may be left out
     if ttl is not None:
-        options["ttl"] = ttl
+        policy["ttl"] = ttl
     if inspect.iscoroutinefunction(function):
-        return cache.aget_or_compute(key, function, **options)  # type: ignore[return-value]
-    return cache.get_or_compute(key, function, **options)
+        return cache.aget_or_compute(key, function, **policy)  # type: ignore[return-value]
+    return cache.get_or_compute(key, function, **policy)
 
 
 # -- locks --------------------------------------------------------------------------------------------------------
@@ -250,7 +286,7 @@ def _engine_of(on: Any) -> Engine:
 class _Bound(locks.Lock):
     """A lock that finds its engine by what `on` says, and again after `configure`."""
 
-    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Any) -> None:
+    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[LockOptions]) -> None:
         self._on = on
         super().__init__(name, _engine_of(on), **options)
 

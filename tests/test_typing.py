@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +13,32 @@ from stampede import faces
 from stampede.verbs import VERBS
 
 ROOT = Path(__file__).parent.parent
+RIGHT, WRONG = "tests/typing", "tests/mistyped"
+FACES = [faces.CachedFunction, faces.CachedAsync, faces.LooselyCached, faces.LooselyCachedAsync]
 
 
-@pytest.mark.parametrize("command", [["mypy", "tests/typing"], ["pyright"]], ids=["mypy", "pyright"])
+@pytest.mark.parametrize("command", [["mypy"], ["pyright", "--pythonpath", sys.executable]], ids=["mypy", "pyright"])
 def test_checkers_agree(command: list[str]) -> None:
-    """A user's editor would otherwise forget the parameters, or the colour, of every cached function."""
-    run = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=110)
-    wrong = [line for line in run.stdout.splitlines() if "tests/typing" in line and "error" in line]
-    assert wrong == [], run.stdout
-    assert run.returncode in (0, 1), run.stderr  # beyond that the checker itself has failed
+    """A user's editor would otherwise forget the parameters, or the colour, of a cached function, or miss a typo."""
+    run = subprocess.run(
+        [sys.executable, "-m", *command, RIGHT, WRONG], cwd=ROOT, capture_output=True, text=True, timeout=110
+    )
+    assert run.returncode == 1, run.stdout + run.stderr  # beyond that the checker itself has failed
+    found = {
+        f"{Path(at).name}:{line}": f"{at}:{line}: {what}"
+        for at, line, what in re.findall(r"(\S+\.py):(\d+)(?::\d+)?(?: -|:) error: (.*)", run.stdout)
+    }
+    marked = {
+        f"{file.name}:{number}": f"{file}:{number}: nothing is found in {line.strip()}"
+        for file in (ROOT / WRONG).glob("*.py")
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if line.endswith("# wrong")
+    }
+    assert [found[at] for at in found if at not in marked] == []
+    assert [marked[at] for at in marked if at not in found] == []
 
 
-@pytest.mark.parametrize("face", [faces.CachedFunction, faces.CachedAsync])
+@pytest.mark.parametrize("face", FACES)
 def test_the_faces_have_every_verb(face: type) -> None:
     """A verb that works and is not declared is an error in every user's checker."""
     assert {verb for verb in VERBS if not hasattr(face, verb)} == set()
