@@ -63,7 +63,14 @@ class Page:
         return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
     def links(self) -> list[str]:
-        return re.findall(r"\]\(([^)\s]+)\)", self.prose())
+        """Where its links lead: `[text](there)`, and `[text][name]` by what is said of the name."""
+        text = self.prose()
+        said = dict(re.findall(r"^\[([^]]+)\]: (\S+)$", text, re.MULTILINE))
+        names = [
+            name for name in re.findall(r"\]\[([^]]+)\]", text) if not name.startswith("stampede.")
+        ]  # the reference
+        assert said.keys() == set(names), said.keys() ^ set(names)
+        return re.findall(r"\]\(([^)\s]+)\)", text) + list(said.values())
 
 
 README = Page(ROOT / "README.md")
