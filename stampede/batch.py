@@ -38,14 +38,26 @@ async def fetch_many(
 
     Nothing is waited for while a lease is held: two batches in opposite order can't block each other.
     """
-    batch = _Batch(scope, colour, loader, policy, once)
-    landings = await batch.claim(keys)
-    waited = batch.asked
-    for key in batch.others:
-        began = monotonic()
-        landings[key] = await scope.fetch(colour, key, loader.origin(key), _left(policy, waited), once=once)
-        if not landings[key].stored:  # or it was computed here after all
-            waited += monotonic() - began
+    landings: dict[str, Landing] = {}
+    others: Iterable[str] = keys
+    waited, singly = 0.0, 1
+    while True:
+        batch = _Batch(scope, colour, loader, _left(policy, waited), once)
+        landings |= await batch.claim(others)
+        waited += batch.asked
+        if not batch.others:
+            break
+        # Who computes one of them computes more of them, mostly: when that one is there, the others are, too, or are to
+        # be had by all at once. After twice as many each time, or a thousand others that end one by one would have
+        # all that are left be asked for a thousand times.
+        for key in batch.others[:singly]:
+            began = monotonic()
+            landings[key] = await scope.fetch(colour, key, loader.origin(key), _left(policy, waited), once=once)
+            if not landings[key].stored:  # or it was computed here after all
+                waited += monotonic() - began
+        others, singly = batch.others[singly:], 2 * singly
+        if not others:
+            break
     return {key: landing for key, landing in landings.items() if not landing.is_nothing}
 
 
