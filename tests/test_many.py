@@ -15,6 +15,7 @@ from herd import PATIENCE, Herd, Origin, had, until, until_async
 
 import stampede
 from stampede import Absent, Cache, OptionError, cached
+from stampede.engines.memory import MemoryEngine
 from stampede.testing import disabled, isolated
 
 
@@ -301,6 +302,35 @@ def test_a_herd_computes_each_id_once(cache: Cache, colour: str, left_out: bool)
     assert others.join() == [*[there] * 3, *["absent" if left_out else 1] * 3]
     if not left_out:
         assert sorted(asked) == [1, 2, 3]
+
+
+def test_there_being_nothing_is_told_to_other_processes() -> None:
+    """Each that waits would compute it for itself, one after the other."""
+    engine, asked = MemoryEngine(), []
+
+    async def main() -> None:
+        done = asyncio.Event()
+
+        async def users(ids: list[int]) -> dict[int, int]:
+            asked.append(ids)
+            await done.wait()
+            return {}
+
+        here, there = (Cache(engine=engine).cached.many(key="{ids}")(users) for _ in range(2))
+        first = asyncio.create_task(here([1]))
+        while not asked:
+            await asyncio.sleep(0)
+        others = [asyncio.create_task(there.one(1)) for _ in range(3)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        done.set()
+        assert await first == {}
+        for ended in await asyncio.gather(*others, return_exceptions=True):
+            assert isinstance(ended, Absent)
+            assert "has nothing for 1" in str(ended)
+
+    asyncio.run(main())
+    assert asked == [[1]]
 
 
 def test_a_cancelled_batch(cache: Cache) -> None:
