@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
+from threading import Event, Thread
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
+from stampede import decisions
 from stampede.call import Call
 from stampede.colour import Bell, Colour, ended, kept_whole, run_blocking, running_loop, until_one_fails
 from stampede.entry import Entry, new_id
@@ -17,6 +20,7 @@ from stampede.flight import Flight
 from stampede.land import covered, served
 from stampede.outcome import Landing, LeftOut, own_copy
 from stampede.patience import alone
+from stampede.threads import begun
 
 __all__ = ["Answer", "Loader", "OneByOne", "Together", "Wanted", "mapped"]
 
@@ -127,15 +131,17 @@ def _answer(get: Callable[[], Any], cost: float) -> Answer:
 
 
 class OneByOne:
-    """A function of one key for each; all at once, where the colour can. A failure that nothing covers ends it.
+    """A function of one key for each; all at once, where the colour can, or by so many threads. A failure that nothing
+    covers ends it.
 
     While it is at work, its caller leads the flights of all its keys. A computation that asks for another one of them
     gets it from here: to follow that flight would be to wait for oneself.
     """
 
-    def __init__(self, colour: Colour, origins: Mapping[str, Callable[[], Any]]) -> None:
+    def __init__(self, colour: Colour, origins: Mapping[str, Callable[[], Any]], workers: int = 1) -> None:
         self._colour = colour
         self._origins = origins
+        self._workers = workers
 
     def origin(self, key: str) -> Callable[[], Any]:
         return self._origins[key]
@@ -144,10 +150,15 @@ class OneByOne:
         return [wanted] if wanted else []
 
     async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
-        run = _Run(self._colour)
+        run = _Run(self._colour, min(self._workers, len(wanted)))
         works = [_Work(run, each, self._origins[each.key]) for each in wanted]
         try:
-            await (run.all_at_once(works) if self._colour.suspending else run.in_turn(works))
+            if self._colour.suspending:
+                await run.all_at_once(works)
+            elif run.workers > 1:
+                run.side_by_side(works)
+            else:
+                await run.in_turn(works)
         except GeneratorExit:
             raise
         except BaseException as error:  # the caller's own cancellation
@@ -168,8 +179,9 @@ def _fail(works: list[_Work], error: BaseException) -> None:
 class _Run:
     """One run over the keys of a batch, until one fails."""
 
-    def __init__(self, colour: Colour) -> None:
+    def __init__(self, colour: Colour, workers: int) -> None:
         self.colour = colour
+        self.workers = workers
         self.loop = running_loop() if colour.suspending else None
         self.ended = False
 
@@ -181,11 +193,64 @@ class _Run:
             finally:
                 del work  # its error refers to this frame
 
+    def side_by_side(self, works: list[_Work]) -> None:
+        """By threads, of which the caller's is one; each computation in a copy of the caller's context.
+
+        They are begun in their order: before one that fails there is none that nobody has begun, and so the first
+        failure of all is the one that there would be without threads.
+        """
+        left, context, over = deque(works), copy_context(), Event()
+
+        def take() -> BaseException | None:
+            """What has interrupted this thread, and not just failed."""
+            while left and not over.is_set():
+                try:
+                    work = left.popleft()
+                except IndexError:
+                    break  # another thread was faster
+                try:
+                    if not work.take():
+                        continue  # one that has asked for it is at it
+                    context.copy().run(run_blocking, work.done())
+                except BaseException:  # interrupted before its first step, or behind its last
+                    work.ring()  # or another thread would wait for its end, and its caller for that thread
+                    raise
+                error = work.answer.error if work.answer is not None else None
+                try:
+                    if error is not None and not work.covered:
+                        over.set()
+                        return None if isinstance(error, Exception) else error
+                finally:
+                    del error, work  # it refers to this frame
+            return None
+
+        threads = [thread for _ in range(self.workers - 1) if (thread := begun("stampede-many", take)) is not None]
+        interruption: BaseException | None = None
+        try:
+            interruption = take()
+            _join(threads)
+        except BaseException as error:
+            interruption = error
+            over.set()
+            _join(threads)  # nobody is left behind, unless we are interrupted once more
+        finally:
+            over.set()
+            if interruption is not None:  # and not what another one has failed with meanwhile
+                for work in works:
+                    if work.answer is None or work.answer.error is not None:
+                        work.answer = Answer(None, interruption, 0.0)
+            del interruption, threads, take  # it refers to this frame
+
     async def all_at_once(self, works: list[_Work]) -> None:
         await until_one_fails([work.begin() for work in works], self._end)
 
     def _end(self) -> None:
         self.ended = True
+
+
+def _join(threads: list[Thread]) -> None:
+    for thread in threads:
+        thread.join()
 
 
 class _Work:
@@ -218,6 +283,16 @@ class _Work:
         finally:
             del self, answer  # the error refers to this frame
 
+    def take(self) -> bool:
+        """Whether it is the caller's to compute: nobody has begun it."""
+        with decisions.lock:
+            begun, self._begun = self._begun, True
+        return not begun
+
+    def ring(self) -> None:
+        """Whoever waits for it is to look."""
+        self._bell.ring()
+
     async def done(self) -> Answer:
         if self.answer is not None:
             return self.answer
@@ -241,9 +316,12 @@ class _Work:
         inside = _inside.get()
         asking = inside() if inside is not None else None
         if self.answer is None and asking is not None:
-            if self._waits_for(asking):
+            with decisions.lock:  # two threads may ask for each other's
+                circle = self._waits_for(asking)
+                if not circle:
+                    asking._asks |= {self}
+            if circle:
                 raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
-            asking._asks |= {self}
             try:
                 await self._ended()
             finally:
@@ -264,8 +342,10 @@ class _Work:
         """Have it computed, if it can be waited for here."""
         if self._run.loop is not None and self._run.loop is running_loop():
             await self._run.colour.park(self._bell, None)
-        elif self._run.loop is None and not self._begun:
+        elif self._run.loop is None and self.take():
             await self.done()
+        elif self._run.workers > 1:
+            await self._run.colour.park(self._bell, None)
 
 
 _inside: ContextVar[ref[_Work] | None] = ContextVar("stampede_batch", default=None)  # weakly, as a flight's own is

@@ -115,8 +115,8 @@ class Bound:
     def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.invalidate(self.__self__, *args, **kwargs)
 
-    def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]]) -> Any:
-        return self.cached.many_of(calls, self.__self__)
+    def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *, workers: int = 1) -> Any:
+        return self.cached.many_of(calls, self.__self__, workers=workers)
 
     def invalidate_all(self) -> Any:
         """Every value of this method is gone, of every object, in every process."""

@@ -107,15 +107,24 @@ class Verbs(ABC):
             )
         return self._run(self.scope.bump(self.colour))
 
-    def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]]) -> Any:
-        """The values of many calls, each a tuple of arguments or a mapping of them by name, in their order."""
-        return self.many_of(calls)
+    def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *, workers: int = 1) -> Any:
+        """The values of many calls, each a tuple of arguments or a mapping of them by name, in their order.
 
-    def many_of(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *first: Any) -> Any:
+        An async function computes those that are missing all at once; any other in turn, or in so many threads.
+        """
+        return self.many_of(calls, workers=workers)
+
+    def many_of(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *first: Any, workers: int = 1) -> Any:
         """The same, with `first` before the arguments of each."""
-        return self._run(self._many([call_arguments(call, *first) for call in calls]))
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise OptionError(f"workers is {workers!r}: give the number of threads, 1 or more")
+        if workers > 1 and self.suspending:
+            raise OptionError(
+                f"{self.function.__qualname__} is async: its calls are computed all at once, and workers= are threads"
+            )
+        return self._run(self._many([call_arguments(call, *first) for call in calls], workers))
 
-    async def _many(self, calls: list[Arguments]) -> list[Any]:
+    async def _many(self, calls: list[Arguments], workers: int) -> list[Any]:
         block = around(lambda: self.home) if switch.thrown else None
         if block is not None and block.straight:
             return [await self.colour.call(call.of(self.function)) for call in calls]
@@ -123,17 +132,17 @@ class Verbs(ABC):
         while True:
             try:
                 scope = self.scope
-                return await self._all_of(scope, calls, block)
+                return await self._all_of(scope, calls, workers, block)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
-    async def _all_of(self, scope: Scope, calls: list[Arguments], block: Block | None) -> list[Any]:
+    async def _all_of(self, scope: Scope, calls: list[Arguments], workers: int, block: Block | None) -> list[Any]:
         keys = [self.key_of_call(*args, **kwargs) for args, kwargs in calls]
         wanted = dict(zip(keys, calls, strict=True))
         look = scope.at_hand if block is None else functools.partial(scope.at_hand_of, block)
         values = {key: found.value for key in wanted if (found := look(key)) is not None}
         missing = [key for key in wanted if key not in values]
-        loader = OneByOne(self.colour, {key: wanted[key].of(self.origin) for key in missing})
+        loader = OneByOne(self.colour, {key: wanted[key].of(self.origin) for key in missing}, workers)
         landings = await fetch_many(scope, self.colour, missing, loader, scope.policy, block)
         try:
             values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from herd import PATIENCE, Herd, Origin, had, until, until_async
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede import Cache, CodecError, KeyingError, OptionError, RecursiveComputation
+from stampede import Cache, CodecError, KeyingError, OptionError, RecursiveComputation, cached
+from stampede.places import _refreshers
 from stampede.testing import disabled, isolated
 
 
@@ -401,7 +404,7 @@ KEPT, ENDS = ["nothing", "fresh", "stale"], ["value", "error", "answer", "refuse
 
 
 @pytest.mark.parametrize("url", ["memory://", "memory://?codec=sealed"])
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("colour", ["sync", "async", "threads"])
 @given(
     calls=st.lists(st.integers(0, 4), max_size=6),
     kept=st.lists(st.sampled_from(KEPT), min_size=5, max_size=5),
@@ -432,7 +435,7 @@ def test_many_gives_what_calls_would(
 
     def cached(cache: Cache) -> Any:
         options: dict[str, Any] = {"stale": 60, "raises": OSError, "cache_if": lambda value: value is not None}
-        f: Any = cache.cached(background=background, **options)(compute if colour == "sync" else acompute)
+        f: Any = cache.cached(background=background, **options)(acompute if colour == "async" else compute)
         for n, state in enumerate(kept):
             if state != "nothing":
                 had(f.set("kept", n))
@@ -454,7 +457,16 @@ def test_many_gives_what_calls_would(
         if colour == "async":
             assert ended(lambda: asyncio.run(many())) == ended(lambda: asyncio.run(each()))
         else:
-            assert ended(lambda: g.many([(n,) for n in calls])) == ended(lambda: [f(n) for n in calls])
+            terms = {"workers": 3} if colour == "threads" else {}
+            idle()
+            assert ended(lambda: g.many([(n,) for n in calls], **terms)) == ended(
+                lambda: [idle() or f(n) for n in calls]
+            )
+
+
+def idle() -> None:
+    """There is a place beside the caller: without one it computes by itself."""
+    until(lambda: not _refreshers._taken)
 
 
 def ended(call: Callable[[], Any]) -> Any:
@@ -485,6 +497,137 @@ def test_many_of_a_function_that_calls_itself(colour: str, cache: Cache) -> None
     assert had(f.many([(10,), (9,), (8,), (11,)])) == [55, 34, 21, 89]
     with pytest.raises(RecursiveComputation):
         had(g.many([(0,), (1,), (2,)]))
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_many_by_threads(cache: Cache) -> None:
+    """`workers=3`: three calls at once, and no more; in their order, each in the caller's context."""
+    together, running, most = threading.Barrier(3), [], []
+    inside: ContextVar[str] = ContextVar("inside", default="nobody")
+
+    @cache.cached
+    def f(n: int) -> tuple[int, str]:
+        running.append(n)
+        most.append(len(running))
+        together.wait(PATIENCE)
+        who = inside.get()
+        inside.set(f"the call of {n}")
+        running.remove(n)
+        return n, who
+
+    inside.set("the caller")
+    assert f.many([(n,) for n in range(6)], workers=3) == [(n, "the caller") for n in range(6)]
+    assert max(most) == 3
+    assert inside.get() == "the caller"
+    assert f.many([(n,) for n in range(6)], workers=9) == [(n, "the caller") for n in range(6)]
+    assert f.stats().computations == 6
+
+
+def test_many_by_threads_of_a_method() -> None:
+    """The object is bound there, too."""
+    together = threading.Barrier(2)
+
+    class Shop:
+        def __stampede_key__(self) -> str:
+            return "shop"
+
+        @cached
+        def price(self, n: int) -> int:
+            together.wait(PATIENCE)
+            return n
+
+    assert Shop().price.many([(1,), {"n": 2}], workers=2) == [1, 2]
+
+
+def test_many_by_threads_that_fail(cache: Cache) -> None:
+    """The first error is the one without threads; nothing is begun behind it, and nothing left running or locked."""
+    together, begun, ended = threading.Barrier(3), [], []
+
+    @cache.cached(lease=60)
+    def f(n: int) -> int:
+        begun.append(n)
+        if not healed:
+            together.wait(PATIENCE)
+            if n:  # the second and the third at once; the first is at it yet
+                ended.append(n)
+                raise LookupError(n)
+            until(lambda: len(ended) == 2)
+        ended.append(n)
+        return n
+
+    healed: list[int] = []
+    with pytest.raises(LookupError, match="1"):
+        f.many([(n,) for n in range(6)], workers=3)
+    assert sorted(begun) == sorted(ended) == [0, 1, 2]
+    assert [thread.name for thread in threading.enumerate() if "many" in thread.name] == []
+    healed.append(1)
+    assert f.many([(n,) for n in range(6)], workers=3) == list(range(6))
+    assert begun.count(0) == 1
+
+
+def test_many_by_threads_that_are_interrupted(cache: Cache) -> None:
+    """Ctrl-C is the caller's, whatever others fail with meanwhile; they are waited for."""
+    together, ended, caller = threading.Barrier(2), [], threading.get_ident()
+
+    @cache.cached(lease=60)
+    def f(n: int) -> int:
+        if healed:
+            return n
+        together.wait(PATIENCE)
+        if threading.get_ident() == caller:
+            raise KeyboardInterrupt
+        ended.append(n)
+        raise LookupError
+
+    healed: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        f.many([(n,) for n in range(6)], workers=2)
+    assert len(ended) == 1
+    healed.append(1)
+    assert f.many([(n,) for n in range(6)], workers=2) == list(range(6))
+
+
+def test_many_by_threads_of_a_function_that_calls_itself(cache: Cache) -> None:
+    """Threads that ask for each other's calls would wait for each other; a circle is an error, and not a deadlock."""
+    together = threading.Barrier(3)
+
+    @cache.cached
+    def fibonacci(n: int) -> int:
+        return n if n < 2 else sum(fibonacci.many([(n - 1,), (n - 2,)], workers=2))
+
+    @cache.cached
+    def circle(n: int) -> int:
+        together.wait(PATIENCE)
+        return circle((n + 1) % 3)
+
+    assert fibonacci.many([(10,), (9,), (8,), (11,)], workers=4) == [55, 34, 21, 89]
+    with pytest.raises(RecursiveComputation):
+        circle.many([(0,), (1,), (2,)], workers=3)
+
+
+def test_many_where_there_are_no_threads(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller does what is to be done."""
+    monkeypatch.setattr("stampede.loaders.begun", lambda *args: None)
+    assert cache.cached(lambda n: n).many([(1,), (2,), (3,)], workers=3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("workers", [0, True, "3", 2.0])
+def test_wrong_workers(cache: Cache, workers: Any) -> None:
+    """Found out by a queue, or by no thread at all."""
+    with pytest.raises(OptionError, match="workers is"):
+        cache.cached(lambda n: n).many([(1,)], workers=workers)
+
+    @cache.cached
+    async def f(n: int) -> int:
+        return n
+
+    with pytest.raises(OptionError, match="is async"):
+        f.many([(1,)], workers=2)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])

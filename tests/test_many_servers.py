@@ -162,4 +162,3 @@ def test_who_waits_for_a_batch_finds_it_at_once(
         origin.let_on()
         assert first.join() == waiting.join() == [{id: id for id in ids}]
         assert packets(server) - before <= 30
-
