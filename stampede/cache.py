@@ -397,7 +397,8 @@ class Cache:
     def stats_of(self, scope: str) -> Stats:
         """The same for one function."""
         tier = self._core.front.tier
-        return replace(self.counters.of(scope), hits=tier.hits_of(scope) if tier is not None else 0)
+        hits, downs = tier.hits_of(scope) if tier is not None else 0, self.counters.of("").engine_downs
+        return replace(self.counters.of(scope), hits=hits, engine_downs=downs)
 
     def close(self) -> None:
         """Let go of the engine's connections and threads, for good; to be called again, it does nothing more.

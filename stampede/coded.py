@@ -15,7 +15,7 @@ __all__ = ["CodedClaims", "CodedStore", "Trial"]
 
 _log = logging.getLogger("stampede")
 
-BadBytes = Callable[[str, CodecError], object]
+BadBytes = Callable[[str, bytes, CodecError], object]
 
 
 class Coder(Protocol):
@@ -43,7 +43,7 @@ class _Coded:
             if lease is not None and entry.id != lease:
                 raise CodecError("it was sent as another computation's")
         except CodecError as error:
-            self._bad(key, error)
+            self._bad(key, sealed.id, error)
             return None
         entry.id = sealed.id
         # What the engine says is in nobody's seal, and goes by a clock that may be set back: it can only take away.

@@ -111,6 +111,9 @@ class Core:
         self.flights.detach_all(prefix)
 
 
+MOST_TOLD = 1000
+
+
 class Scope:
     """One function's part of a cache (or the cache's own keys): how its values are asked for, kept and forgotten."""
 
@@ -126,6 +129,7 @@ class Scope:
         assert core.engine.astore is not None
         # Where values are kept as they are, they are only tried.
         trial, codec = (None, codec) if core.engine.shared or codec is None else (Trial(name, codec), None)
+        self._disbelieved: dict[str, bytes] = {}  # by key: of which bytes people were told
         self.core = core
         self.name = name  # of its generation
         self.called = name if called is None else called
@@ -172,8 +176,13 @@ class Scope:
             claims = GuardedClaims(claims, refuge, self.core.outage, guarded, self.core.front.kept)
         return claims, store
 
-    def _bad(self, key: str, error: Exception) -> None:
-        self.core.note(events.BadBytes, self.called, self.label(key), str(error))
+    def _bad(self, key: str, id: bytes, error: Exception) -> None:
+        """One miss looks at the same bytes up to three times: it is told of once."""
+        if self._disbelieved.get(key) != id:
+            if len(self._disbelieved) >= MOST_TOLD:
+                self._disbelieved.clear()
+            self._disbelieved[key] = id
+            self.core.note(events.BadBytes, self.called, self.label(key), str(error))
 
     # -- keys -----------------------------------------------------------------------------------------------------
 

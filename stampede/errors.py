@@ -96,4 +96,8 @@ class ComputationFailed(StampedeError, RuntimeError):
         self.message = message
 
     def __str__(self) -> str:
-        return f"computing {self.key!r} failed in another call: {self.type_name}: {self.message}"
+        text = f"computing {self.key!r} failed in another call: {self.type_name}: {self.message}"
+        if not self.type_name or self.type_name.startswith("stampede."):
+            return text
+        name = self.type_name.removeprefix("builtins.")
+        return f"{text} (where that is an answer, and no fault, say raises={name}: then every caller gets it as itself)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from math import inf
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -72,7 +73,7 @@ class _Side(Questions):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.lock_engine.silence)
-        self.scheme = engine.lock_engine.scheme
+        self.called = engine.lock_engine.called
         self.habit = Habit()
         self.returns = LockReturns(engine)
 
@@ -90,8 +91,11 @@ class GuardedLocks:
         self._colour = colour
         self._guarded = Guarded(colour, side)
 
-    async def acquire(self, name: str, token: bytes, lease: float, waits: bool, patience: float) -> Granted | Busy:
-        """EngineError if it hangs: then what may come of this is given back when it comes."""
+    async def acquire(
+        self, name: str, token: bytes, lease: float, waits: bool, patience: float, since: float
+    ) -> Granted | Busy:
+        """EngineError if it hangs: then what may come of this is given back when it comes. `since`: the lock is waited
+        for."""
 
         def late(reply: Any, error: BaseException | None) -> None:
             if error is not None or waits or isinstance(reply, Granted):
@@ -99,9 +103,10 @@ class GuardedLocks:
             else:
                 self._side.returns.forget(token)
 
-        return await self._ask(name, lambda: self._port.acquire(name, token, lease, waits=waits), patience, late)
+        work = partial(self._port.acquire, name, token, lease, waits=waits)
+        return await self._ask(name, work, patience, late, since)
 
-    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+    async def wait(self, name: str, busy: Busy, timeout: float, since: float) -> None:
         """The same: it may be the look of one who waits that has no answer."""
         habit, began = self._side.habit, _clock()
         try:
@@ -112,7 +117,7 @@ class GuardedLocks:
             habit.silent = True  # or as good as: who is refused again and again needn't hear it twice
             raise
         if answer is Late.LATE:
-            raise self._hangs(_clock() - began - timeout)
+            raise self._hangs(name, _clock() - began - timeout, since)
 
     async def release(self, name: str, token: bytes) -> bool:
         """It has the engine's own time-out, since an error there is one of a block that has done its work; unless the
@@ -153,7 +158,14 @@ class GuardedLocks:
             if isinstance(answer, Late) or (late and answer is False):
                 self._owe(name, token, late=late)
 
-    async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, T]], patience: float, late: Told) -> T:
+    async def _ask(
+        self,
+        name: str,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        patience: float,
+        late: Told,
+        since: float | None = None,
+    ) -> T:
         habit, began, server = self._side.habit, _clock(), self._engine.server_of(name, lock=True)
 
         def ended(result: Any, error: BaseException | None) -> None:
@@ -167,7 +179,7 @@ class GuardedLocks:
             habit.failed(_clock() - began)
             raise
         if isinstance(answer, Late):
-            raise self._hangs(_clock() - began)
+            raise self._hangs(name, _clock() - began, since)
         self._answered(_clock() - began)
         return answer
 
@@ -175,9 +187,12 @@ class GuardedLocks:
         self._side.habit.answered(seconds, _clock())
         self._side.returns.hurry()
 
-    def _hangs(self, seconds: float) -> EngineError:
+    def _hangs(self, name: str, seconds: float, since: float | None) -> EngineError:
         self._side.habit.silent = True
-        return EngineError(f"{self._side.scheme}:// hangs: it has not answered for {max(seconds, 0.0):.2g} s")
+        told = f"{self._side.called} hangs: it has not answered for {max(seconds, 0.0):.2g} s"
+        if since is None:
+            return EngineError(f"the lock {name!r} can't be given back now, and ends with its lease: {told}")
+        return EngineError(f"the lock {name!r} can't be had, after {_clock() - since:.2g} s in all: {told}")
 
     def owe(self, name: str, token: bytes) -> None:
         """Have it given back, with others, and in nobody's time."""

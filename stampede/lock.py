@@ -224,7 +224,8 @@ class Lock:
             block.caller = ref(me)
         try:
             patience = self._wait if wait is None else seconds("wait", wait)
-            end = monotonic() + patience  # of all that it waits for, one after the other
+            began = monotonic()
+            end = began + patience  # of all that it waits for, one after the other
             if len(self._asking) > 1 or self._grips:  # more than this one
                 await self._tidy_up(colour)
             if self._own(me) is not None:
@@ -238,7 +239,7 @@ class Lock:
                     reply = await port.acquire(self.name, grip.token, self._lease, waits=patience > 0)
                 else:
                     left = max(end - asked, 0.0)
-                    reply = await guard.acquire(self.name, grip.token, self._lease, patience > 0, left)
+                    reply = await guard.acquire(self.name, grip.token, self._lease, patience > 0, left, began)
                 grip.answered = True
                 if isinstance(reply, Granted):
                     grip.grant(reply.fence, self._lease, self._max_hold, asked)
@@ -251,7 +252,10 @@ class Lock:
                 left = end - monotonic()
                 if left <= 0:
                     break
-                await (port if guard is None else guard).wait(self.name, reply, left)
+                if guard is None:
+                    await port.wait(self.name, reply, left)
+                else:
+                    await guard.wait(self.name, reply, left, began)
                 pace = pace or Pace()
                 rest = pace.rest(monotonic())
                 if rest > 0:

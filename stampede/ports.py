@@ -275,6 +275,7 @@ class Engine(ABC):
     """
 
     scheme: str
+    url: str = ""  # without secrets: for people
     shared: bool = True  # other processes see it: values are bytes, and a local tier is a choice
     fenced: bool = False  # it refuses a late fill (promises 4 and 5)
     pushes: bool = False  # waiters are woken, not polling
@@ -295,6 +296,11 @@ class Engine(ABC):
     silence: float = 0.0  # seconds for which a verb may keep its caller when the engine hangs
     audience: WeakSet[Hears] | None = None
     tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process
+
+    @property
+    def called(self) -> str:
+        """What people call it: by its address, if that is known."""
+        return self.url or f"{self.scheme}://"
 
     @property
     def lock_engine(self) -> Engine:

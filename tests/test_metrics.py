@@ -241,12 +241,13 @@ def test_log_lines(log: pytest.LogCaptureFixture) -> None:
         ("stampede", "DEBUG", "waited 0.125 s for 'f(1)', which somebody else computed"),
         ("stampede", "DEBUG", "waited 0.250 s for 'f(1)', which somebody else computed"),
         ("stampede", "DEBUG", "served 'f(1)' as it was: computing"),
-        ("stampede", "WARNING", "the lease of 'f(1)' ended before its computation: the value is its caller's only"),
+        ("stampede", "WARNING", "the value of 'f(1)' is its caller's only: "
+         "the key was invalidated or set meanwhile, or its lease ended"),
         ("stampede", "ERROR", "'f(1)' is not kept: 12 MB is more than max_bytes"),
         ("stampede", "WARNING", "what the engine holds for 'f(1)' is not believed, and computed anew: truncated"),
         ("stampede", "DEBUG", "invalidate: 'f(1)'"),
         ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),
-        ("stampede", "INFO", "disk:///x is back after 3.0 s"),
+        ("stampede", "WARNING", "disk:///x is back after 3.0 s"),
     ]  # fmt: skip
 
 

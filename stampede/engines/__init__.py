@@ -46,11 +46,13 @@ def open_engine(url: str, **options: Any) -> Engine:
     """
     scheme = scheme_of(url)
     try:
-        return _opener(scheme)(url, **options)
+        engine = _opener(scheme)(url, **options)
     except ModuleNotFoundError as missing:
         if scheme not in _KNOWN:
             raise
         raise _missing(scheme, missing.name) from missing
+    engine.url = safe_url(url)
+    return engine
 
 
 def engine_of(client: object) -> Engine:

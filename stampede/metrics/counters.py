@@ -29,7 +29,7 @@ class Stats:
     unkept: int = 0
     bad_bytes: int = 0
     invalidated: int = 0  # calls of invalidate, expire, set, invalidate_all, clear
-    engine_downs: int = 0
+    engine_downs: int = 0  # of the cache's engine, also in what a function tells
 
     @property
     def computations(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from logging import DEBUG, ERROR, INFO, WARNING
+from logging import DEBUG, ERROR, WARNING
 
 from stampede import events
 
@@ -36,13 +36,11 @@ def log_events(event: events.Event, *, keys: bool = True) -> None:
 
 def _level(event: events.Event) -> int:
     match event:
-        case events.EngineUp():
-            return INFO
         case events.Unkept(why=why):
             return (
                 DEBUG if why.startswith(("cache_if", "ttl")) else _once(event.scope)
             )  # that one is as the user wants it
-        case events.Failed() | events.LeaseLost() | events.BadBytes() | events.EngineDown():
+        case events.Failed() | events.LeaseLost() | events.BadBytes() | events.EngineDown() | events.EngineUp():
             return WARNING
         case _:
             return DEBUG
@@ -75,7 +73,8 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
         case events.Failed():
             return "computing %s failed after %.3f s (%s): %s", what, event.cost, event.why, _error(event.error, keys)
         case events.LeaseLost():
-            return "the lease of %s ended before its computation: the value is its caller's only", what
+            text = "the value of %s is its caller's only: the key was invalidated or set meanwhile, or its lease ended"
+            return text, what
         case events.Unkept():
             return "%s is not kept: %s", what, event.why
         case events.BadBytes():

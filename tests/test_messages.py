@@ -1,0 +1,154 @@
+"""What people are told: whose, what happens now, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from proxy import Proxy
+from servers import RedisServer, shared_redis
+
+from stampede import Cache, ComputationFailed, EngineError, Lock, SettingsError, events, get_cache
+from stampede.metrics import log_events
+from stampede.testing import isolated
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+ENGINES = ["memory", "disk", "redis"]
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    engine = request.param
+    if engine == "redis":
+        return shared_redis().url
+    return f"disk://{tmp_path}" if engine == "disk" else "memory://"
+
+
+engines = pytest.mark.parametrize("url", ENGINES, indirect=True)
+
+
+class NotFound(Exception):
+    pass
+
+
+def test_an_unknown_cache_offers_each_name_once() -> None:
+    """ "There are default, default" is no help."""
+    for caches in ({"default": {}}, {"default": {}, "reports": {}}, {}):
+        with isolated(caches=caches), pytest.raises(SettingsError) as told:
+            get_cache("xyz")
+        names = str(told.value).partition("there are ")[2].split(", ")
+        assert sorted(names) == sorted({"default", *caches})
+
+
+@both
+def test_a_miss_that_is_not_believed_is_told_once(colour: str, server: RedisServer, caplog: Any) -> None:
+    """Three warnings of one entry look like three damaged ones, in the log and in the count."""
+    one, other = Cache(server.url, signing_key="a"), Cache(server.url, signing_key="b")
+    one.set("k", 1)
+    with caplog.at_level(logging.WARNING, "stampede"):
+        if colour == "sync":
+            assert other.get_or_compute("k", lambda: 2) == 2
+        else:
+            assert asyncio.run(other.aget_or_compute("k", lambda: 2)) == 2
+    assert [record.getMessage() for record in caplog.records if "not believed" in record.getMessage()] == [
+        "what the engine holds for 'k' is not believed, and computed anew: the seal is broken: changed bytes, "
+        "the entry of another key, or another signing_key"
+    ]
+    assert other.stats().bad_bytes == 1
+    one.set("k", 3)  # another entry
+    assert other.get("k") is None
+    assert other.stats().bad_bytes == 2
+
+
+def test_who_is_told_of_anothers_failure_is_led_to_raises() -> None:
+    """One missing row would go on giving some callers a 404 and others a 500."""
+    told = str(ComputationFailed("row(5)", "shop.models.DoesNotExist", "no row 5"))
+    assert "shop.models.DoesNotExist: no row 5" in told and "raises=shop.models.DoesNotExist" in told
+    assert "raises=KeyError" in str(ComputationFailed("row(5)", "builtins.KeyError", "5"))
+    for kind in ("", "stampede.errors.CodecError"):  # nothing to be named, or nothing that could be kept
+        assert "raises" not in str(ComputationFailed("row(5)", kind, "bytes"))
+
+
+@engines
+def test_an_exception_of_raises_is_no_warning(url: str, caplog: Any) -> None:
+    """An answer would otherwise wake somebody at night."""
+    cache = Cache(url, raises=NotFound)
+
+    def missing() -> int:
+        raise NotFound("5")
+
+    with caplog.at_level(logging.INFO, "stampede"):
+        for _ in range(2):
+            with pytest.raises(NotFound):
+                cache.get_or_compute("row 5", missing)
+    assert caplog.records == []
+
+
+@both
+def test_a_lock_whose_server_hangs_tells_which_and_how_long(
+    colour: str, before: Callable[[Any], Proxy], server: RedisServer
+) -> None:
+    """ "redis:// hangs for 0.2 s" names none of five servers, nor what the caller has waited for."""
+    proxy = before(server)
+    cache = Cache(f"redis://:secret@127.0.0.1:{proxy.port}?socket_timeout=3")
+    lock = Lock("nightly", on=Cache(f"redis://127.0.0.1:{proxy.port}?socket_timeout=3"), wait=0.05)
+    proxy.hold()
+    with pytest.raises(EngineError) as told:
+        lock.acquire() if colour == "sync" else asyncio.run(lock.aacquire())
+    assert "the lock 'nightly'" in str(told.value)
+    assert f"redis://127.0.0.1:{proxy.port}" in str(told.value)
+    assert "s in all" in str(told.value)
+    assert "secret" not in cache.engine.url
+
+
+def test_a_function_tells_of_its_engines_outages(before: Callable[[Any], Proxy], server: RedisServer) -> None:
+    """Its stats would say for ever that there was none."""
+    proxy = before(server)
+    cache = Cache(f"redis://127.0.0.1:{proxy.port}")
+
+    @cache.cached
+    def f() -> int:
+        return 1
+
+    proxy.close()
+    assert f() == 1
+    assert f.stats().engine_downs == cache.stats().engine_downs == 1
+
+
+def test_the_end_of_an_outage_is_told_as_loudly_as_its_beginning(caplog: Any) -> None:
+    """Who reads warnings only would never learn that it is over."""
+    with caplog.at_level(logging.WARNING, "stampede"):
+        log_events(events.EngineDown("", "", "redis://x", EngineError("refused")))
+        log_events(events.EngineUp("", "", "redis://x", 3.0))
+    assert [record.getMessage().split()[2] for record in caplog.records] == ["down,", "back"]
+
+
+@engines
+def test_a_value_that_was_invalidated_meanwhile_is_told_as_that(url: str, caplog: Any) -> None:
+    """Nobody would look for a frozen process where somebody has only changed the row."""
+    cache = Cache(url)
+    begun, changed = threading.Event(), threading.Event()
+
+    def compute() -> int:
+        begun.set()
+        assert changed.wait(10)
+        return 1
+
+    with caplog.at_level(logging.DEBUG, "stampede"):
+        caller = threading.Thread(target=cache.get_or_compute, args=("k", compute))
+        caller.start()
+        assert begun.wait(10)
+        cache.invalidate("k")
+        changed.set()
+        caller.join()
+    told = [record for record in caplog.records if "'k'" in record.getMessage() and "only" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.WARNING]
+    assert "the key was invalidated or set meanwhile" in told[0].getMessage()
