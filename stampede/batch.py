@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
@@ -22,6 +23,7 @@ from stampede.flight import Flight, inside_all
 from stampede.land import drop, land, never_begun, quietly, served
 from stampede.loaders import Answer, Loader, Wanted
 from stampede.outcome import Landing, empty
+from stampede.patience import End, allowance, overdue
 from stampede.places import Place
 from stampede.policy import Policy
 from stampede.ports import Granted, Ticket
@@ -40,9 +42,9 @@ async def fetch_many(
     """
     landings: dict[str, Landing] = {}
     others: Iterable[str] = keys
-    waited, singly = 0.0, 1
+    start, waited, singly = monotonic(), 0.0, 1
     while True:
-        batch = _Batch(scope, colour, loader, _left(policy, waited), once)
+        batch = _Batch(scope, colour, loader, _left(policy, waited, monotonic() - start), once)
         landings |= await batch.claim(others)
         waited += batch.asked
         if not batch.others:
@@ -52,7 +54,8 @@ async def fetch_many(
         # all that are left be asked for a thousand times.
         for key in batch.others[:singly]:
             began = monotonic()
-            landings[key] = await scope.fetch(colour, key, loader.origin(key), _left(policy, waited), once=once)
+            left = _left(policy, waited, began - start)
+            landings[key] = await scope.fetch(colour, key, loader.origin(key), left, once=once)
             if not landings[key].stored:  # or it was computed here after all
                 waited += monotonic() - began
         others, singly = batch.others[singly:], 2 * singly
@@ -61,9 +64,13 @@ async def fetch_many(
     return {key: landing for key, landing in landings.items() if not landing.is_nothing}
 
 
-def _left(policy: Policy, waited: float) -> Policy:
-    """One `wait` is for all that a caller waits for, one after the other."""
-    return policy if policy.wait is None else policy.with_options(wait=max(policy.wait - waited, 0.0))
+def _left(policy: Policy, waited: float, gone: float) -> Policy:
+    """One `wait` is for all that a caller waits for, one after the other; and of the others, all its time is a part."""
+    spent = {"wait": waited, "patience": gone, "deadline": gone}
+    given = {name: getattr(policy, name) for name in spent}
+    return policy.with_options(
+        **{name: max(seconds - spent[name], 0.0) for name, seconds in given.items() if seconds is not None}
+    )
 
 
 class _Led(NamedTuple):
@@ -105,18 +112,21 @@ class _Batch:
         return landings
 
     async def _land(self, keys: Iterable[str], landings: dict[str, Landing]) -> None:
-        place = Place(self._colour) if self._policy.background else None
+        place = Place(self._colour, self._policy) if self._policy.beside else None
         try:
+            if place is not None and self._policy.background:
+                place.reserve()
             there, granted = await self._ask(keys, place)
             landings |= there
-            if place is not None and place.reserved:
-                kept = [wanted for wanted in granted if wanted.kept is not None and not wanted.call.force]
-                granted = [wanted for wanted in granted if wanted.kept is None or wanted.call.force]
-                landings |= self._beside(place, kept)
+            left = [wanted for wanted in granted if allowance(wanted.call, wanted.kept) < inf]
+            if place is not None and left and place.reserve():
+                granted = [wanted for wanted in granted if allowance(wanted.call, wanted.kept) == inf]
+                landings |= await self._beside(place, left, granted)
+            else:
+                landings |= await self._compute(granted)
         finally:
             if place is not None:
                 place.free()
-        landings |= await self._compute(granted)
 
     # -- the claims -----------------------------------------------------------------------------------------------
 
@@ -127,12 +137,12 @@ class _Batch:
         trouble: BaseException | None = None
         began = monotonic()
         try:
-            today = await self._scope.today(self._colour, self._policy.wait)
+            today = await self._scope.today(self._colour, self._policy.limit)
             self.asked = monotonic() - began
             for key in keys:
                 self._lead(today, key, began)
             for key, (call, flight, _) in self._led.items():
-                if call.seen is not None and place is not None and not place.reserved:
+                if call.seen is not None and place is not None and not place.reserve():
                     landings[key] = later(call.seen)
                     call.owes(False)
                     call.means.flights.end(flight, None)
@@ -167,7 +177,7 @@ class _Batch:
 
     async def _at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
         """Asked together, within what is left of one `wait`."""
-        began, wait = monotonic(), self._policy.wait
+        began, wait = monotonic(), self._policy.limit
         try:
             return await self._scope.at_once(self._colour, work, None if wait is None else wait - self.asked)
         finally:
@@ -205,25 +215,62 @@ class _Batch:
 
     # -- the computations -----------------------------------------------------------------------------------------
 
-    def _beside(self, place: Place, kept: list[Wanted]) -> dict[str, Landing]:
-        """What is kept is served, and refreshed in that place."""
-        if kept:
-            work = self._refresh(kept)
-            for wanted in kept:
-                wanted.flight.hand_over()
-                wanted.flight.led_by(work)
+    async def _beside(self, place: Place, left: list[Wanted], granted: list[Wanted]) -> dict[str, Landing]:
+        """Some are computed in that place, all at once, as long as their caller waits; the others by himself."""
+        landings: dict[str, Landing] = {}
+        end: End[dict[str, Landing] | BaseException] = End()
+        seconds = max(allowance(each.call, each.kept) for each in left)
+        waits = seconds > 0 or any(each.kept is None for each in left)
+        work = self._refresh(left, end)
+        for wanted in left:
+            wanted.flight.hand_over()
+            wanted.flight.led_by(work)
+        try:
+            longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in left)
+            cancel = place.spawn(work, lambda: _never_begun(work.close, left, end), longest, waits=waits)
+        except BaseException:
+            _never_begun(work.close, left, end)
+            raise
+        if granted:
+            landings |= await self._compute(granted)
+            seconds = max(allowance(each.call, each.kept) for each in left)
+        if seconds > 0:
+            await self._wait(end, seconds, cancel)
+        given = end.taken() if waits else None
+        if isinstance(given, BaseException):
             try:
-                longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in kept)
-                place.spawn(work, lambda: _never_begun(work.close, kept), longest)
-            except BaseException:
-                _never_begun(work.close, kept)
-                raise
-        return {each.key: served(each.call, each.kept, "computing", until=self._policy.lease) for each in kept}
+                raise given
+            finally:
+                del given
+        landings |= given if given is not None else {each.key: _served_late(each) for each in left}
+        return landings
 
-    async def _refresh(self, kept: list[Wanted]) -> None:
-        landings = await self._compute(kept)
-        await self._keep(landings)
-        empty(landings)
+    async def _wait(
+        self, end: End[dict[str, Landing] | BaseException], seconds: float, cancel: Callable[[], object] | None
+    ) -> None:
+        try:
+            await self._colour.park(end.bell, seconds)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if cancel is not None:
+                cancel()
+                await self._colour.whole(self._colour.park(end.bell, None))
+            raise
+
+    async def _refresh(self, left: list[Wanted], end: End[dict[str, Landing] | BaseException]) -> None:
+        landings: dict[str, Landing] = {}
+        try:
+            landings = await self._compute(left)
+            end.give({key: landing.for_followers() for key, landing in landings.items()})
+            await self._keep(landings)
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # its caller hears of it, or nobody
+            end.give(error)
+        finally:
+            empty(landings)
+            end.bell.ring()
 
     async def _compute(self, granted: list[Wanted]) -> dict[str, Landing]:
         """Load under all the leases; then each key lands by itself."""
@@ -267,11 +314,19 @@ class _Batch:
     async def _keep(self, landings: dict[str, Landing]) -> None:
         """What is known now is kept in this process, as far as it may be."""
         ends = [(self._led[key], landing) for key, landing in landings.items()]
-        await self._scope.keep([(led.call, landing, led.sample) for led, landing in ends], self._policy.wait)
+        await self._scope.keep([(led.call, landing, led.sample) for led, landing in ends], self._policy.limit)
 
 
-def _never_begun(close: Callable[[], object], kept: list[Wanted]) -> None:
+def _served_late(wanted: Wanted) -> Landing:
+    """What is kept, as nobody waits any longer for what is computed."""
+    if wanted.kept is None:
+        raise overdue(wanted.call)
+    return served(wanted.call, wanted.kept, "computing", until=wanted.call.policy.lease)
+
+
+def _never_begun(close: Callable[[], object], left: list[Wanted], end: End[Any]) -> None:
     """The task was cancelled, perhaps before its first step."""
     close()
-    for wanted in kept:
+    for wanted in left:
         never_begun(wanted.call, wanted.flight)
+    end.bell.ring()

@@ -7,13 +7,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from stampede import events
 from stampede.colour import Colour, Loop
 from stampede.entry import Entry, new_id
 from stampede.flight import Flight, Flights
 from stampede.leader import Leader
+from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Claims, Reply
 
@@ -40,8 +41,19 @@ class Once(Protocol):
     def settle(self, owner: object, key: str, *, stored: bool) -> None: ...
 
 
-Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], Callable[[], object]], object]
-"""Have the work done; if it is cancelled before its first step, the second is called."""
+class Spawn(Protocol):
+    """A place beside a caller, for what goes on without him."""
+
+    def reserve(self) -> bool:
+        """Is there one? Then it is his."""
+        ...
+
+    def __call__(
+        self, call: Call, work: Coroutine[Any, Any, Landing], unborn: Callable[[], object], *, waits: bool
+    ) -> Callable[[], object] | None:
+        """Have the work done there; if it is cancelled before its first step, `unborn` is called. How to cancel it, if
+        that can be done. `waits`: for a while, so that it is still a part of what he computes himself."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,7 @@ class Call:
     leader: Leader | None = None  # of that flight, if it comes to lead one
     asked: float = -inf  # the moment before its last claim was sent
     asks_on: bool = False  # it waits for nobody's computation: it has other keys to ask for
-    spawn: Spawn | None = None  # a place beside the caller, if it has one
+    spawn: Spawn | None = None  # a place beside the caller, if it may need one
     token: bytes = field(default_factory=new_id)
     pid: int = field(default_factory=os.getpid)
 

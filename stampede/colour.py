@@ -38,6 +38,7 @@ __all__ = [
     "run_blocking",
     "running_loop",
     "settled",
+    "soon",
     "until_one_fails",
 ]
 
@@ -258,7 +259,7 @@ class _Suspending:
             if running_loop() is loop and asyncio.current_task(loop) is not None:
                 settle(True)
             else:
-                _soon(loop, settle, True)
+                soon(loop, settle, True)
 
         if not bell.listen(ring):
             return True
@@ -285,7 +286,7 @@ class _Suspending:
                 crowd.unborn()
             raise
         if not task.done():  # as an eager one may be
-            crowd.cancel = lambda: _soon(loop, task.cancel)
+            crowd.cancel = lambda: soon(loop, task.cancel)
         task.add_done_callback(lambda ended: crowd.unborn() if crowd.unborn else None)
         try:
             await asyncio.wait([task])
@@ -310,7 +311,7 @@ def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         raise
 
 
-def _soon(loop: Loop, action: Callable[..., object], *args: Any) -> None:
+def soon(loop: Loop, action: Callable[..., object], *args: Any) -> None:
     """From whichever thread."""
     try:
         loop.call_soon_threadsafe(action, *args)

@@ -162,7 +162,7 @@ class Scope:
         # The engine's of these, as their two generations, and when this process heard of a newer one.
         self._left: list[tuple[str, str, float]] = []
         if running_loop() is None and not core.is_down():
-            run_blocking(self.learn(BLOCKING, policy.wait))
+            run_blocking(self.learn(BLOCKING, policy.limit))
         else:
             self._recall()  # and no question: it would keep all tasks of the loop, or its caller twice
 
@@ -366,7 +366,7 @@ class Scope:
         began, waited = None, 0.0
         if prefix is None:
             began = _clock()
-            prefix = await self.learn(colour, policy.wait)
+            prefix = await self.learn(colour, policy.limit)
             waited = _clock() - began
         physical = prefix + key
         if once is not None and once.has(core.flights, physical):
@@ -390,7 +390,7 @@ class Scope:
             if once is not None:
                 landing = await _once(call)
             else:
-                landing = await (self._aside(call, sample) if policy.background and usual else fill(call))
+                landing = await (self._aside(call, sample) if policy.beside and usual else fill(call))
         if front.tier is None:
             return landing
         resident = front.place(physical, self.called, landing, sample)
@@ -417,21 +417,18 @@ class Scope:
         return landing
 
     async def _aside(self, call: Call, sample: Ticket | None) -> Landing:
-        """The same for a function whose refreshes nobody is to wait for: from a place beside the caller."""
-        place = Place(call.means.colour)
-        if place.reserved:
-            longest = call.policy.hold_of(call.seen.cost if call.seen is not None else 0.0)
-            call.spawn = lambda work, unborn: place.spawn(
-                self._kept(call, work, sample), lambda: _close(work, unborn), longest
-            )
-        elif call.seen is not None:
+        """The same for a caller that may go before its computation has ended, which has a place beside it."""
+        place = Place(call.means.colour, call.policy)
+        # Before the claim, where nobody is to wait at all.
+        if (call.policy.background or call.seen is not None) and not place.reserve() and call.seen is not None:
             return later(call.seen)
+        call.spawn = _Beside(self, place, sample)
         try:
             return await fill(call)
         finally:
             place.free()
 
-    async def _kept(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket | None) -> None:
+    async def keep_of(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket | None) -> None:
         """What is computed beside its caller."""
         if getattr(work, "cr_frame", work) is None:
             return  # he was interrupted just as he had it done, and has closed it
@@ -723,9 +720,28 @@ async def _once(call: Call) -> Landing:
         landing = None  # type: ignore[assignment]  # its error, if it has one, refers to this frame
 
 
+class _Beside:
+    """The place of one caller: what is computed there is kept in this process, too."""
+
+    __slots__ = ("_place", "_sample", "_scope", "reserve")
+
+    def __init__(self, scope: Scope, place: Place, sample: Ticket | None) -> None:
+        self._scope = scope
+        self._place = place
+        self._sample = sample
+        self.reserve = place.reserve
+
+    def __call__(
+        self, call: Call, work: Coroutine[Any, Any, Landing], unborn: Callable[[], object], *, waits: bool
+    ) -> Callable[[], object] | None:
+        longest = call.policy.hold_of(call.seen.cost if call.seen is not None else 0.0)
+        keeping = self._scope.keep_of(call, work, self._sample)
+        return self._place.spawn(keeping, lambda: _close(work, unborn), longest, waits=waits)
+
+
 def _left(policy: Policy, began: float) -> float | None:
     """Seconds for which a caller waits yet, who has done nothing else since; None: without end."""
-    return None if policy.wait is None else max(policy.wait - (_clock() - began), 0.0)
+    return None if policy.limit is None else max(policy.limit - (_clock() - began), 0.0)
 
 
 def _close(work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:

@@ -44,6 +44,8 @@ class MoreOptions(TypedDict, total=False):
     lease: float | str | timedelta
     max_hold: Seconds
     wait: Seconds
+    patience: Seconds
+    deadline: Seconds
     retry_after: float | str | timedelta
     jitter: float
     cache_if: Callable[[Any], object] | None

@@ -6,6 +6,7 @@ the port of the engine (`ports.Claims`) and the few means of a `Call`; it knows 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from math import inf
 from random import random
 from typing import Any
@@ -20,7 +21,7 @@ from stampede.land import drop, land, never_begun, release, served
 from stampede.leader import Leader
 from stampede.outcome import Landing, LeftOut, Nothing
 from stampede.pace import Pace
-from stampede.patience import alone, limit, spawn
+from stampede.patience import allowance, alone, beside, limit, spare
 from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
 
@@ -95,10 +96,10 @@ async def lead(call: Call, flight: Flight) -> Landing:
         finally:
             del answer  # its error, if it has one, refers to this frame
     kept = answer.entry
-    if kept is not None and not call.force and call.spawn is not None:
-        flight.hand_over()
-        spawn(call, call.spawn, flight, compute(call, flight, kept))
-        return served(call, kept, "computing", until=call.policy.lease)
+    if call.spawn is not None:
+        seconds = allowance(call, kept)
+        if seconds < inf and call.spawn.reserve():
+            return await beside(call, call.spawn, flight, lambda: compute(call, flight, kept), kept, seconds)
     flight.unborn = lambda: never_begun(call, flight)
     return await call.means.colour.aside(compute(call, flight, kept), flight)
 
@@ -147,23 +148,39 @@ async def claim(call: Call) -> Landing | Granted:
                     return await alone(call)
                 error = ComputationFailed(call.label, verdict.type_name, verdict.message)
                 return Landing(error=error, as_of=at)
-            case Busy(entry=entry) if entry or due:
-                return served(call, entry or due, "computing", until=reply.lease, as_of=at if entry else -inf)
             case Busy():
-                patience, verdict_of_waiting = limit(call)
-                if patience <= 0:
-                    return await verdict_of_waiting(call)
                 pace = pace or Pace()
-                news = await call.means.port.wait(call.key, reply, patience)
-                if news is None and (rest := pace.rest(call.now)) > 0:  # whatever woke us, again and again
-                    await call.means.colour.park(Bell(), min(rest, patience))
-                ask.since, ask.awaited = call.waited, reply.token
-                ask.draw = None  # what was computed while we waited is good, however short its life
-                if news is not None:
-                    tell_found(call, ask)
-                    # It may have been under way for long: what is sure is that its lease stood when we asked.
-                    told = Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
-                    return told if call.flight is None or call.flight.latest <= at else await told_anew(call, ask, told)
+                landing = await awaited(call, ask, reply, due, pace)
+                if landing is not None:
+                    return landing
+
+
+async def awaited(call: Call, ask: Ask, busy: Busy, due: Entry[Any] | None, pace: Pace) -> Landing | None:
+    """Somebody computes: what the news bring, or what is kept, to whom has no patience left. None: claim again."""
+    means, at, kept = call.means, call.asked, busy.entry or due
+    as_of = at if busy.entry else -inf
+    if kept is not None and spare(call, kept) <= 0:
+        return served(call, kept, "computing", until=busy.lease, as_of=as_of)
+    patience, verdict_of_waiting = limit(call)
+    if patience <= 0:
+        return await verdict_of_waiting(call)
+    if busy.entry is not None and call.flight is not None and call.flight.offered is None:
+        means.flights.offer(call.flight, Landing(busy.entry, until=busy.lease, as_of=at))  # each follower waits for it
+    if kept is not None:
+        patience = min(patience, spare(call, kept))
+    news = await means.port.wait(call.key, busy, patience)
+    if news is None and kept is not None and spare(call, kept) <= 0:
+        return served(call, kept, "computing", until=busy.lease, as_of=as_of)
+    if news is None and (rest := pace.rest(call.now)) > 0:  # whatever woke us, again and again
+        await means.colour.park(Bell(), min(rest, patience))
+    ask.since, ask.awaited = call.waited, busy.token
+    ask.draw = None  # what was computed while we waited is good, however short its life
+    if news is None:
+        return None
+    tell_found(call, ask)
+    # It may have been under way for long: what is sure is that its lease stood when we asked.
+    told = Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
+    return told if call.flight is None or call.flight.latest <= at else await told_anew(call, ask, told)
 
 
 async def told_anew(call: Call, ask: Ask, told: Landing) -> Landing:
@@ -183,7 +200,7 @@ async def told_anew(call: Call, ask: Ask, told: Landing) -> Landing:
 def terms(means: Means, policy: Policy, waited: float, seen: Entry[Any] | None = None, *, force: bool = False) -> Ask:
     """What a call's first claim asks for."""
     draw = early.draw(policy.early, random) if means.draws and policy.early and not force else None
-    patience = inf if policy.wait is None else policy.wait - waited
+    patience = inf if policy.limit is None else policy.limit - waited
     return Ask(policy.lease, seen=seen.id if seen else None, force=force, patience=patience, draw=draw)
 
 
@@ -192,8 +209,8 @@ async def asked(call: Call, ask: Ask) -> Reply:
     opening, call.opening = call.opening, None
     try:
         if opening is None:
-            if call.policy.wait is not None:
-                ask.patience = call.policy.wait - call.waited  # one, for all that it waits for
+            if call.policy.limit is not None:
+                ask.patience = call.policy.limit - call.waited  # one, for all that it waits for
             call.owes(True)
             reply = await call.means.port.claim(call.key, call.token, ask)
         else:
@@ -241,13 +258,9 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             return await alone(call)  # our own loop, or thread, must go on for it to land, and we are blocking it
         if call.seen is not None and call.seen.fresh > 0:
             return served(call, call.seen, "computing", until=call.policy.lease)  # it's early: no need to wait
-        while not flight.bell.rung:
-            patience, verdict_of_waiting = limit(call)
-            if patience <= 0:
-                return await verdict_of_waiting(call)
-            pause = patience if flight.watched else min(patience, SAFETY)
-            if not await call.means.colour.park(flight.bell, pause) and not flight.watched:
-                flight.look(call.now)
+        verdict_of_waiting = await heard(call, flight)
+        if verdict_of_waiting is not None:
+            return await verdict_of_waiting(call)
         landing, offered = flight.landing, flight.offered
     finally:
         flight.owner.leave(flight, call.leader)  # with the last one its landing goes
@@ -259,9 +272,35 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             return await alone(call)
         call.tell(events.Waited, call.waited)
         return landing.for_follower()
-    if offered is not None and call.began <= offered.as_of:
+    if offered is not None and patience_with(call, offered) <= 0 and call.began <= offered.as_of:
         return served(call, offered.entry, "computing", until=call.policy.lease)
     return None
+
+
+async def heard(call: Call, flight: Flight) -> Callable[[Call], Awaitable[Landing]] | None:
+    """Wait until it has, or until what is offered will do; or what becomes of it."""
+    while not flight.detached:
+        bell, offered = flight.bell, flight.offered  # in this order: an offer comes with another bell
+        if bell.rung and bell is flight.bell:
+            break
+        patience, verdict_of_waiting = limit(call)
+        if offered is not None:
+            patience = patience_with(call, offered)
+            if patience <= 0:
+                break
+        if patience <= 0:
+            return verdict_of_waiting
+        pause = patience if flight.watched else min(patience, SAFETY)
+        if not await call.means.colour.park(bell, pause) and not flight.watched:
+            flight.look(call.now)
+    return None
+
+
+def patience_with(call: Call, offered: Landing) -> float:
+    """None with what it can't be given: it asks the engine itself."""
+    if offered.entry is None or call.began > offered.as_of or (call.policy.refuses_stale and offered.is_stale):
+        return 0.0
+    return spare(call, offered.entry)
 
 
 def tell_found(call: Call, ask: Ask) -> None:

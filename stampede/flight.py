@@ -345,12 +345,16 @@ class Flights:
             leader.flight = flight.leader = None
 
     def offer(self, flight: Flight, landing: Landing) -> None:
-        """Send the followers home with what is there. Who comes later asks the engine: it may have changed by then."""
+        """Send the followers home with what is there, unless they would rather wait: until another bell rings. Who
+        comes later asks the engine: it may have changed by then."""
         with decisions.lock:
+            bell = flight.bell
             if not flight.detached:
                 flight.offered = landing
+                if bell is not _unheard:
+                    flight.bell = Bell()
             self._forget(flight)
-        flight.bell.ring()
+        bell.ring()
 
     def detach(self, key: str) -> None:
         """Who calls from now on starts a new flight; this one's result goes to its leader alone."""

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from math import inf
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from stampede import events
 from stampede.call import Call, Spawn
+from stampede.colour import Bell
 from stampede.entry import Entry, new_id
 from stampede.errors import WaitTimeout
 from stampede.flight import Flight, nested
-from stampede.land import never_begun
+from stampede.land import never_begun, served
 from stampede.outcome import Landing, LeftOut
 
-__all__ = ["alone", "limit", "spawn", "timed_out"]
+__all__ = ["End", "allowance", "alone", "beside", "limit", "overdue", "spare", "timed_out"]
+
+T = TypeVar("T")
+
+
+# -- for somebody else's computation ------------------------------------------------------------------------------
 
 
 def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:
@@ -22,7 +28,7 @@ def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:
 
     One that holds a lease itself waits no longer than a lease: the other may be waiting for it.
     """
-    wait = inf if call.policy.wait is None else call.policy.wait
+    wait = inf if call.policy.limit is None else call.policy.limit
     if call.asks_on:
         wait = 0.0
     if nested() and call.policy.lease < wait:
@@ -30,14 +36,160 @@ def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:
     return wait - call.waited, timed_out
 
 
+def spare(call: Call, kept: Entry[Any]) -> float:
+    """The same of one that has something to be served meanwhile."""
+    policy = call.policy
+    if policy.patience is None or kept.fresh > 0:
+        return 0.0
+    wait = min(policy.patience, inf if policy.limit is None else policy.limit)
+    return (min(wait, policy.lease) if nested() else wait) - call.waited
+
+
 async def timed_out(call: Call) -> Landing:
-    raise WaitTimeout(f"somebody else has been computing {call.label!r} for {call.waited:.3g} s, and wait ran out")
+    option = "wait" if call.policy.limit == call.policy.wait else "deadline"
+    raise WaitTimeout(f"somebody else has been computing {call.label!r} for {call.waited:.3g} s, and {option} ran out")
+
+
+# -- for its own --------------------------------------------------------------------------------------------------
+
+
+def allowance(call: Call, kept: Entry[Any] | None) -> float:
+    """Seconds that it waits for what is computed beside it, in its own name; inf: then there is no need for that."""
+    policy = call.policy
+    if call.force:
+        return inf
+    if kept is None:
+        wait = inf
+    elif kept.fresh > 0:
+        return 0.0
+    elif policy.patience is not None:
+        wait = policy.patience
+    else:
+        wait = 0.0 if policy.background else inf
+    return min(wait, inf if policy.deadline is None else policy.deadline) - call.waited
+
+
+async def beside(
+    call: Call,
+    place: Spawn,
+    flight: Flight,
+    begin: Callable[[], Coroutine[Any, Any, Landing]],
+    kept: Entry[Any] | None,
+    seconds: float,
+) -> Landing:
+    """Have it computed in a place beside the caller, who waits for it so long. Then he goes, and it goes on."""
+    end: End[Landing] = End()
+    flight.hand_over()
+    cancel = _spawned(call, place, flight, _given(end, begin), end.bell, waits=seconds > 0)
+    if seconds > 0:
+        if not flight.ended:
+            flight.cancel = cancel
+        await _wait(call, flight, end.bell, seconds)
+    landing = end.taken() if seconds > 0 or kept is None else None
+    try:
+        if landing is not None:
+            return landing
+        if kept is not None:
+            return served(call, kept, "computing", until=call.policy.lease)
+    finally:
+        del landing  # its error, if it has one, refers to this frame
+    raise overdue(call)
+
+
+def overdue(call: Call) -> WaitTimeout:
+    return WaitTimeout(
+        f"{call.label!r} has been computed for {call.waited:.3g} s, and deadline ran out: the computation goes on, and "
+        "is stored for who comes next"
+    )
+
+
+class End(Generic[T]):
+    """What comes of a computation, for its caller, as long as he waits for it."""
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self._left = False
+        self._result: T | None = None
+
+    def give(self, result: T) -> None:
+        if not self._left:  # or nobody would take it, with an error that refers to those who refer to this
+            self._result = result
+        self.bell.ring()
+
+    def taken(self) -> T | None:
+        self._left = True
+        result, self._result = self._result, None
+        try:
+            return result
+        finally:
+            del result  # its error, if it has one, refers to this frame
+
+
+async def _given(end: End[Landing], begin: Callable[[], Coroutine[Any, Any, Landing]]) -> Landing:
+    landing = None
+    try:
+        try:
+            landing = await begin()
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # its caller hears of it, or nobody
+            landing = Landing(error=error)
+        end.give(landing.for_followers())
+        return landing
+    finally:
+        del landing  # as above
+        end.bell.ring()
+
+
+async def _wait(call: Call, flight: Flight, bell: Bell, seconds: float) -> None:
+    """Until it is there, or so long. A caller that is cancelled meanwhile leaves it to those who wait for it, too."""
+    colour = call.means.colour
+    try:
+        await colour.park(bell, seconds)
+    except GeneratorExit:
+        flight.leave()
+        raise
+    except BaseException:
+        if flight.leave():
+            await colour.whole(colour.park(bell, None))
+        raise
+
+
+def _spawned(
+    call: Call, place: Spawn, flight: Flight, work: Coroutine[Any, Any, Landing], bell: Bell, *, waits: bool
+) -> Callable[[], object] | None:
+    """Have it done beside the caller. What cancels it."""
+
+    def unborn() -> None:
+        never_begun(call, flight)
+        bell.ring()
+
+    try:
+        flight.led_by(work)
+        return place(call, work, unborn, waits=waits)
+    except BaseException:
+        try:
+            work.close()
+        except ValueError:
+            pass  # another thread is at it already
+        else:
+            never_begun(call, flight)
+        raise
+
+
+# -- for nobody's -------------------------------------------------------------------------------------------------
 
 
 async def alone(call: Call) -> Landing:
     """Compute for this caller only, and store nothing: waiting might never end."""
+    flight, seconds = Flight(call.means.flights, call.key, call.loop), allowance(call, None)
+    if seconds < inf and call.spawn is not None and call.spawn.reserve():
+        return await beside(call, call.spawn, flight, lambda: _alone(call, flight), None, seconds)
+    return await _alone(call, flight)
+
+
+async def _alone(call: Call, flight: Flight) -> Landing:
     began = call.now
-    flight = Flight(call.means.flights, call.key, call.loop)
     try:
         with flight.inside():
             value = await call.means.colour.call(call.origin)
@@ -47,18 +199,3 @@ async def alone(call: Call) -> Landing:
         flight.ended = True  # for tasks and threads that outlive it in copies of its context
     call.tell(events.Computed, "alone", call.now - began, False)
     return Landing(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0))
-
-
-def spawn(call: Call, beside: Spawn, flight: Flight, work: Coroutine[Any, Any, Landing]) -> None:
-    """Have the computation done beside its caller."""
-    try:
-        flight.led_by(work)
-        beside(work, lambda: never_begun(call, flight))
-    except BaseException:
-        try:
-            work.close()
-        except ValueError:
-            pass  # another thread is at it already
-        else:
-            never_begun(call, flight)
-        raise

@@ -6,25 +6,33 @@ from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any
 
-from stampede.colour import Colour, hold_task, run_blocking, running_loop
+from stampede.colour import Colour, hold_task, run_blocking, running_loop, soon
 from stampede.flight import outside
+from stampede.policy import Policy
 from stampede.workers import Reserved, Workers
 
 __all__ = ["Place"]
 
 _refreshers = Workers(4, "stampede-refresh")
+_beside = Workers(256, "stampede-beside")  # for those who wait, each in a thread of its own: not to be fewer than these
 
 
 class Place:
-    """A place beside the caller, reserved before the claim for the computation that the claim may be granted.
+    """A place beside the caller, for the computation that its claim may be granted.
 
-    A thread of a small pool, or a held task; either in a copy of the caller's context, outside of its leases.
+    A thread of a pool, or a held task; either in a copy of the caller's context.
     """
 
-    def __init__(self, colour: Colour) -> None:
+    def __init__(self, colour: Colour, policy: Policy) -> None:
         self._colour = colour
-        self._thread = None if colour.suspending else _refreshers.reserve()
-        self.reserved = colour.suspending or self._thread is not None
+        self._workers = _refreshers if policy.patience is None and policy.deadline is None else _beside
+        self._thread: Reserved | None = None
+
+    def reserve(self) -> bool:
+        """Is there one, or was there, before the claim?"""
+        if self._thread is None and not self._colour.suspending:
+            self._thread = self._workers.reserve()
+        return self._colour.suspending or self._thread is not None
 
     def free(self) -> None:
         """Give it back, if it wasn't needed."""
@@ -32,15 +40,22 @@ class Place:
         if thread is not None:
             thread.free()
 
-    def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object], longest: float) -> None:
+    def spawn(
+        self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object], longest: float, *, waits: bool = False
+    ) -> Callable[[], object] | None:
         """Have it done; `unborn` is called if a task is cancelled, since that may be before its first step. After so
-        many seconds it is taken for hung."""
+        many seconds it is taken for hung. What cancels it, if anything can.
+
+        Where its caller `waits` it is inside what he computes, so that what asks for that is told; else outside of it.
+        """
         context = copy_context()
-        context.run(outside)
+        if not waits:
+            context.run(outside)
         loop = running_loop()
         if self._colour.suspending and loop is not None:
             task = hold_task(loop.create_task(work, context=context))
             task.add_done_callback(lambda ended: unborn() if ended.cancelled() else None)
-        else:
-            thread, self._thread = self._thread or Reserved(_refreshers), None
-            _refreshers.run(thread, lambda: context.run(run_blocking, work), longest)
+            return lambda: soon(loop, task.cancel)
+        thread, self._thread = self._thread or Reserved(self._workers), None
+        self._workers.run(thread, lambda: context.run(run_blocking, work), longest)
+        return None

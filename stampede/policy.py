@@ -81,12 +81,25 @@ class Policy:
     lease: float = 10.0
     max_hold: float | None = None  # None: 60 s, or 10 x the key's known cost where that is more
     wait: float | None = None
+    patience: float | None = None
+    deadline: float | None = None
     retry_after: float = 0.0
     jitter: float = 0.0
     cache_if: Callable[[Any], object] | None = None
     raises: tuple[type[BaseException], ...] = field(default=())
     strict: bool = False
     refuses_stale: bool = False  # stale=0 was said, and isn't just the default: what is kept is not served, either
+    # What follows from these.
+    limit: float | None = field(init=False)  # seconds that a caller waits for others: the shorter of wait and deadline
+    beside: bool = field(init=False)  # what is computed may go on without its caller
+
+    def __post_init__(self) -> None:
+        limit, deadline = self.wait, self.deadline
+        if deadline is not None and (limit is None or deadline < limit):
+            limit = deadline
+        object.__setattr__(self, "limit", limit)
+        beside = self.background or self.patience is not None or deadline is not None
+        object.__setattr__(self, "beside", beside)
 
     def with_options(self, **options: Any) -> Policy:
         """The same policy with some options changed, each checked; OptionError names the wrong one."""
@@ -131,6 +144,10 @@ def _optional(name: str, value: Any) -> float | None:
     return None if value is None or value == "forever" else _finite(name, value)
 
 
+def _bounded(name: str, value: Any) -> float | None:
+    return None if value is None else _finite(name, value)
+
+
 def _hold(name: str, value: Any) -> float | None:
     return None if value is None else _positive(name, value)
 
@@ -169,6 +186,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "lease": _positive,
     "max_hold": _hold,
     "wait": _optional,
+    "patience": _bounded,
+    "deadline": _optional,
     "retry_after": _finite,
     "jitter": _fraction,
     "cache_if": _predicate,
@@ -176,6 +195,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "strict": _flag,
 }
 OPTIONS = tuple(_CHECKS)
-assert [*OPTIONS, "refuses_stale"] == [f.name for f in fields(Policy)]
+assert [*OPTIONS, "refuses_stale"] == [f.name for f in fields(Policy) if f.init]
 
 DEFAULT = Policy()

@@ -88,6 +88,25 @@ WORLDS = {
         [[ask(), ask()], [ask()]], Policy(early=0.0, cache_if=lambda value: False), alone=True
     ),
     "wait runs out": Scenario([[ask(origin=slow(5)), ask()], [ask()]], Policy(early=0.0, wait=1.0)),
+    "patience that is enough": Scenario(
+        [[ask(), ask()], [ask(), ask()]], Policy(early=0.0, patience=9.0, deadline=9.0), kept=(-1, 100)
+    ),
+    "patience that runs out": Scenario(
+        [[ask(origin=slow(5)), ask()], [ask()]], Policy(early=0.0, patience=1.0), kept=(-1, 100)
+    ),
+    "patience, invalidated from outside": Scenario(
+        [[ask(), ask()], [then(invalidate(), ask())]], Policy(early=0.0, patience=9.0), kept=(-1, 100), news=True
+    ),
+    "patience and failing": Scenario(
+        [[ask(origin=failing), ask()], [ask(origin=failing)]], Policy(early=0.0, patience=9.0), kept=(-1, 100)
+    ),
+    "a deadline that runs out": Scenario([[ask(origin=slow(5)), ask()], [ask()]], Policy(early=0.0, deadline=1.0)),
+    "a deadline, invalidated by a mate": Scenario(
+        [[ask(origin=slow(5)), then(invalidate(), ask())]], Policy(early=0.0, deadline=9.0)
+    ),
+    "a deadline, and a value that comes too late": Scenario(
+        [[ask(origin=slow(99)), ask(), ask()], [ask()]], Policy(early=0.0, deadline=50.0, max_hold=30.0)
+    ),
     "a long computation": Scenario([[ask(origin=slow(45)), ask(origin=slow(45))], [ask(origin=slow(45))]]),
     "a hung origin": Scenario([[ask(origin=hung)], [ask()], [ask()]], HANGS),
     "a hung origin, and followers": Scenario([[ask(origin=hung), ask(), ask()], [ask()]], HANGS),

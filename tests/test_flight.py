@@ -11,7 +11,7 @@ from contextvars import copy_context
 from typing import Any
 
 import pytest
-from bare import LONG, Gate, Room, World, never, until, value
+from bare import LONG, PLAIN, Gate, Room, World, never, until, value
 
 from stampede import Cache, decisions, flight, places
 from stampede.colour import hold_task, run_blocking
@@ -474,10 +474,19 @@ def test_a_refresh_in_the_background_keeps_nobody_waiting() -> None:
     run_blocking(world.engine.store.set("k", Entry("old", b"old", fresh=0.0, keep=100.0)))
     with Room() as room:
         begun: list[Future[Any]] = []
-        spawn = lambda work, unborn: begun.append(room.run(run_blocking, work))  # noqa: E731
-        assert world.ask(gate, spawn=spawn) == "old"
+
+        class Beside:
+            def reserve(self) -> bool:
+                return True
+
+            def __call__(self, call: Any, work: Any, unborn: Any, *, waits: bool) -> None:
+                assert not waits
+                begun.append(room.run(run_blocking, work))
+
+        terms: dict[str, Any] = {"policy": PLAIN.with_options(background=True), "spawn": Beside()}
+        assert world.ask(gate, **terms) == "old"
         assert gate.begun.wait(LONG)
-        assert world.ask(never, spawn=spawn) == "old"
+        assert world.ask(never, **terms) == "old"
         gate.open.set()
         assert value(begun[0].result(LONG)) == "new"
         assert world.ask(never) == "new"

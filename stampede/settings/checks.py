@@ -190,6 +190,8 @@ POLICY: dict[str, Check] = {
     "lease": _option(duration),
     "max_hold": _option(duration),
     "wait": _option(_wait),
+    "patience": _option(duration),
+    "deadline": _option(_wait),
     "retry_after": _option(duration),
     "jitter": _option(_number),
     "cache_if": _in_code("a function"),

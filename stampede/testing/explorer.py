@@ -437,6 +437,21 @@ def _value(landing: Landing | None) -> object:
     return landing and (landing.entry and landing.entry.value, repr(landing.error))
 
 
+class _Beside:
+    """Places beside the callers of a process: as many as they want."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def reserve(self) -> bool:
+        return True
+
+    def __call__(
+        self, call: Call, work: Coroutine[Any, Any, Any], unborn: Callable[[], object], *, waits: bool
+    ) -> Callable[[], object] | None:
+        return self._process.spawn(work).cancel
+
+
 class Process:
     """One process of the fleet: its flights, its local tier, its callers."""
 
@@ -526,14 +541,15 @@ class Process:
         caller.call = Call(
             key=caller.key, label=caller.key, origin=compute, policy=policy, means=means, loop=self.loop,
             began=trial.clock(), seen=caller.seen, force=caller.force,
-            spawn=self.spawn if policy.background else None, token=token,
+            spawn=_Beside(self) if policy.beside else None, token=token,
         )  # fmt: skip
         return caller.call
 
-    def spawn(self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> Fibre:
+        """Beside its caller."""
         parent = self.trial.running
         assert parent is not None
-        self.trial.start(parent, Fibre(self.trial, self, f"{parent.label}'s refresh", work))
+        return self.trial.start(parent, Fibre(self.trial, self, f"{parent.label}'s refresh", work))
 
     async def invalidate(self, key: str) -> None:
         """As a cache does it: the engine first, and this process's own flight last."""
