@@ -31,7 +31,7 @@ from django.db import connection, models
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject
 
-from stampede import CodecError, cached
+from stampede import CodecError, KeyingError, cached
 from stampede.codec import make_codec
 from stampede.entry import Entry
 from stampede.testing import isolated
@@ -261,3 +261,18 @@ def test_hostile_bytes_are_a_miss(place: int, part: Any) -> None:
     parts[place] = part
     with pytest.raises(Exception):  # noqa: B017  the envelope makes any a CodecError
         shape.rebuild(*parts)
+
+
+def test_a_row_is_no_key_and_the_refusal_says_what_is() -> None:
+    """Else who is told to ignore the parameter gives everybody the value of the first."""
+
+    @cached
+    def cart(owner: Any) -> int:
+        return 1
+
+    for owner in [Author.objects.get(), SimpleLazyObject(lambda: Author.objects.get())]:
+        with pytest.raises(KeyingError, match=r"'owner'.*pass its primary key") as refused:
+            cart(owner)
+        assert "ignore" not in str(refused.value)
+    with pytest.raises(KeyingError, match="ignore="):
+        cart(object())

@@ -28,7 +28,7 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.exc import DetachedInstanceError
 from sqlalchemy.pool import StaticPool
 
-from stampede import CodecError, cached
+from stampede import CodecError, KeyingError, cached
 from stampede.codec import make_codec
 from stampede.contrib.sqlalchemy import detach, detached, merge
 from stampede.entry import Entry
@@ -364,3 +364,18 @@ def test_threads_of_one_flight_share_nothing_of_a_session(engine: Any) -> None:
     for each in threads:
         each.join()
     assert [each.name for each in seen] == ["red"] * 4 and team.stats().computations == 1
+
+
+def test_a_row_is_no_key_and_the_refusal_says_what_is() -> None:
+    """Else who is told to ignore the parameter gives everybody the value of the first."""
+
+    @cached
+    def cart(owner: Any) -> int:
+        return 1
+
+    for owner in [Team(id=1, name="red")]:
+        with pytest.raises(KeyingError, match=r"'owner'.*pass its primary key") as refused:
+            cart(owner)
+        assert "ignore" not in str(refused.value)
+    with pytest.raises(KeyingError, match="ignore="):
+        cart(object())

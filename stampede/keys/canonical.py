@@ -20,7 +20,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from stampede.errors import KeyingError
-from stampede.keys.models import attributes, beside, generic, hidden
+from stampede.keys.models import attributes, beside, generic, hidden, is_row
 from stampede.keys.names import found_by_name, name_of
 from stampede.keys.numbers import numpys
 
@@ -28,6 +28,7 @@ __all__ = ["REMEDIES", "canonical", "name_of", "word"]
 
 DEPTH = 100
 REMEDIES = "give its class a `__stampede_key__` method, leave its parameter out with `ignore=`, or pass a `key=`"
+OF_A_ROW = "pass its primary key instead, or give its class a `__stampede_key__` method"  # to ignore it would be unsafe
 
 Moment = TypeVar("Moment", datetime, time)
 Writer: TypeAlias = Callable[[Any, int], str]
@@ -78,7 +79,7 @@ def _instance(value: Any, left: int) -> str:
             return _reduced(value, name_of(cls), base, left)  # pytz makes classes of which nobody can find one
     parts = attributes(value)
     if parts is None:
-        raise KeyingError(f"{name_of(cls)} has no stable identity: {REMEDIES}")
+        raise KeyingError(f"{name_of(cls)} has no stable identity: {OF_A_ROW if is_row(cls) else REMEDIES}")
     private = hidden(value)
     beside = f"{',' if parts else ''}**{_dict(private, left - 1)}" if private else ""
     return f"{_class(cls)}({_named(parts, left)}{beside})"

@@ -43,6 +43,15 @@ def is_frozen(value: Any) -> bool:
     return _is_pydantic(cls) and bool(cls.model_config.get("frozen"))
 
 
+def is_row(cls: Any) -> bool:
+    """Whether its instances are rows of a database, or stand for one, as Django's `request.user` does."""
+    return (
+        hasattr(cls, "__mapper__")
+        or (hasattr(cls, "_meta") and hasattr(cls, "_default_manager"))
+        or (cls.__module__, cls.__name__) == ("django.utils.functional", "SimpleLazyObject")
+    )
+
+
 def beside(value: Any, base: type) -> dict[str, object]:
     """The attributes that an instance has beside its base class's; what a cached property left there is none."""
     cls = type(value)
