@@ -59,7 +59,10 @@ class Failed(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
-    """The lease ended before the fill: the value went to its caller and was not stored."""
+    """The lease ended before the fill: the value went to its caller and was not stored. `max_hold` tells for how long
+    it would have been renewed, if the computation took longer than that; None, if it was lost otherwise."""
+
+    max_hold: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

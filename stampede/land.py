@@ -31,7 +31,8 @@ async def land(
         entry = entry_of(call, kept, value, error, cost)
         if error is not None and entry.ttl <= 0 and kept is not None and not hold.foreign:
             return await unkept(call, entry, error, "ttl is 0 for it, and what is kept stays")
-        return await store(call, hold, entry, error, why, cost)
+        longest = call.policy.hold_of(kept.cost if kept is not None else 0.0)
+        return await store(call, hold, entry, error, why, cost, longest)
     except GeneratorExit:
         raise
     except BaseException as failure:  # a ttl function's or a codec's own
@@ -55,7 +56,7 @@ def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseExcepti
 
 
 async def store(
-    call: Call, hold: Hold, entry: Entry[Any], error: BaseException | None, why: str, cost: float
+    call: Call, hold: Hold, entry: Entry[Any], error: BaseException | None, why: str, cost: float, longest: float
 ) -> Landing:
     """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
     if hold.foreign:
@@ -77,7 +78,7 @@ async def store(
         return Landing(error=trouble, as_of=call.now)
     call.tell(events.Computed, why, cost, stored)
     if not stored:
-        call.tell(events.LeaseLost)
+        call.tell(events.LeaseLost, longest if cost > longest else None)
         return Landing(entry, error, as_of=-inf)  # and not kept here either
     return Landing(entry, error, stored=True, at=at, as_of=at)
 

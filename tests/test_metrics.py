@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
@@ -18,7 +19,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from stampede import events
+from stampede import Cache, events
 from stampede.errors import EngineError, OptionError
 from stampede.metrics import Counters, Observers, OpenTelemetryObserver, PrometheusObserver, Stats, log_events
 from stampede.metrics.families import FAMILIES
@@ -249,6 +250,18 @@ def test_log_lines(log: pytest.LogCaptureFixture) -> None:
         ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),
         ("stampede", "WARNING", "disk:///x is back after 3.0 s"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory://?codec=sealed", "disk"])
+def test_what_takes_longer_than_max_hold_is_told_what_to_do(
+    url: str, log: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """A job of ten minutes would be computed anew by each who asks, and its log would speak of leases."""
+    with Cache(f"disk://{tmp_path}" if url == "disk" else url, early=0) as cache:
+        computed = [cache.get_or_compute("k", lambda: time.sleep(0.2), lease=0.05, max_hold=0.05) for _ in range(2)]
+    assert computed == [None, None] and cache.stats().lease_lost == 2
+    told = [record.getMessage() for record in log.records if record.levelname == "WARNING"]
+    assert len(told) == 2 and all("max_hold, which is 0.05 s" in each and "max_hold=..." in each for each in told)
 
 
 def test_a_refusing_cache_if_is_no_warning(log: pytest.LogCaptureFixture) -> None:

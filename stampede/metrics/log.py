@@ -72,6 +72,8 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
             return text, what, event.cost, event.why
         case events.Failed():
             return "computing %s failed after %.3f s (%s): %s", what, event.cost, event.why, _error(event.error, keys)
+        case events.LeaseLost(max_hold=float(longest)):
+            return _HELD, what, longest
         case events.LeaseLost():
             text = "the value of %s is its caller's only: the key was invalidated or set meanwhile, or its lease ended"
             return text, what
@@ -87,6 +89,12 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
             return "%s is back after %.1f s", event.engine, event.seconds
         case _:
             return "%s: %s", type(event).__name__, what
+
+
+_HELD = (
+    "computing %s took longer than max_hold, which is %g s here: the value is its caller's only, and the next one "
+    "computes it again. Give @cached(max_hold=...) more than it takes"
+)
 
 
 def _error(error: BaseException, message: bool) -> str:
