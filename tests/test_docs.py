@@ -86,6 +86,12 @@ assert shop.turnover.peek("2026-11-21") is None
     "guides/locks.md": """
 assert not lock.held
 """,
+    "how-to/django.md": """
+from django.core.management import call_command
+call_command("migrate", run_syncdb=True, verbosity=0)
+assert titles() == [] == titles()
+call_command("test", verbosity=0)  # which ends the process where one fails
+""",
     "how-to/orm.md": """
 assert user.stats().computations == 2
 assert not any(each.stats().unkept for each in (user, user_of, account, accounts, greeting, users))
