@@ -22,13 +22,13 @@ from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
 from stampede.exchange import STAY, exchange, is_fresh
-from stampede.faces import CacheOptions, LockOptions, PolicyOptions
+from stampede.faces import CacheOptions, LockOptions, Options, PolicyOptions
 from stampede.front import Front
 from stampede.keys import in_namespace, quoted
 from stampede.loaders import Together
 from stampede.local import Tier
-from stampede.lock import Lock
-from stampede.many_faces import CachedHere
+from stampede.lock import Lock, defaults
+from stampede.many_faces import CachedHere, ManyOptions
 from stampede.metrics import Counters, Observers, Stats, log_events, unread
 from stampede.namesakes import Namesakes
 from stampede.outage import Outage
@@ -36,6 +36,7 @@ from stampede.outcome import Landing, empty, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
+from stampede.signatures import showing
 from stampede.switch import Block, around, bypassed, refreshing, switch
 
 __all__ = ["Cache"]
@@ -52,6 +53,7 @@ class Cache:
     already. The other arguments are those of a settings file's `[caches.NAME]` table.
     """
 
+    @showing(CacheOptions)
     def __init__(
         self,
         url: str | object = "memory://",
@@ -141,6 +143,7 @@ class Cache:
 
     # -- one key --------------------------------------------------------------------------------------------------
 
+    @showing(PolicyOptions)
     def get_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
         """The key's value; `function` computes it if it is missing, in one caller of all that ask."""
         block = None
@@ -164,6 +167,7 @@ class Cache:
     @overload
     async def aget_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T: ...
 
+    @showing(PolicyOptions)
     async def aget_or_compute(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
         """The same for async callers; `function` may be a plain one."""
         block = None
@@ -210,17 +214,21 @@ class Cache:
         resident = self._root.hit(self._key(key))
         return resident.value if resident is not None else (await self._get(SUSPENDING, [key], default))[key]
 
+    @showing(PolicyOptions)
     def set(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
         """Store this value; a computation under way will not replace it."""
         run_blocking(self._root.put(BLOCKING, self._key(key), value, self.policy.with_options(**options)))
 
+    @showing(PolicyOptions)
     async def aset(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
         await self._root.put(SUSPENDING, self._key(key), value, self.policy.with_options(**options))
 
+    @showing(PolicyOptions)
     def add(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
         """Store this value if nothing fresh is there. False: there is."""
         return run_blocking(self._add(BLOCKING, key, value, options))
 
+    @showing(PolicyOptions)
     async def aadd(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
         return await self._add(SUSPENDING, key, value, options)
 
@@ -230,6 +238,7 @@ class Cache:
 
         return await self._exchange(colour, key, make, options) is not None
 
+    @showing(PolicyOptions)
     def update(
         self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
     ) -> T:
@@ -237,6 +246,7 @@ class Cache:
         change is lost: the function is called again if there was one meanwhile."""
         return cast(T, run_blocking(self._update(BLOCKING, key, function, default, options)))
 
+    @showing(PolicyOptions)
     async def aupdate(
         self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
     ) -> T:
@@ -251,10 +261,12 @@ class Cache:
         entry = await self._exchange(colour, key, make, options)
         return None if entry is None else entry.value
 
+    @showing(PolicyOptions)
     def touch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
         """Give the value that is kept a new end (`ttl=`, `stale=`), from now on. False: nothing is kept."""
         return run_blocking(self._touch(BLOCKING, key, options))
 
+    @showing(PolicyOptions)
     async def atouch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
         return await self._touch(SUSPENDING, key, options)
 
@@ -292,12 +304,14 @@ class Cache:
 
     # -- many keys ------------------------------------------------------------------------------------------------
 
+    @showing(PolicyOptions)
     def get_or_compute_many(
         self, keys: Iterable[str], function: Callable[[list[str]], Mapping[str, T]], **options: Unpack[PolicyOptions]
     ) -> dict[str, T]:
         """The values by key. `function` gets the missing keys and returns a mapping; what it leaves out is left out."""
         return run_blocking(self._many(BLOCKING, keys, function, options))
 
+    @showing(PolicyOptions)
     async def aget_or_compute_many(
         self,
         keys: Iterable[str],
@@ -337,10 +351,12 @@ class Cache:
     async def aget_many(self, keys: Iterable[str]) -> dict[str, Any]:
         return _present(await self._get(SUSPENDING, list(keys), _MISSING))
 
+    @showing(PolicyOptions)
     def set_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
         """Store them all, in one round trip where the engine can. A value that is refused leaves all as they were."""
         run_blocking(self._set_many(BLOCKING, values, options))
 
+    @showing(PolicyOptions)
     async def aset_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
         await self._set_many(SUSPENDING, values, options)
 
@@ -442,6 +458,7 @@ class Cache:
         """`stampede.cached`, and `stampede.cached.many`, in this cache."""
         return _CachedIn(self)
 
+    @showing(LockOptions, **defaults)
     def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
         """`stampede.Lock` of this name, on this cache's engine."""
         return Lock(name, self.engine, **options)
@@ -456,9 +473,11 @@ class _CachedIn:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
+    @showing(Options)
     def __call__(self, function: Any = None, /, **options: Any) -> Any:
         return decorate(function, lambda: self._cache, options, self._cache.namesakes)
 
+    @showing(ManyOptions)
     def many(self, function: Any = None, /, **options: Any) -> Any:
         return decorate(function, lambda: self._cache, options, self._cache.namesakes, many=True)
 

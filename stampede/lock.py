@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 import warnings
@@ -415,6 +416,10 @@ class Lock:
     def _forget(self, grip: Grip) -> None:
         self._take(grip)
         grip.end()
+
+
+defaults = {name: each.default for name, each in inspect.signature(Lock).parameters.items()}
+"""Of its options."""
 
 
 class TryLock(Lock):

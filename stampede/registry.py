@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from stampede import forks, returns
 from stampede import lock as locks
@@ -36,6 +36,7 @@ from stampede.namesakes import Namesakes
 from stampede.policy import TimeToLive
 from stampede.ports import Engine
 from stampede.settings import Settings, cache_settings, discover, from_mapping, load
+from stampede.signatures import showing
 from stampede.switch import unbind_all
 
 __all__ = ["Lock", "cache_without_dogpiling", "cached", "configure", "get_cache", "isolated", "try_lock"]
@@ -105,6 +106,15 @@ class Registry:
 _registry = Registry()
 
 
+class _Configured(CacheOptions, total=False):
+    """All that `configure` takes by name."""
+
+    url: str
+    locks: str | None
+    caches: Tables
+    origins: Tables
+
+
 @overload
 def configure(settings: str | os.PathLike[str] | Mapping[str, Any] | Settings, /) -> None: ...
 @overload
@@ -113,6 +123,7 @@ def configure(*, caches: Tables = ..., origins: Tables = ...) -> None: ...
 def configure(*, url: str = ..., locks: str | None = ..., **options: Unpack[CacheOptions]) -> None: ...
 
 
+@showing(_Configured)
 def configure(settings: Any = None, /, **tables: Any) -> None:
     """Use these settings from now on: a TOML file's path, a mapping of its shape, or the default cache's own.
 
@@ -156,6 +167,7 @@ def isolated(
 ) -> AbstractContextManager[None]: ...
 
 
+@showing(_Configured, strict=True)
 @contextmanager
 def isolated(**settings: Any) -> Iterator[None]:
     """Caches of its own for a block: empty, in memory unless `settings` (as of `configure`) say otherwise; and a value
@@ -200,11 +212,8 @@ def _found(cache: Any) -> Cache:
     return cache
 
 
-class _Cached:
-    """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method.
-
-    `@cached.many` on a function of many ids, `def users(ids: list[int]) -> dict[int, User]`.
-    """
+class _Cached(Protocol):
+    """`cached`, as type checkers see it."""
 
     @overload  # a coroutine function is a function too: the narrower comes first
     def __call__(  # type: ignore[overload-overlap]
@@ -220,9 +229,6 @@ class _Cached:
     def __call__(
         self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[Options]
     ) -> DecorateLoosely: ...
-
-    def __call__(self, function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:
-        return decorate(function, _finder(cache), options, _namesakes(cache))
 
     @overload
     def many(  # type: ignore[overload-overlap]
@@ -243,17 +249,30 @@ class _Cached:
         self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[ManyOptions]
     ) -> DecorateManyWith: ...
 
-    def many(self, function: Any = None, /, *, cache: Any = "default", **options: Any) -> Any:
-        """Called once for the ids that are missing; each is a key of its own, which all batches share."""
-        return decorate(function, _finder(cache), options, _namesakes(cache), many=True)
 
-    def __reduce__(self) -> str:
-        return "cached"
-
-
-cached = _Cached()
+@showing(ManyOptions)
+def _many(function: Any = None, /, *, cache: str | Cache | Callable[[], Cache] = "default", **options: Any) -> Any:
+    """Called once for the ids that are missing; each is a key of its own, which all batches share."""
+    return decorate(function, _finder(cache), options, _namesakes(cache), many=True)
 
 
+def _with_many(function: Any) -> _Cached:
+    function.many = _many
+    _many.__name__, _many.__qualname__ = "many", "cached.many"
+    return cast(_Cached, function)
+
+
+@_with_many
+@showing(Options)
+def cached(function: Any = None, /, *, cache: str | Cache | Callable[[], Cache] = "default", **options: Any) -> Any:
+    """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method.
+
+    `@cached.many` on a function of many ids, `def users(ids: list[int]) -> dict[int, User]`.
+    """
+    return decorate(function, _finder(cache), options, _namesakes(cache))
+
+
+@showing(MoreOptions)
 def cache_without_dogpiling(
     key: str, function: Callable[[], T], ttl: TimeToLive = None, **options: Unpack[MoreOptions]
 ) -> T:
@@ -286,6 +305,7 @@ def _engine_of(on: Any) -> Engine:
 class _Bound(locks.Lock):
     """A lock that finds its engine by what `on` says, and again after `configure`."""
 
+    @showing(LockOptions, **locks.defaults)
     def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[LockOptions]) -> None:
         self._on = on
         super().__init__(name, _engine_of(on), **options)

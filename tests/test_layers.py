@@ -31,7 +31,7 @@ LAYERS = """
     method
     cached
     verbs many_faces
-    hot faces namesakes switch
+    hot faces namesakes signatures switch
     lock limiter batch exchange
     block
     core grip

@@ -1,0 +1,77 @@
+"""What `help()`, an editor and a notebook's Shift-Tab show of the public face."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import stampede
+from stampede import Cache, cached, configure
+from stampede.cached import CODING, KEYING
+from stampede.faces import CacheOptions, LockOptions, MoreOptions, Options, PolicyOptions
+from stampede.many_faces import ManyOptions
+from stampede.policy import DEFAULT, OPTIONS
+from stampede.settings.checks import CACHE
+from stampede.testing import isolated
+
+POLICY = set(OPTIONS)
+CODED = {"namespace", "codec", "trust", "signing_key", "compress", "max_bytes"}
+LOCK = {"lease", "wait", "max_hold", "release_via"}
+
+
+def test_what_checkers_see_is_what_there_is() -> None:
+    """An option that works would be an error in every user's checker, or one that doesn't would be none."""
+    assert set(PolicyOptions.__annotations__) == POLICY
+    assert set(MoreOptions.__annotations__) == POLICY - {"ttl"}
+    assert set(Options.__annotations__) == {*POLICY, *KEYING, *CODING}
+    assert set(CacheOptions.__annotations__) == {*CACHE} - {"url", "locks"}
+    assert set(LockOptions.__annotations__) == LOCK
+
+
+@pytest.mark.parametrize(
+    "face, options",
+    [
+        (cached, set(Options.__annotations__) | {"cache"}),
+        (cached.many, set(ManyOptions.__annotations__) | {"cache"}),
+        (Cache().cached, set(Options.__annotations__)),
+        (Cache().cached.many, set(ManyOptions.__annotations__)),
+        (Cache, {*CACHE, "engine", "observers"}),
+        (configure, {*CACHE, "caches", "origins"}),
+        (isolated, {*CACHE, "caches", "origins"}),
+        *[(getattr(Cache(), twin + verb), POLICY) for twin in ("", "a") for verb in ("get_or_compute", "set", "touch",
+            "get_or_compute_many", "set_many", "add", "update")],
+        (stampede.cache_without_dogpiling, POLICY),
+        (Cache().lock, LOCK),
+        (stampede.Lock, LOCK | {"on"}),
+        (stampede.try_lock, LOCK | {"on"}),
+    ],
+    ids=lambda each: getattr(each, "__qualname__", None),
+)  # fmt: skip
+def test_options_are_shown(face: Callable[..., Any], options: set[str]) -> None:
+    """`**options` tells nobody that there is a `stale`."""
+    shown = inspect.signature(face).parameters
+    assert not [each for each in shown.values() if each.kind is each.VAR_KEYWORD]
+    assert options <= set(shown)
+    assert set(shown) - options <= {"url", "function", "settings", "key", "keys", "value", "values", "name", "default"}
+    for name in POLICY & set(shown) & options - LOCK - {"strict", "ttl"}:
+        assert shown[name].default == getattr(DEFAULT, name)
+        assert shown[name].annotation
+
+
+def test_the_defaults_are_those_of_each() -> None:
+    """A lock's lease is not a computation's."""
+    shown = inspect.signature(stampede.Lock).parameters
+    assert (shown["lease"].default, shown["lease"].annotation) == (30.0, "float | str | timedelta")
+    shown = inspect.signature(Cache).parameters
+    assert (shown["codec"].default, shown["ttl"].default, shown["ttl"].annotation) == ("sealed", 300.0, "TimeToLive")
+    assert inspect.signature(isolated).parameters["strict"].default is True
+
+
+def test_help_tells_of_cached(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an object, help() would tell its address."""
+    help(cached)
+    told = capsys.readouterr().out
+    assert "function cached" in told and "stale: 'Seconds' = 0.0" in told
