@@ -37,6 +37,7 @@ from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
 from stampede.signatures import showing
+from stampede.status import Status, status
 from stampede.switch import Block, around, bypassed, refreshing, switch
 
 __all__ = ["Cache"]
@@ -287,6 +288,19 @@ class Cache:
 
     async def apeek(self, key: str) -> Entry[Any] | None:
         return await self._root.peek(SUSPENDING, self._key(key))
+
+    def status(self, key: str) -> Status[Any]:
+        """What is kept, since when and for how long, and who computes it; nothing is touched.
+
+        >>> cache.status("greeting").holder
+        """
+        return run_blocking(self._status(BLOCKING, key))
+
+    async def astatus(self, key: str) -> Status[Any]:
+        return await self._status(SUSPENDING, key)
+
+    async def _status(self, colour: Colour, key: str) -> Status[Any]:
+        return replace(await status(self._root, colour, self._key(key)), key=key)
 
     def expire(self, key: str) -> bool:
         """Stale from now on, and served while one caller computes. True: it was fresh."""

@@ -17,7 +17,7 @@ from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, kept_who
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.fill import fill, opened
-from stampede.flight import Flights
+from stampede.flight import Flight, Flights
 from stampede.front import Front
 from stampede.gather import Gathering, run_together
 from stampede.guarded import Guarded
@@ -31,7 +31,7 @@ from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
 from stampede.places import Place
 from stampede.policy import Policy
-from stampede.ports import Asked, Claims, Engine, Store, Ticket, Versioned
+from stampede.ports import Asked, Claims, Engine, Shown, Store, Ticket, Versioned
 from stampede.workers import Late
 
 __all__ = ["Core", "Scope", "later"]
@@ -574,6 +574,26 @@ class Scope:
         store = outage.refuge.astore if colour.suspending else outage.refuge.store
         assert store is not None
         return await store.get(physical) if outage.used else [None] * len(physical)
+
+    async def show(self, colour: Colour, key: str) -> tuple[Shown, Flight | None]:
+        """What is kept of the key, and which lease stands; and the flight of this process. Nothing is touched."""
+        engine, outage, physical = self.core.engine, self.core.outage, await self.learn(colour) + key
+        port = engine.ashows if colour.suspending else engine.shows
+        if port is None or self.core.is_down():
+            (entry,) = await self._read(colour, [key])
+            return Shown(entry), self.core.flights.get(physical)
+        try:
+            shown = await port.show(physical)
+        except EngineClosed:
+            raise
+        except EngineError as error:
+            if outage is None:
+                raise
+            outage.failed(error)
+            return await self.show(colour, key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
+        if self._coded is not None:
+            shown.entry = self._coded.open(physical, shown.entry)
+        return shown, self.core.flights.get(physical)
 
     async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
         entry = self.entry_for(key, value, policy or self.policy)

@@ -51,6 +51,7 @@ class Flight:
     followed = inf  # since when
     latest = -inf  # when the last of its followers began, as far as the leader needs to know
     watched = False
+    since: float | None = None  # when its computation began
     told = False  # it has been waited for so long that people were told
     asked: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
     detached = False
@@ -73,9 +74,20 @@ class Flight:
     def computes(self, label: str, lease: float, max_hold: float) -> None:
         """From now on its leader computes: beyond `max_hold` it is taken for hung."""
         now = self.owner.clock()
-        self.span = label, lease, now + max_hold
+        self.span, self.since = (label, lease, now + max_hold), now
         if self.watched and min(lease, max_hold) < SAFETY:
             self.owner.watch(self, now + min(lease, max_hold))
+
+    @property
+    def token(self) -> bytes | None:
+        """Of the lease that it may have."""
+        return None if self.leader is None else self.leader.token
+
+    @property
+    def work(self) -> object:
+        """The coroutine that leads it."""
+        leader = self.leader
+        return None if leader is None or leader.work is None else leader.work()
 
     def look(self, now: float) -> float | None:
         """Is there anything to wait for? If not, its followers are sent away. When to look again; None: never."""
@@ -293,6 +305,10 @@ class Flights:
                 return None
             flight = self._flights[key] = Flight(self, key, loop, leader)
             return flight
+
+    def get(self, key: str) -> Flight | None:
+        """That of the key, if it is under way."""
+        return self._flights.get(key)
 
     def computing(self, key: str) -> Flight | None:
         """The flight of this key, inside whose computation the caller itself is."""

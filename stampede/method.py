@@ -103,6 +103,9 @@ class Bound:
     def peek(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.peek(self.__self__, *args, **kwargs)
 
+    def status(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.cached.status(self.__self__, *args, **kwargs)
+
     def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.refresh(self.__self__, *args, **kwargs)
 

@@ -30,6 +30,8 @@ __all__ = [
     "Recalls",
     "Releases",
     "Reply",
+    "Shown",
+    "Shows",
     "Store",
     "Ticket",
     "Versioned",
@@ -190,6 +192,24 @@ class Versioned(Store):
         ...
 
 
+@dataclass(slots=True)
+class Shown:
+    """One key, as an engine has it."""
+
+    entry: Entry[Any] | None = None  # what is kept
+    token: bytes | None = None  # of the lease that stands; None: it can't say; b"": there is none
+    lease: float = 0.0  # seconds that it has left
+    holder: str = ""  # whose it is, as `host:pid`, if that is known
+
+
+class Shows(Protocol):
+    """Of an engine that can be asked who computes."""
+
+    async def show(self, key: str) -> Shown:
+        """What is kept of a key, and which lease stands; nothing is changed, claimed, or made to be evicted later."""
+        ...
+
+
 class Recalls(Protocol):
     """Of an engine that remembers generations in this process."""
 
@@ -291,6 +311,8 @@ class Engine(ABC):
     alocks: Locks | None = None
     recalls: Recalls | None = None
     looks: Looks | None = None
+    shows: Shows | None = None
+    ashows: Shows | None = None
     many: Many | None = None
     releases: Releases | None = None
     silence: float = 0.0  # seconds for which a verb may keep its caller when the engine hangs

@@ -14,11 +14,12 @@ from stampede.errors import EngineClosed, OptionError
 from stampede.keys import Parameters
 from stampede.loaders import OneByOne
 from stampede.outcome import empty, landed
+from stampede.status import status
 from stampede.switch import Block, around, switch
 
 __all__ = ["VERBS", "Verbs"]
 
-VERBS = ("key", "peek", "refresh", "set", "expire", "invalidate", "invalidate_all", "many", "stats")
+VERBS = ("key", "peek", "refresh", "set", "expire", "invalidate", "invalidate_all", "status", "many", "stats")
 
 
 class Verbs(ABC):
@@ -59,6 +60,10 @@ class Verbs(ABC):
     def peek(self, /, *args: Any, **kwargs: Any) -> Any:
         """The entry that is kept for these arguments, fresh or stale; nobody computes."""
         return self._run(self.scope.peek(self.colour, self.key(*args, **kwargs)))
+
+    def status(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What is kept for these arguments, since when and for how long, and who computes; nothing is touched."""
+        return self._run(status(self.scope, self.colour, self.key(*args, **kwargs)))
 
     def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute and store now, whatever is there and whoever is computing."""

@@ -32,7 +32,7 @@ LAYERS = """
     cached
     verbs many_faces
     hot faces namesakes signatures switch
-    lock limiter batch exchange
+    lock limiter batch exchange status
     block
     core grip
     loaders

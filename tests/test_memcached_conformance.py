@@ -32,6 +32,7 @@ class TestMemcachedAsync(TestMemcached):
     # Ends are seconds here, and the server's, whoever asks: those are tried that a waiter sleeps for.
     test_a_value_ends = test_kept_has_an_end_too = test_a_rest_ends = test_renew_counts_from_now = None
     test_fill_after_the_lease_is_refused = test_fill_after_an_end_nobody_noticed_is_refused = None
+    test_a_lease_that_has_ended_is_not_shown = None
     test_one_of_many_is_granted_what_ended = test_fill_over_what_has_ended_meanwhile = None
     test_an_end_nobody_noticed_is_an_end = test_a_lost_lease_is_not_renewed = test_a_lock_ends = None
 
@@ -50,6 +51,7 @@ class TestMemcachedBare(ClaimsSuite):
     test_force_wakes = None
     # The rest waits for ends, which are seconds here and the same as above.
     test_a_lease_ends = test_a_value_ends = test_kept_has_an_end_too = test_a_rest_ends = None
+    test_a_lease_that_has_ended_is_not_shown = None
     test_one_of_many_is_granted_what_ended = test_fill_over_what_has_ended_meanwhile = None
     test_fill_after_the_lease_is_refused = test_fill_after_an_end_nobody_noticed_is_refused = None
     test_renew_moves_the_end = test_renew_counts_from_now = test_wait_is_over_with_the_lease = None

@@ -12,11 +12,12 @@ from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.leases import Ending, Lease, Names, Past, ring
 from stampede.engines.line import Line
 from stampede.engines.url import anything, options_of, text, whole
+from stampede.engines.whereabouts import here
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import OptionError, TooLarge
 from stampede.interruptions import pass_on
 from stampede.local import Resident, Tier
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Shown, Versioned
 
 __all__ = ["MemoryEngine", "from_url"]
 
@@ -48,8 +49,8 @@ class MemoryEngine(Engine):
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
         keys, line = _Keys(shelf, clock), Line(clock)
-        self.claims = self.store = self.recalls = _Verbs(keys, BLOCKING)
-        self.aclaims = self.astore = _Verbs(keys, SUSPENDING)
+        self.claims = self.store = self.recalls = self.shows = _Verbs(keys, BLOCKING)
+        self.aclaims = self.astore = self.ashows = _Verbs(keys, SUSPENDING)
         self.locks, self.alocks = _Locks(line, BLOCKING), _Locks(line, SUSPENDING)
         self._parts = keys, line
         forks.in_child(self._start_again)
@@ -277,6 +278,13 @@ class _Verbs(Versioned):
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         self._keys.check()
         return [self.kept(key) for key in keys]
+
+    async def show(self, key: str) -> Shown:
+        with decisions.lock:
+            self._keys.check()
+            entry, now = self.kept(key), self._keys.clock()
+            lease = self._keys.leases.get(key, now)
+        return Shown(entry, b"") if lease is None else Shown(entry, lease.token, lease.end - now, here())
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         with decisions.lock:

@@ -10,6 +10,7 @@ from typing import Any, assert_type
 from stampede import Cache, Entry, Lock, ValueCodec, cache_without_dogpiling, cached, try_lock
 from stampede.faces import Decorate
 from stampede.metrics import Stats
+from stampede.status import Status
 
 
 class Report:
@@ -61,6 +62,7 @@ def functions() -> None:
         assert_type(each(42, year=2025), Report)
         assert_type(each.key(42), str)
         assert_type(each.peek(42), Entry[Report] | None)
+        assert_type(each.status(42), Status[Report])
         assert_type(each.refresh(42, year=1), Report)
         each.set(Report(), 42)
         each.set(Report(), 42, ttl="10m", stale=60)
@@ -100,6 +102,7 @@ async def coroutine_functions() -> None:
         assert_type(await call, Report)
         assert_type(each.key(42), str)
         assert_type(await each.peek(42), Entry[Report] | None)
+        assert_type(await each.status(42), Status[Report])
         assert_type(await each.refresh(42), Report)
         await each.set(Report(), 42)
         assert_type(await each.expire(42), bool)

@@ -20,7 +20,7 @@ from stampede.engines.url import number, options_of, parts_of, safe_url, whole
 from stampede.engines.wake import LOOK
 from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Ticket, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Shown, Ticket, Versioned
 
 __all__ = ["DiskEngine", "from_url"]
 
@@ -60,8 +60,8 @@ class DiskEngine(Engine):
         self.directory = Path(directory).expanduser().absolute()
         self.silence = timeout  # of one who waits for a writer that is frozen
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
-        self.claims = self.store = _Keys(rows, BLOCKING, _here)
-        self.aclaims = self.astore = _Keys(rows, SUSPENDING, in_thread)
+        self.claims = self.store = self.shows = _Keys(rows, BLOCKING, _here)
+        self.aclaims = self.astore = self.ashows = _Keys(rows, SUSPENDING, in_thread)
         self.looks = self.recalls = rows
         self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
         self._closing = finalize(self, _close, rows, os.getpid())
@@ -171,6 +171,9 @@ class _Keys(_Port, Versioned):
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return await self._read(self._rows.get, keys)
+
+    async def show(self, key: str) -> Shown:
+        return await self._read(self._rows.show, key)
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         await self._run(self._rows.set, key, entry)

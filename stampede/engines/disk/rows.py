@@ -16,11 +16,12 @@ from stampede.engines.disk.database import Database, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
 from stampede.engines.disk.trouble import Damaged, Locked
-from stampede.engines.flock import Life, dead, sweep
+from stampede.engines.flock import Life, dead, pid_here, sweep
 from stampede.engines.wake import Post
+from stampede.engines.whereabouts import here
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Ticket
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Ticket
 
 __all__ = ["Rows", "bell_of", "key_number", "lock_number"]
 
@@ -271,6 +272,18 @@ class Rows:
             if kept:
                 opened.stamps.touch(number)
         return found
+
+    def show(self, key: str) -> Shown:
+        number, raw = key_number(key)
+        with self.database.reading() as (_, connection):
+            now, state = clock(), _state(connection, number, raw)
+        row, lease = state.entry, state.lease
+        entry = _entry(row, now) if row is not None and row[3] > now else None
+        if lease is None or not self._stands(lease, now):
+            return Shown(entry, b"")
+        pid = pid_here(lease.holder) if isinstance(lease.holder, str) else None
+        host = here().rpartition(":")[0]  # a directory is of one machine, whose processes may be in other containers
+        return Shown(entry, lease.token, lease.ends - now, f"{host}:{'' if pid is None else pid}")
 
     def set(self, key: str, entry: Entry[Any]) -> None:
         number, raw = key_number(key)

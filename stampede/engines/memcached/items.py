@@ -43,9 +43,10 @@ PLAIN, STATE = b"1470758913", b"1470758914"
 _ENTRY = Struct(">BB8sddddd")
 """Version, flags, id, seconds from the end of fresh and of keep to the item's end, cost, margin, ttl."""
 _LEASE = Struct(">BdI")
-"""Length of the holder's token, seconds from the lease's end to the item's, length of the past."""
+"""Length of the holder's token (and of whose it is), seconds from the lease's end to the item's, length of the past."""
 
 _VERSION = 1
+_TOKEN = 8  # bytes of a token that something stands behind
 _RAISED, _ALWAYS_FRESH, _ALWAYS_KEPT = 1, 2, 4
 _MESSAGE, _CRAMPED = 2000, 50
 _LARGE = 100_000
@@ -65,6 +66,7 @@ class Item:
 
     entry: Entry[bytes] | None = None
     holder: bytes = b""
+    who: bytes = b""  # whose that token is
     lease: float = 0.0
     past: Past = field(default_factory=Past)
 
@@ -109,9 +111,10 @@ def write(item: Item) -> Body:
         ends.append(max(entry.keep, entry.fresh + GRACE + 1))
     ttl = max(min(ceil(min(max(ends), MONTH)), MONTH), 1)
     story = _told(past, ttl, cramped=entry is not None and len(entry.value) > _LARGE)
-    head = _LEASE.pack(len(item.holder), ttl - item.lease, len(story))
+    holder = item.holder + b"@" + item.who if item.who and len(item.holder) == _TOKEN else item.holder
+    head = _LEASE.pack(len(holder), ttl - item.lease, len(story))
     rest = b"" if entry is None else _packed(entry, ttl)
-    return Body(head + item.holder + story + rest, STATE, ttl)
+    return Body(head + holder + story + rest, STATE, ttl)
 
 
 def _packed(entry: Entry[bytes], ttl: int) -> bytes:
@@ -159,14 +162,17 @@ def read(reply: Reply) -> Item:
     try:
         size, leaselag, length = _LEASE.unpack_from(reply.value)
         at = _LEASE.size + size
-        holder, story = reply.value[_LEASE.size : at], reply.value[at : at + length]
+        holder, who, story = reply.value[_LEASE.size : at], b"", reply.value[at : at + length]
+        if holder[_TOKEN : _TOKEN + 1] == b"@":
+            holder, who = holder[:_TOKEN], holder[_TOKEN + 1 :]
         at += length
         entry = _unpacked(reply.value, at, reply.left) if len(reply.value) > at else None
         past = _heard(story, left) if story else Past()
     except (error, ValueError, TypeError, OverflowError, RecursionError):
         return Item()
     lease = left - leaselag if isfinite(leaselag) else 0.0
-    return Item(entry, holder if lease > 0 else b"", max(lease, 0.0), past)
+    holder, who = (holder, who) if lease > 0 else (b"", b"")
+    return Item(entry, holder, who, max(lease, 0.0), past)
 
 
 def _unpacked(value: bytes, at: int, left: int) -> Entry[bytes] | None:

@@ -18,9 +18,10 @@ from stampede.engines.memcached.holds import Hold, Holds, Link, alias, is_alias
 from stampede.engines.memcached.items import PLAIN, Body, Item
 from stampede.engines.memcached.servers import NoRoom, Server, Servers
 from stampede.engines.memcached.waiting import pause
+from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Found, Granted, Reply, Versioned
+from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Versioned
 
 __all__ = ["Costs", "Generations", "Keys", "Line"]
 
@@ -186,7 +187,7 @@ class Keys(Versioned):
         return reply.code == b"HD"
 
     def _signature(self, hold: Hold, item: Item, cas: bytes) -> bytes:
-        item.holder, item.lease = hold.token, items.standing(hold.lease)
+        item.holder, item.who, item.lease = hold.token, here().encode("utf-8", "replace"), items.standing(hold.lease)
         return meta.put(hold.name, *items.write(item), cas)
 
     def _signed(self, hold: Hold, item: Item, reply: meta.Reply, sent: float) -> None:
@@ -361,6 +362,17 @@ class Keys(Versioned):
         names = [items.name_of(key) for key in keys]
         replies = await self._asked(names, meta.look)
         return [items.kept(items.read(reply).entry) for reply in replies]
+
+    async def show(self, key: str) -> Shown:
+        name = items.name_of(key)
+        (reply,) = await self._asked([name], meta.look)
+        if _is_stub(reply):
+            return Shown(None, alias(reply.cas), items.left_of(reply.left))
+        item = items.read(reply)
+        entry = items.kept(item.entry)
+        if item.lease <= 0:
+            return Shown(entry, b"")
+        return Shown(entry, item.holder, items.left_of(item.lease), item.who.decode("utf-8", "replace"))
 
     async def _asked(self, names: Sequence[bytes], command: Callable[[bytes], bytes]) -> list[meta.Reply]:
         """One command for each name, one round trip per server and `AT_ONCE` of them."""

@@ -15,7 +15,7 @@ from stampede.engines.redis.verbs import Keys
 from stampede.engines.redis.wire import names
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError
-from stampede.ports import Ask, Asked, Busy, Found, Granted, Reply, Versioned
+from stampede.ports import Ask, Asked, Busy, Found, Granted, Reply, Shown, Versioned
 
 __all__ = ["GENERATIONS", "SLOTS", "RoutedKeys", "RoutedLocks", "slot_of"]
 
@@ -101,6 +101,9 @@ class RoutedKeys(Versioned):
         if not all(lost):
             answers = [None if gone else answer for answer, gone in zip(answers, lost, strict=True)]
         return _whole(answers)
+
+    async def show(self, key: str) -> Shown:
+        return await self._at(key, lambda keys: keys.show(key), always=True)
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         await self._at(key, lambda keys: keys.set(key, entry))

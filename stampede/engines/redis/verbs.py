@@ -28,12 +28,13 @@ from stampede.engines.redis.wire import (
     news_of,
     pack,
     reply_of,
+    shown,
     token_of,
     verdict_string,
 )
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Asked, Busy, Found, Reply, Ticket, Versioned
+from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket, Versioned
 
 __all__ = ["Generations", "Keys", "Line"]
 
@@ -285,6 +286,11 @@ class Keys(Versioned):
             for number, answer in zip(large, await self._line.ask_all(again, wide=True), strict=True):
                 answers[number] = answer
         return [kept(answer) for answer in answers]
+
+    async def show(self, key: str) -> Shown:
+        its = names(key)
+        commands = [self._scripts.get([its.entry], b""), (b"GET", its.lease), (b"PTTL", its.lease)]
+        return shown(*await self._line.ask_all(commands, wide=True))
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         await self._changed(names(key), self._setting(key, entry))

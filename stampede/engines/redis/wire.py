@@ -9,9 +9,10 @@ from math import ceil, inf
 from struct import Struct, error
 from typing import Any, NamedTuple
 
+from stampede.engines.whereabouts import here
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Ticket
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Ticket
 
 __all__ = [
     "Names",
@@ -26,6 +27,7 @@ __all__ = [
     "news_of",
     "pack",
     "reply_of",
+    "shown",
     "token_of",
     "verdict_string",
 ]
@@ -126,9 +128,10 @@ def claim_args(token: bytes, ask: Ask, channel: bytes, most: bytes = b"") -> tup
     """What `claim.lua` is asked."""
     lease, draw = ms(ask.lease), b"" if ask.draw is None else b"%r" % ask.draw
     if not (ask.since or ask.seen or ask.awaited or ask.force):
-        return token, lease, draw, most
+        return token, lease, draw, most, _whose(token)
     force = b"1" if ask.force else b""
-    return token, lease, draw, most, b"%r" % (1000.0 * ask.since), ask.seen or b"", ask.awaited or b"", force, channel
+    since = b"%r" % (1000.0 * ask.since)
+    return token, lease, draw, most, _whose(token), since, ask.seen or b"", ask.awaited or b"", force, channel
 
 
 def is_large(answer: Any) -> bool:
@@ -166,8 +169,26 @@ def verdict_string(verdict: Verdict) -> bytes:
 
 
 def token_of(string: bytes | None) -> bytes | None:
-    """Whose a lease is: behind the token stands for how long it was given. (`entry.lua` writes it.)"""
-    return string[: -_PX.size] if string is not None and len(string) > _PX.size else string
+    """Of what a lease's key holds: behind the token stands whose it is, and for how long it was given. (`lease.lua`
+    reads and writes it.)"""
+    if string is None or len(string) <= _PX.size:
+        return string
+    named = string[: -_PX.size]
+    return named[:8] if named[8:9] == b"@" else named
+
+
+def shown(answer: Any, lease: bytes | None, left: int) -> Shown:
+    """What `get.lua` answers, what a lease's key holds, and the ms that it has left."""
+    entry = kept(answer)
+    if lease is None or left <= 0:
+        return Shown(entry, b"")
+    holder = lease[9 : -_PX.size].decode("utf-8", "replace") if lease[8:9] == b"@" else ""
+    return Shown(entry, token_of(lease), left / 1000, holder)
+
+
+def _whose(token: bytes) -> bytes:
+    """What is written behind the token. (By its length it is told from a token that goes on.)"""
+    return b"@" + here().encode("utf-8", "replace") if len(token) == 8 else b""
 
 
 def _verdict_of(string: bytes) -> Verdict:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Awaitable, Callable
 from math import inf
 
+from stampede.engines.whereabouts import here
 from stampede.entry import GRACE, Verdict, new_id
-from stampede.ports import Ask, Busy, Failed, Found, Granted
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Shown
 from stampede.testing.conformance.suite import (
     HERD,
     KEYS,
@@ -694,3 +695,64 @@ class ClaimsSuite(KeyedSuite):
             token = await self.granted(force=True)
             assert await self.claims.fill("k", token, some(value))
             assert (await self.found()).value == value
+
+    # -- what can be seen of it
+
+    @case
+    async def test_who_computes_is_shown(self) -> None:
+        """`status` would name one who has long ended, or nobody while somebody is at work."""
+        shows = self.far_shows
+        assert await shows.show("k") == Shown(None, b"")
+        token = await self.granted()
+        shown = await shows.show("k")
+        assert shown.entry is None
+        assert shown.token
+        assert 0 < shown.lease <= LONG + self.slack
+        assert shown.holder in ("", here())  # both are of this process
+        await self.claims.fill("k", token, some(fresh=0.0, keep=LONG))
+        shown = await shows.show("k")
+        assert shown.token == b""
+        assert shown.entry is not None
+        await self.granted()
+        shown = await shows.show("k")
+        assert shown.token
+        assert shown.holder in ("", here())
+        assert shown.entry is not None
+        assert shown.entry.value == b"value"
+        await self.store.invalidate("k")
+        assert await shows.show("k") == Shown(None, b"")
+
+    @case
+    async def test_a_renewed_lease_is_still_its_holders(self) -> None:
+        """Of a long computation, of which people ask most, nobody would know whose it is."""
+        shows, token = self.far_shows, await self.granted(lease=LONG / 2)
+        first = await shows.show("k")
+        for seconds in (LONG / 2, LONG):
+            assert await self.claims.renew("k", token, seconds)
+            shown = await shows.show("k")
+            assert shown.token == first.token or not first.holder  # which may have come with the renewal
+            assert shown.holder == first.holder or not first.holder
+        assert shown.lease > LONG / 2
+        reply = await self.claims.claim("k", token, Ask(LONG / 2))
+        assert isinstance(reply, Granted)
+        assert (await shows.show("k")).holder == shown.holder
+
+    @case
+    async def test_a_lease_that_has_ended_is_not_shown(self) -> None:
+        """`status` would name a dead holder."""
+        await self.granted(lease=self.short)
+        await self.lapse(self.beyond)
+        shown = await self.until(lambda: self.far_shows.show("k"), lambda shown: not shown.token)
+        assert shown == Shown(None, b"")
+
+    @case
+    async def test_a_show_claims_nothing(self) -> None:
+        """A look at a key would keep others from computing it."""
+        shows = self.far_shows
+        await shows.show("k")
+        token = await self.granted()
+        await shows.show("k")
+        assert await self.claims.renew("k", token, LONG)
+        assert await self.claims.fill("k", token, some())
+        await shows.show("k")
+        assert await self.found() is not None

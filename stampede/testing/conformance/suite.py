@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from stampede.colour import run_blocking
 from stampede.entry import Entry, new_id
-from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Store
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Shows, Store
 from stampede.testing.clock import FakeClock
 
 __all__ = [
@@ -207,6 +207,10 @@ class KeyedSuite(Suite):
     @property
     def store(self) -> Store:
         return there(self.engine.astore if self.suspending else self.engine.store)
+
+    @property
+    def far_shows(self) -> Shows:
+        return there(self.peer.ashows if self.suspending else self.peer.shows)
 
     @property
     def far_claims(self) -> Claims:

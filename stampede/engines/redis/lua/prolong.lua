@@ -4,8 +4,8 @@
 
 -- lease
 
-local token, given = token_of(glance(KEYS[1]))
+local token, given, whole = token_of(glance(KEYS[1]))
 if token ~= ARGV[1] then
   return 0
 end
-return prolong(KEYS[1], token, ARGV[2], given)
+return prolong(KEYS[1], whole, ARGV[2], given)
