@@ -15,7 +15,7 @@ from herd import Herd
 from stampede import Cache, Lock, StampedeError, events
 from stampede.breaker import Breaker
 
-__all__ = ["BRIEF", "LONG", "Face", "Number", "never"]
+__all__ = ["BRIEF", "LONG", "Face", "Number", "Suspending", "blocking", "never"]
 
 BRIEF = 0.1
 """Seconds that a reply may take here, and between two questions to a dead server: where that is not what is tested."""
@@ -93,6 +93,24 @@ class Face:
         self.cache.close()
         if self._runner is not None:
             self._runner.close()
+
+
+class Suspending:
+    """A cache whose plain verbs are their awaitable twins, each awaited in a loop of its own."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        plain, twin = getattr(self._cache, name), getattr(self._cache, f"a{name}", None)
+        if twin is None or asyncio._get_running_loop() is not None:
+            return plain
+        return lambda *args, **options: asyncio.run(twin(*args, **options))
+
+
+def blocking(cache: Cache) -> Cache:
+    """The cache itself."""
+    return cache._cache if isinstance(cache, Suspending) else cache
 
 
 class Number:

@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from faces import Suspending
 from herd import Herd, Origin, had, until, until_async
 
 from stampede import Cache, Entry, OptionError, events
@@ -26,11 +27,17 @@ def _caches_of_its_own() -> Iterator[None]:
 URLS = ["memory://", "memory://?codec=sealed", "disk", "disk local", "paired"]
 
 
-@pytest.fixture(params=URLS)
+# Each in both colours, and with and without a namespace; one of them in all four ways.
+WAYS = [way for url in URLS for way in ((url, "sync", ""), (url, "async", "shop"))]
+WAYS += [(URLS[0], "sync", "shop"), (URLS[0], "async", "")]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: "-".join(filter(None, way)))
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
-    """One cache over each way that values can be kept on one machine."""
-    with made(request.param, tmp_path) as cache:
-        yield cache
+    """One cache over each way that values can be kept on one machine; its plain verbs may be their twins."""
+    url, colour, namespace = request.param
+    with made(url, tmp_path, namespace=namespace) as cache:
+        yield cache if colour == "sync" else cast("Cache", Suspending(cache))
 
 
 def made(kind: str, directory: Path, **options: Any) -> Cache:
