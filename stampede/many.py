@@ -126,13 +126,13 @@ class Many:
     # -- the verbs of many ids ------------------------------------------------------------------------------------
 
     def set_many(self, values: Mapping[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Store these values, by id, in one round trip where the engine can."""
+        """Store these values, by id, in one round trip where the engine can. `ttl=` and `stale=` are as of `set`."""
         return self._run(self._set_many(values, args, kwargs))
 
     async def _set_many(self, values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        scope = self.one.scope
+        scope, policy = self.one.scope, self.one.terms(kwargs)
         keys = self._keys(values, self._place.beside(args, kwargs), self.one.key)
-        await scope.put_many(self.one.colour, {key: values[id] for key, id in keys.items()}, scope.policy)
+        await scope.put_many(self.one.colour, {key: values[id] for key, id in keys.items()}, policy)
 
     def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
         """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were."""

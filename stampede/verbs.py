@@ -14,6 +14,7 @@ from stampede.errors import EngineClosed, OptionError
 from stampede.keys import Parameters
 from stampede.loaders import OneByOne
 from stampede.outcome import empty, landed
+from stampede.policy import Policy
 from stampede.status import status
 from stampede.switch import Block, around, switch
 
@@ -78,9 +79,13 @@ class Verbs(ABC):
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Store this value for these arguments. `ttl=` and `stale=` are of this entry, unless they are arguments of the
         function's."""
-        options = {name: kwargs.pop(name) for name in ("ttl", "stale") if name in kwargs and self._has_no(name)}
-        policy = self.scope.policy.with_options(**options)
+        policy = self.terms(kwargs)
         return self._run(self.scope.put(self.colour, self.key(*args, **kwargs), value, policy))
+
+    def terms(self, kwargs: dict[str, Any]) -> Policy:
+        """How an entry is kept that is set: what these say of it is taken out of them."""
+        options = {name: kwargs.pop(name) for name in ("ttl", "stale") if name in kwargs and self._has_no(name)}
+        return self.scope.policy.with_options(**options)
 
     def _has_no(self, name: str) -> bool:
         """It can't be an argument of the function's."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stampede import faces
+from stampede import faces, many_faces
+from stampede.many import EACH, PLURAL
 from stampede.verbs import VERBS
 
 ROOT = Path(__file__).parent.parent
@@ -43,3 +44,15 @@ def test_the_faces_have_every_verb(face: type) -> None:
     """A verb that works and is not declared is an error in every user's checker."""
     assert {verb for verb in VERBS if not hasattr(face, verb)} == set()
     assert {name for name in dir(face) if not name.startswith("_")} == {*VERBS, "cache"}
+
+
+@pytest.mark.parametrize("face", [many_faces.OneFunction, many_faces.OneAsync])
+def test_the_faces_of_one_id_have_every_verb(face: type) -> None:
+    """The same of `users.one`."""
+    assert {name for name in dir(face) if not name.startswith("_")} == {*EACH, "cache"}
+
+
+@pytest.mark.parametrize("face", [many_faces.ManyFunction, many_faces.ManyAsync])
+def test_the_faces_of_many_ids_have_every_verb(face: type) -> None:
+    """And of the function of many ids itself."""
+    assert {name for name in dir(face) if not name.startswith("_")} == {*EACH, *PLURAL, "cache", "one"}

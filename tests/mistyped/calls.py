@@ -214,6 +214,35 @@ async def caches() -> None:
     cache.lock("nightly", leese=5)  # wrong
 
 
+async def of_many_ids(cache: Cache) -> None:
+    @cached.many(ttl=60, chunk=5)
+    def reports(ids: list[int], *, region: str = "eu") -> dict[int, str]:
+        return {}
+
+    @cached.many
+    async def later(ids: list[int]) -> dict[int, str]:
+        return {}
+
+    reports(["1"])  # wrong
+    reports(1)  # wrong
+    reports([1], reigon="us")  # wrong
+    reports.one("1")  # wrong
+    reports.one([1])  # wrong
+    reports.set(5, 1)  # wrong
+    reports.set_many({"1": "a"})  # wrong
+    reports.invalidate_many(["1"])  # wrong
+    await later(["1"])  # wrong
+    await later.one("1")  # wrong
+    cached.many(chunk="5")  # wrong
+    cached.many(chnk=5)  # wrong
+    cache.cached.many(absent=b"5")  # wrong
+    cached(chunk=5)  # wrong
+
+    @cached.many  # wrong
+    def no_mapping(ids: list[int]) -> list[str]:
+        return []
+
+
 def settings() -> None:
     configure("stampede.toml")
     configure(url="redis://localhost", ttl="10m", locks="file://")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
 
@@ -71,7 +71,7 @@ def functions() -> None:
         each.invalidate(42, via=print)
         each.invalidate_all()
         assert_type(each.many([(1,), (2,)]), list[Report])
-        assert_type(each.many([{"customer": 1, "year": 2}, (1,)]), list[Report])
+        assert_type(each.many([{"customer": 1, "year": 2}, (1,)], workers=2), list[Report])
         assert_type(each.stats(), Stats)
         assert_type(each.__name__, str)
 
@@ -139,6 +139,72 @@ async def methods() -> None:
     assert_type(Shop.tax("de"), float)
 
     shop.price(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def of_many_ids(cache: Cache) -> None:
+    """A function of many ids: `list[K]` to `dict[K, V]` everywhere; `one` is of a K, and gives a V."""
+
+    @cached.many
+    def bare(ids: list[int], *, region: str = "eu") -> dict[int, Report]:
+        return {}
+
+    @cached.many(ttl=60, chunk=100, absent="1m", cache="reports")
+    def reports(ids: Sequence[int], *, region: str = "eu") -> dict[int, Report]:
+        return {}
+
+    @cache.cached.many(chunk=100)
+    def here(ids: Iterable[int], *, region: str = "eu") -> Mapping[int, Report]:
+        return {}
+
+    for each in (bare, reports, here):
+        assert_type(each([1, 2]), dict[int, Report])
+        assert_type(each({1, 2}, region="us"), dict[int, Report])
+        assert_type(each.one(1), Report)
+        assert_type(each.one(1, region="us"), Report)
+        assert_type(each.one.peek(1), Entry[Report] | None)
+        assert_type(each.key(1, region="us"), str)
+        assert_type(each.peek(1), Entry[Report] | None)
+        assert_type(each.refresh(1), Report)
+        assert_type(each.invalidate(1), bool)
+        assert_type(each.invalidate_many([1, 2], region="us"), int)
+        assert_type(each.stats(), Stats)
+        each.set(Report(), 1, ttl="1h")
+        each.set_many({1: Report()}, region="us")
+        each.set_many({1: Report()}, ttl=5)
+        each.invalidate_all()
+
+    @cached.many(ttl=60)
+    async def later(ids: list[str]) -> dict[str, Report]:
+        return {}
+
+    assert_type(await later(["a"]), dict[str, Report])
+    assert_type(await later.one("a"), Report)
+    assert_type(await later.peek("a"), Entry[Report] | None)
+    assert_type(await later.invalidate_many(["a"]), int)
+    await later.set_many({"a": Report()}, ttl=5)
+
+    class Shop:
+        @cached.many(ttl=60)
+        def prices(self, ids: list[int], *, country: str = "de") -> dict[int, float]:
+            return {}
+
+        @cached.many
+        async def stock(self, ids: list[int]) -> dict[int, int]:
+            return {}
+
+        @staticmethod
+        @cached.many
+        def taxes(countries: list[str]) -> dict[str, float]:
+            return {}
+
+    shop = Shop()
+    assert_type(shop.prices([1], country="at"), dict[int, float])
+    assert_type(shop.prices.one(1), float)
+    assert_type(shop.prices.invalidate_many([1]), int)
+    assert_type(Shop.prices(shop, [1]), dict[int, float])
+    assert_type(await shop.stock([1]), dict[int, int])
+    assert_type(await shop.stock.one(1), int)
+    assert_type(Shop.taxes(["de"]), dict[str, float])
 
 
 def options(cache: Cache) -> None:
