@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,8 @@ from stampede.land import covered, served
 from stampede.outcome import Landing, LeftOut, own_copy
 from stampede.patience import alone
 from stampede.threads import begun
+
+_log = logging.getLogger("stampede")
 
 __all__ = ["Answer", "Loader", "OneByOne", "Together", "Wanted", "mapped"]
 
@@ -99,7 +102,7 @@ class Together:
     async def _values(self, keys: list[str]) -> Mapping[Any, Any]:
         names = [self._names[key] for key in keys]
         values = await self._colour.call(lambda: self._function(names))
-        return mapped(values)
+        return mapped(values, names)
 
     def _picked(self, values: Mapping[Any, Any], key: str) -> Any:
         name = self._names[key]
@@ -108,10 +111,16 @@ class Together:
         return kept_whole(values[name])
 
 
-def mapped(values: Any) -> Mapping[Any, Any]:
+def mapped(values: Any, asked: Sequence[Any]) -> Mapping[Any, Any]:
     """What a function of many keys has returned, if it is a mapping."""
     if not isinstance(values, Mapping):
         raise TypeError(f"the function of many keys returned {type(values).__name__}: it must map keys to values")
+    if values and not any(each in values for each in asked):
+        given, kinds = next(iter(values)), {type(each) for each in asked}
+        if type(given) not in kinds:  # the ids of a query's rows are mostly of another type than those of a URL
+            _log.warning(
+                "a function of many keys was asked for %r, and has a value of %r: none is kept", asked[0], given
+            )
     return values
 
 

@@ -112,7 +112,7 @@ class Many:
         size = self._chunk or len(ids) or 1
         for start in range(0, len(ids), size):
             some = ids[start : start + size]
-            given = mapped(await self.one.colour.call(call(some).of(self.function)))
+            given = mapped(await self.one.colour.call(call(some).of(self.function)), some)
             values |= {id: given[id] for id in some if id in given}
         return values
 
@@ -268,7 +268,7 @@ def _of_one(many: Callable[..., Any], place: _Place) -> Callable[..., Any]:
         return id, call([id]).of(many)
 
     def had(values: Any, id: Any) -> Any:
-        values = mapped(values)
+        values = mapped(values, [id])
         if id not in values:
             raise nothing_of(many, id)
         return values[id]

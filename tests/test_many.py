@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -410,6 +411,28 @@ def test_what_is_no_mapping(cache: Cache, colour: str, wrong: Any) -> None:
     for call in (lambda: users([1]), lambda: users.one(1)):
         with pytest.raises(TypeError, match="must map"):
             had(call())
+
+
+@colours
+def test_ids_of_another_type_are_told(cache: Cache, colour: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows by their text, asked for by number: nothing would ever be kept, and nobody would know why."""
+
+    def load(ids: list[int]) -> dict[str, int]:
+        return {str(id): id for id in ids}
+
+    async def aload(ids: list[int]) -> dict[str, int]:
+        return load(ids)
+
+    users: Any = cache.cached.many(load if colour == "sync" else aload)
+    for call in (lambda: users([7, 8]), lambda: had(users.one(7))):
+        caplog.clear()
+        with suppress(Absent):
+            assert had(call()) == {}
+        assert "asked for 7, and has a value of '7'" in caplog.text
+    caplog.clear()
+    everything: Any = cache.cached.many(key="{ids}")(lambda ids: {1: 1, 2: 2})
+    assert everything([3]) == {}
+    assert caplog.text == ""
 
 
 def _takes(*ids: int) -> dict[int, int]:
