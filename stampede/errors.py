@@ -82,6 +82,9 @@ class LockLost(StampedeError, RuntimeError):
     """The lock ended before its block did: somebody else may have been inside."""
 
 
+WAY_OUT = "ask for another, or call the function itself, as its __wrapped__"
+
+
 class RecursiveComputation(StampedeError, RecursionError):
     """A computation asked for its own key."""
 

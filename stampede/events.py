@@ -88,10 +88,11 @@ class Invalidated(Event):
 
 @dataclass(frozen=True, slots=True)
 class EngineDown(Event):
-    """The engine can't be asked; calls go on without it."""
+    """The engine can't be asked; calls go on without it, unless it is `strict`: `on_engine_error="raise"`."""
 
     engine: str
     error: BaseException
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

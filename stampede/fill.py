@@ -15,7 +15,7 @@ from stampede import early, events
 from stampede.call import Call, Means, Opening
 from stampede.colour import Bell, Loop, ended, running_loop
 from stampede.entry import Entry
-from stampede.errors import ComputationFailed, EngineError, RecursiveComputation
+from stampede.errors import WAY_OUT, ComputationFailed, EngineError, RecursiveComputation
 from stampede.flight import SAFETY, Flight
 from stampede.land import drop, land, never_begun, release, served
 from stampede.leader import Leader
@@ -77,7 +77,7 @@ async def fill(call: Call) -> Landing:
     if inside is not None:
         if inside.answers is not None:
             return await inside.answers(call)
-        raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
+        raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key: {WAY_OUT}")
     while True:
         flight, leading = flights.join(call.key, call.loop, anew=call.anew, leader=call.leader)
         if leading:

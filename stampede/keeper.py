@@ -160,7 +160,7 @@ class Hold:
         except EngineError:
             pass  # unknown is not lost: the next round may reach it
         except BaseException:  # CancelledError is one, too
-            _log.exception("a lease could not be kept")
+            _log.exception("the lease of %r could not be renewed, and is tried again", self.key)
         if stands is False and not self.ended:
             self.lose()
         if stands is False or self._lost:
@@ -341,7 +341,7 @@ class Keeper:
             elif hold.lost:
                 hold.lose()
         except BaseException:  # its holder's own callback
-            _log.exception("a lease could not be kept")
+            _log.exception("the lease of %r could not be looked after, and ends by itself", hold.key)
         with self._lock:
             if renews:
                 hold.under_way = None
@@ -373,7 +373,7 @@ def _quietly(action: Callable[[], object]) -> None:
     try:
         action()
     except BaseException:  # CancelledError is one, too
-        _log.exception("a lease could not be given back")
+        _log.exception("a lease could not be given back, and ends by itself")
 
 
 keeper = Keeper()

@@ -16,7 +16,7 @@ from stampede import decisions
 from stampede.call import Call
 from stampede.colour import Bell, Colour, ended, kept_whole, run_blocking, running_loop, until_one_fails
 from stampede.entry import Entry, new_id
-from stampede.errors import RecursiveComputation
+from stampede.errors import WAY_OUT, RecursiveComputation
 from stampede.flight import Flight
 from stampede.land import covered, served
 from stampede.outcome import Landing, LeftOut, own_copy
@@ -330,7 +330,7 @@ class _Work:
                 if not circle:
                     asking._asks |= {self}
             if circle:
-                raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key")
+                raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key: {WAY_OUT}")
             try:
                 await self._ended()
             finally:

@@ -196,7 +196,7 @@ class Lock:
         """Somebody else has it, and a block is to be entered. None: by no `with`."""
         if self._own(_caller()) is not None:
             raise LockTimeout(f"this very thread or task has the lock {self.name!r}, and would wait for itself")
-        raise LockTimeout(f"somebody else has held the lock {self.name!r} for {self._wait:g} s")
+        raise LockTimeout(f"somebody else has the lock {self.name!r}, and wait ran out: {self._wait:g} s")
 
     def _port(self, colour: Colour) -> Locks:
         return self._alocks if colour.suspending else self._locks
@@ -301,7 +301,7 @@ class Lock:
     def _releasing(self, colour: Colour) -> Coroutine[Any, Any, None]:
         grip = self._mine()
         if grip is None:
-            raise LockLost(f"the lock {self.name!r} is not held by this caller")
+            raise LockLost(f"the lock {self.name!r} is not held by this thread or task: released, or never taken")
         return grip.belongs_to(self._give_back(colour, grip, None))
 
     def _leaving(self, colour: Colour, error: BaseException | None, block: Block | None) -> Coroutine[Any, Any, None]:

@@ -93,7 +93,7 @@ class Outage(Questions):
             news = not self._breaker.open
             self._breaker.failed(time.monotonic())
         if news:
-            self._tell(events.EngineDown("", "", self.engine, error))
+            self._tell(events.EngineDown("", "", self.engine, error, self.strict))
 
     def _failed_partly(self, error: EngineError) -> None:
         """This key is the refuge's for now; what the engine has of others is as good as ever."""
@@ -103,7 +103,7 @@ class Outage(Questions):
             if news:
                 self.partly_since = now
         if news:
-            self._tell(events.EngineDown("", "", self.engine, error))
+            self._tell(events.EngineDown("", "", self.engine, error, self.strict))
 
     def forget(self, key: str) -> None:
         """What the refuge keeps of this key is not to be served any more, nor what is being computed."""

@@ -296,7 +296,7 @@ def _quietly(returns: _Owed, *, last: bool = False) -> bool:
     try:
         return returns.try_all(last=last)
     except BaseException:  # an engine's own bug, or one that was thrown in: the next try may do
-        _log.exception("leases could not be given back")
+        _log.exception("leases could not be given back: it is tried again, or they end by themselves")
         return True
 
 

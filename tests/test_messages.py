@@ -16,7 +16,8 @@ pytest.importorskip("redis")
 from proxy import Proxy
 from servers import RedisServer, shared_redis
 
-from stampede import Cache, ComputationFailed, EngineError, Lock, SettingsError, events, get_cache
+import stampede
+from stampede import Cache, ComputationFailed, EngineError, Lock, SettingsError, StampedeError, events, get_cache
 from stampede.metrics import log_events
 from stampede.testing import isolated
 
@@ -152,3 +153,50 @@ def test_a_value_that_was_invalidated_meanwhile_is_told_as_that(url: str, caplog
     told = [record for record in caplog.records if "'k'" in record.getMessage() and "only" in record.getMessage()]
     assert [record.levelno for record in told] == [logging.WARNING]
     assert "the key was invalidated or set meanwhile" in told[0].getMessage()
+
+
+def test_what_is_down_and_what_becomes_of_calls(caplog: Any) -> None:
+    """Nobody would look at maxmemory where "redis is down"; and with on_engine_error="raise" no call goes on."""
+    full, part, down = EngineError("OOM"), EngineError("slot 5"), EngineError("refused")
+    full.partial = full.refused = part.partial = True
+    with caplog.at_level(logging.WARNING, "stampede"):
+        for error in (full, part, down):
+            log_events(events.EngineDown("", "", "redis://x", error))
+        log_events(events.EngineDown("", "", "redis://x", down, strict=True))
+    assert [record.getMessage() for record in caplog.records] == [
+        "redis://x takes nothing new, calls go on without it: EngineError: OOM",
+        "redis://x is down in part, calls go on without it: EngineError: slot 5",
+        "redis://x is down, calls go on without it: EngineError: refused",
+        "redis://x is down, and calls raise it: EngineError: refused",
+    ]
+
+
+def test_a_lock_that_is_not_had_tells_whose_it_is() -> None:
+    """ "has held it for 0 s" is said of one that was held for an hour."""
+    with isolated():
+        lock, other = get_cache().lock("nightly"), get_cache().lock("nightly", wait=0.01)
+        with lock:
+            told: list[BaseException] = []
+
+            def enter() -> None:
+                try:
+                    with other:
+                        pass
+                except StampedeError as error:
+                    told.append(error)
+
+            thread = threading.Thread(target=enter)
+            thread.start()
+            thread.join()
+            assert str(told[0]) == "somebody else has the lock 'nightly', and wait ran out: 0.01 s"
+
+
+def test_who_asks_for_its_own_key_is_told_what_to_do() -> None:
+    """A function that calls itself is found by who reads the log, not by who wrote it."""
+
+    @stampede.cached
+    def f(n: int) -> int:
+        return f(n)
+
+    with isolated(), pytest.raises(stampede.RecursiveComputation, match="__wrapped__"):
+        f(1)

@@ -244,7 +244,7 @@ def test_log_lines(log: pytest.LogCaptureFixture) -> None:
         ("stampede", "DEBUG", "served 'f(1)' as it was: computing"),
         ("stampede", "WARNING", "the value of 'f(1)' is its caller's only: "
          "the key was invalidated or set meanwhile, or its lease ended"),
-        ("stampede", "ERROR", "'f(1)' is not kept: 12 MB is more than max_bytes"),
+        ("stampede", "ERROR", "'f(1)' is served, and is not kept: 12 MB is more than max_bytes"),
         ("stampede", "WARNING", "what the engine holds for 'f(1)' is not believed, and computed anew: truncated"),
         ("stampede", "DEBUG", "invalidate: 'f(1)'"),
         ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),

@@ -6,6 +6,7 @@ import logging
 from logging import DEBUG, ERROR, WARNING
 
 from stampede import events
+from stampede.errors import EngineError
 
 __all__ = ["log_events", "unread"]
 
@@ -78,13 +79,14 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
             text = "the value of %s is its caller's only: the key was invalidated or set meanwhile, or its lease ended"
             return text, what
         case events.Unkept():
-            return "%s is not kept: %s", what, event.why
+            return "%s is served, and is not kept: %s", what, event.why
         case events.BadBytes():
             return "what the engine holds for %s is not believed, and computed anew: %s", what, event.why
         case events.Invalidated():
             return "%s: %s", event.verb, what
         case events.EngineDown():
-            return "%s is down, calls go on without it: %s", event.engine, _error(event.error, keys)
+            now = "and calls raise it" if event.strict else "calls go on without it"
+            return "%s %s, %s: %s", event.engine, _state(event.error), now, _error(event.error, keys)
         case events.EngineUp():
             return "%s is back after %.1f s", event.engine, event.seconds
         case _:
@@ -95,6 +97,12 @@ _HELD = (
     "computing %s took longer than max_hold, which is %g s here: the value is its caller's only, and the next one "
     "computes it again. Give @cached(max_hold=...) more than it takes"
 )
+
+
+def _state(error: BaseException) -> str:
+    if not isinstance(error, EngineError) or not error.partial:
+        return "is down"
+    return "takes nothing new" if error.refused else "is down in part"
 
 
 def _error(error: BaseException, message: bool) -> str:

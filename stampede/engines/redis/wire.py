@@ -158,7 +158,8 @@ def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
 
 def _refusal(why: bytes) -> EngineError:
     """The server reads, and doesn't write (it is full, or can't persist): what it has is as good as ever."""
-    refusal = EngineError(f"Redis grants nothing: {why.decode('utf-8', 'replace')}")
+    full = " (raise it, or let maxmemory-policy evict: allkeys-lru)" if why.startswith(b"OOM") else ""
+    refusal = EngineError(f"Redis grants nothing: {why.decode('utf-8', 'replace')}{full}")
     refusal.partial = refusal.refused = True
     return refusal
 
