@@ -73,10 +73,12 @@ class Cache:
         self._set_up(settings, engine, None if isinstance(locks, str) else locks, tuple(observers))
 
     @classmethod
-    def of(cls, settings: CacheSettings, observers: Iterable[events.Observer] = ()) -> Cache:
-        """The cache that a settings file describes."""
+    def of(
+        cls, settings: CacheSettings, engine: Engine | None = None, observers: Iterable[events.Observer] = ()
+    ) -> Cache:
+        """The cache that a settings file describes; on another engine than its own, if one is given."""
         cache = cls.__new__(cls)
-        cache._set_up(settings, None, None, tuple(observers))
+        cache._set_up(settings, engine, None, tuple(observers))
         return cache
 
     def _set_up(

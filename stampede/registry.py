@@ -9,8 +9,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
 
 from stampede import forks, returns
 from stampede import lock as locks
@@ -47,10 +48,14 @@ P = ParamSpec("P")
 K = TypeVar("K")
 S = TypeVar("S")
 T = TypeVar("T")
+Clock: TypeAlias = Callable[[], float]
 
 
 class Registry:
     """The settings in force, and the caches and engines opened for them."""
+
+    locks = "file://"
+    """Where locks are whose engine nobody names."""
 
     def __init__(self, settings: Settings | None = None, *, discovers: bool = True) -> None:
         self._lock = threading.RLock()
@@ -83,8 +88,11 @@ class Registry:
             with self._lock:
                 cache = self._caches.get(name)
                 if cache is None:
-                    cache = self._caches[name] = Cache.of(self.settings.cache(name))
+                    cache = self._caches[name] = self._opened(name)
         return cache
+
+    def _opened(self, name: str) -> Cache:
+        return Cache.of(self.settings.cache(name))
 
     def engine(self, url: str) -> Engine:
         """The engine of this URL: one for the process, and so one pool of connections."""
@@ -101,6 +109,26 @@ class Registry:
             each.close()
             if isinstance(each, Engine):
                 returns.closed(each)
+
+
+class Isolated(Registry):
+    """A test's: it reads nothing of the machine's, and its locks exclude nobody outside."""
+
+    locks = "memory://"
+
+    def __init__(self, settings: Settings, *, named: bool, clock: Clock | None) -> None:
+        super().__init__(settings, discovers=False)
+        self._named = named  # its caches are told by name, and there are no others
+        self._clock = clock
+
+    def _opened(self, name: str) -> Cache:
+        settings = self.settings.cache(name if self._named else "default")
+        if self._clock is None:
+            return Cache.of(settings)
+        if settings.url != "memory://":
+            raise SettingsError(f"isolated(clock=...) can't set the clock of {settings.url}: leave its url out")
+        # Sealed: of values that are kept as they are, the time left is also looked at by the process's own clock.
+        return Cache.of(replace(settings, local=False), open_engine("memory://?codec=sealed", clock=self._clock))
 
 
 _registry = Registry()
@@ -160,24 +188,31 @@ def _replace(registry: Registry, *, close: bool = True) -> Registry:
 
 
 @overload
-def isolated(*, caches: Tables = ..., origins: Tables = ...) -> AbstractContextManager[None]: ...
+def isolated(
+    *, caches: Tables = ..., origins: Tables = ..., clock: Clock | None = ...
+) -> AbstractContextManager[None]: ...
 @overload
 def isolated(
-    *, url: str = ..., locks: str | None = ..., **options: Unpack[CacheOptions]
+    *, url: str = ..., clock: Clock | None = ..., locks: str | None = ..., **options: Unpack[CacheOptions]
 ) -> AbstractContextManager[None]: ...
 
 
 @showing(_Configured, strict=True)
 @contextmanager
-def isolated(**settings: Any) -> Iterator[None]:
+def isolated(*, clock: Clock | None = None, **settings: Any) -> Iterator[None]:
     """Caches of its own for a block: empty, in memory unless `settings` (as of `configure`) say otherwise; and a value
-    that couldn't be stored is an error there (`strict`), unless they say that it is not."""
+    that couldn't be stored is an error there (`strict`), unless they say that it is not.
+
+    Each name of a cache stands for one, unless `caches=` names them. With `clock=stampede.testing.FakeClock()` time
+    passes when its `advance` says so. Locks whose engine isn't named are the block's own.
+    """
+    named = "caches" in settings
     if settings.keys() <= {"caches", "origins"}:
         tables = {"default": {}, **settings.get("caches", {})}
         settings["caches"] = {name: {"strict": True, **table} for name, table in tables.items()}
     else:
         settings = {"strict": True, **settings}
-    inner = Registry(_settings_of(None, settings), discovers=False)
+    inner = Isolated(_settings_of(None, settings), named=named, clock=clock)
     before = _replace(inner, close=False)
     try:
         yield
@@ -292,7 +327,7 @@ def cache_without_dogpiling(
 def _engine_of(on: Any) -> Engine:
     """What `on=` means: a URL, a cache's name, a Cache, an engine; nothing is files on this machine."""
     if on is None:
-        return _registry.engine("file://")
+        return _registry.engine(_registry.locks)
     if isinstance(on, Cache):
         return on.engine
     if isinstance(on, str):

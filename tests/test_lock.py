@@ -646,6 +646,7 @@ def ended(process: subprocess.Popen[str]) -> None:
 
 def test_a_lock_without_settings_works_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`Lock("nightly")` in a cron job must exclude the other cron job, whatever nobody configured."""
+    stampede.configure()  # as outside of a test
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

@@ -24,7 +24,7 @@ from stampede import (
     configure,
     get_cache,
 )
-from stampede.testing import disabled, isolated
+from stampede.testing import FakeClock, disabled, isolated
 
 ROOT = Path(__file__).parent.parent
 
@@ -346,6 +346,43 @@ def test_isolated_takes_settings_as_configure_does(tmp_path: Path) -> None:
         f = cached(counting())
         assert [f(), f()] == [1, 1]
         assert get_cache().engine.scheme == "disk"
+
+
+def test_isolated_has_a_cache_of_every_name() -> None:
+    """Else a test has to list the caches of its application, or it ends in an error about settings."""
+    f, g = cached(cache="reports")(counting()), cached(cache="prices")(counting())
+    with isolated(ttl=5):
+        assert [f(), f(), g(), f.peek().ttl] == [1, 1, 1, 5]
+        assert get_cache("reports") is not get_cache("prices")
+    with isolated(caches={"reports": {}}), pytest.raises(SettingsError, match="prices"):
+        g()
+
+
+@pytest.mark.parametrize("settings", [{}, {"local": True}, {"caches": {"default": {"ttl": 300}}}])
+def test_isolated_by_a_clock(settings: Any) -> None:
+    """Else who tests what happens after ten minutes waits for ten minutes, or doesn't."""
+    clock = FakeClock()
+    f = cached(stale="1h", early=0)(counting())
+    with isolated(clock=clock, **settings):
+        assert [f(), f()] == [1, 1]
+        clock.advance(299)
+        assert f() == 1 and f.peek().fresh == pytest.approx(1)
+        clock.advance(2)
+        assert f.peek().fresh <= 0 < f.peek().keep and [f(), f()] == [2, 2]
+        clock.advance(3901)
+        assert f.peek() is None and f() == 3
+    with isolated(clock=clock, url="disk:///nowhere"), pytest.raises(SettingsError, match="clock"):
+        f()
+
+
+def test_locks_of_isolated_exclude_nobody_outside() -> None:
+    """A test would wait for the job that runs on the developer's machine, or that job for the test."""
+    from stampede import Lock, try_lock
+
+    with Lock("isolated-nightly"), isolated(), Lock("isolated-nightly", wait=0):
+        assert not try_lock("isolated-nightly").acquire()
+    with try_lock("isolated-nightly") as lock:
+        assert lock
 
 
 def test_isolated_locks() -> None:

@@ -57,7 +57,7 @@ def the_one(settings: Settings, name: str | None) -> CacheSettings:
 def cache_of(settings: CacheSettings, *observers: events.Observer) -> Cache:
     """A cache whose values can be seen from another process than the one that stored them."""
     # Who asks from here wants to hear of trouble.
-    cache = Cache.of(replace(settings, on_engine_error="raise"), observers)
+    cache = Cache.of(replace(settings, on_engine_error="raise"), observers=observers)
     if cache.engine.scheme in ("memory", "null") or not cache.engine.shared:
         raise OptionError(f"{cache.name} lives inside each process: from here there is nothing of it to be seen")
     return cache
