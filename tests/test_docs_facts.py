@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from pages import PAGES, named
 
 import stampede.engines
+import stampede.errors
 from stampede import Cache, cached
 from stampede.faces import Options, PolicyOptions
 from stampede.policy import DEFAULT
@@ -88,3 +90,11 @@ def test_twins() -> None:
     pages = PAGES["guides/verbs.md"].text + PAGES["guides/caches.md"].text
     for name in public - without:
         assert name[1:] in public or f"{name}(" in pages, name
+
+
+@pytest.mark.parametrize("module", ["stampede", "stampede.testing", "stampede.contrib.sqlalchemy"])
+def test_the_reference_has_all(module: str) -> None:
+    """A public name would be in no reference."""
+    pages = [page.text for name, page in PAGES.items() if name.startswith("reference/")]
+    shown = {name.rpartition(".")[2] for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
+    assert set(import_module(module).__all__) - set(stampede.errors.__all__) <= shown
