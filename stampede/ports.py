@@ -6,7 +6,7 @@ Every verb is `async def`, for both colours: a blocking port is one whose corout
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -338,6 +338,10 @@ class Engine(ABC):
     def ping(self) -> float:
         """Seconds of one round trip; EngineError if there is none."""
         ...
+
+    def facts(self) -> Mapping[str, Mapping[str, str]]:
+        """What each of its servers says of itself, by its name, for people. Nothing: they aren't asked."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:

@@ -362,6 +362,33 @@ def test_stats_of_a_disk_cache(home: Path, cache: Cache) -> None:
     assert re.search(r"leases and locks standing +0\n", stampede(home, "stats"))
 
 
+@pytest.mark.parametrize("kind", ["redis", "cluster"])
+def test_stats_of_redis(home: Path, kind: str) -> None:
+    """At night nobody remembers redis-cli's words for how full a server is, and what it does then."""
+    pytest.importorskip("redis")
+    from servers import shared_cluster, shared_redis
+
+    url = shared_redis().url if kind == "redis" else shared_cluster().url
+    (home / "stampede.toml").write_text(f'[caches.default]\nurl = "{url}"\n')
+    with Cache(url) as cache:
+        cache.set("k", 1)
+    said = stampede(home, "stats")
+    assert len(re.findall(r"keys, also of others +\d+\n", said)) == (1 if kind == "redis" else 3)
+    assert re.search(r"when full +noeviction\n", said) and re.search(r"memory +\d+.*\n", said)
+    if kind == "redis":
+        assert re.search(r"keys, also of others +[1-9]", said) and f"{url}" in said
+
+
+def test_stats_of_an_engine_that_is_not_asked(home: Path, tmp_path: Path) -> None:
+    """A refusal without a way on."""
+    pytest.importorskip("pymemcache")
+    from memcached_server import shared_memcached
+
+    server = shared_memcached()
+    (home / "stampede.toml").write_text(f'[caches.default]\nurl = "memcached://127.0.0.1:{server.port}"\n')
+    assert "get_cache().stats()" in stampede(home, "stats", code=2)
+
+
 def test_stats_of_an_engine_out_of_reach(home: Path) -> None:
     """A zero would be told where nothing could be asked."""
     (home / "file").write_text("")

@@ -1,4 +1,4 @@
-"""`stampede stats`: what an engine holds at this moment, whoever stored it."""
+"""`stampede stats`: what an engine holds, or its servers say of themselves, at this moment, whoever stored it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database
 from stampede.engines.flock import dead, pid_here
 from stampede.errors import EngineError, OptionError
+from stampede.ports import Engine
 from stampede.settings import CacheSettings
 
 __all__ = ["stats"]
@@ -34,12 +35,12 @@ class Holdings(NamedTuple):
 
 
 def stats(screen: Screen, settings: CacheSettings) -> int:
-    """Print the entries, bytes and leases of a disk cache; of another engine, that it keeps no count."""
+    """Print the entries, bytes and leases of a disk cache; of Redis, what its servers say of themselves."""
     cache_of(settings).close()
     engine = open_engine(settings.url)
     try:
         if not isinstance(engine, DiskEngine):
-            raise OptionError(f"{engine.scheme}:// is not asked for what it holds: its own tools tell")
+            return _facts(screen, engine)
         held = holdings(engine.directory)
         screen.say(str(engine.directory))
     finally:
@@ -57,6 +58,19 @@ def stats(screen: Screen, settings: CacheSettings) -> int:
             ["held", "by process", "s left"],
             [(each.name, str(each.holder or "?"), f"{each.seconds:.1f}") for each in held.leases[:20]],
         )
+    return 0
+
+
+def _facts(screen: Screen, engine: Engine) -> int:
+    servers = engine.facts()
+    if not servers:
+        raise OptionError(
+            f"{engine.called} isn't asked for what it holds: its own tools tell; and what one process has of it, that "
+            "process does, by get_cache().stats()"
+        )
+    for name, facts in servers.items():
+        screen.say(name)
+        screen.table(["", "now"], list(facts.items()))
     return 0
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from weakref import finalize
@@ -90,6 +90,12 @@ class RedisEngine(Engine):
         start = time.perf_counter()
         run_blocking(self._servers.ping())
         return time.perf_counter() - start
+
+    def facts(self) -> Mapping[str, Mapping[str, str]]:
+        servers = self._servers
+        if isinstance(servers, Shard):
+            return {servers.name: run_blocking(servers.facts())}
+        return run_blocking(servers.facts())
 
     def _start_again(self) -> None:
         self._servers.start_again()

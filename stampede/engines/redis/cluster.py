@@ -83,6 +83,12 @@ class Cluster:
         for address in {address for address in self._owners if address is not None}:
             await self._shard(address).ping()
 
+    async def facts(self) -> dict[str, dict[str, str]]:
+        """Of every shard."""
+        await self._refresh(BLOCKING)
+        shards = [self._shard(address) for address in {address for address in self._owners if address is not None}]
+        return {shard.name: await shard.facts() for shard in shards}
+
     def close(self) -> None:
         with self._lock:
             self._closed = True  # and no shard comes behind those that are closed here

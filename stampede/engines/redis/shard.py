@@ -43,6 +43,22 @@ class Shard:
     async def ping(self) -> None:
         await self.line.ask((b"PING",))
 
+    async def facts(self) -> dict[str, str]:
+        """What an operator wants to know of it."""
+        said = await self.line.ask((b"INFO",))
+        text = bytes(said).decode("utf-8", "replace") if isinstance(said, (bytes, bytearray)) else str(said)
+        info = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        keys = await self.line.ask((b"DBSIZE",))
+        return {
+            "version": info.get("redis_version", "?"),
+            "keys, also of others": f"{int(keys):,}",
+            "memory": info.get("used_memory_human", "?"),
+            "at most": info.get("maxmemory_human", "?") if int(info.get("maxmemory", 0)) else "all there is",
+            "when full": info.get("maxmemory_policy", "?"),
+            "evicted since its start": f"{int(info.get('evicted_keys', 0)):,}",
+            "connections": info.get("connected_clients", "?"),
+        }
+
     def close(self) -> None:
         self._server.closed = True  # who is woken by the others finds it so
         for part in (self.news, self.line, self.aline, self._server):
