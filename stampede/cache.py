@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -387,6 +387,36 @@ class Cache:
     async def ainvalidate_many(self, keys: Iterable[str]) -> int:
         return await self._root.invalidate_many(SUSPENDING, [self._key(key) for key in keys])
 
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """The keys that are kept, fresh or stale, and begin with this; asked for in pages, as they are taken. An engine
+        that can't say (memcached) is an OptionError. Functions' keys aren't among them, but for those given by `key=`.
+
+        >>> for key in cache.keys("user:"):
+        ...     print(key)
+        """
+        self._root.lists(BLOCKING)
+        return self._keys(self._key(prefix))
+
+    def akeys(self, prefix: str = "") -> AsyncIterator[str]:
+        self._root.lists(SUSPENDING)
+        return self._akeys(self._key(prefix))
+
+    def _keys(self, prefix: str) -> Iterator[str]:
+        found, after = run_blocking(self._root.page(BLOCKING, prefix))
+        yield from map(self._outer, found)
+        while after is not None:
+            found, after = run_blocking(self._root.page(BLOCKING, prefix, after))
+            yield from map(self._outer, found)
+
+    async def _akeys(self, prefix: str) -> AsyncIterator[str]:
+        found, after = await self._root.page(SUSPENDING, prefix)
+        for key in found:
+            yield self._outer(key)
+        while after is not None:
+            found, after = await self._root.page(SUSPENDING, prefix, after)
+            for key in found:
+                yield self._outer(key)
+
     async def _get(self, colour: Colour, keys: Sequence[str], default: Any) -> dict[str, Any]:
         entries = await self._root.get(colour, [self._key(key) for key in keys])
         return {
@@ -478,6 +508,10 @@ class Cache:
     def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
         """`stampede.Lock` of this name, on this cache's engine."""
         return Lock(name, self.engine, **options)
+
+    def _outer(self, key: str) -> str:
+        """The key as it was given."""
+        return key.removeprefix(self._root_prefix)
 
     def _key(self, key: str) -> str:
         if not isinstance(key, str):

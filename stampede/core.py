@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ref
 
 from stampede import early, events
@@ -31,10 +31,10 @@ from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
 from stampede.places import Place
 from stampede.policy import Policy
-from stampede.ports import Asked, Claims, Engine, Shown, Store, Ticket, Versioned
+from stampede.ports import Asked, Claims, Engine, Lists, Shown, Store, Ticket, Versioned
 from stampede.workers import Late
 
-__all__ = ["Core", "Scope", "later"]
+__all__ = ["Core", "Page", "Scope", "later"]
 
 T = TypeVar("T")
 
@@ -42,6 +42,10 @@ _clock = time.monotonic
 
 HEARD = 2.0
 """Seconds after which every process has heard of a new generation."""
+
+
+Page: TypeAlias = tuple[str, Any]
+"""The generation of a page of keys, and by what the engine is asked for the next one."""
 
 
 class TakesHome(Protocol):
@@ -594,6 +598,22 @@ class Scope:
         if self._coded is not None:
             shown.entry = self._coded.open(physical, shown.entry)
         return shown, self.core.flights.get(physical)
+
+    def lists(self, colour: Colour) -> Lists:
+        """OptionError, if the engine can't say which keys it has."""
+        engine = self.core.engine
+        port = engine.alists if colour.suspending else engine.lists
+        if port is None:
+            raise OptionError(f"{engine.scheme}:// can't say which keys it has")
+        return port
+
+    async def page(self, colour: Colour, prefix: str, cursor: Page | None = None) -> tuple[list[str], Page | None]:
+        """Some of the keys that are kept and begin with this, and by what the next ones are asked for. In the middle of
+        it a new generation may begin, of which all are told then, from its first page on."""
+        today, _ = await self.learn_surely(colour)
+        at = None if cursor is None or cursor[0] != today else cursor[1]
+        found, after = await self.lists(colour).page(today + prefix, at)
+        return [key.removeprefix(today) for key in found], None if after is None else (today, after)
 
     async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
         entry = self.entry_for(key, value, policy or self.policy)

@@ -124,6 +124,10 @@ class Tier:
         """Let `table[fast]` lead to the resident too, for as long as it lives in this tier."""
         self._write(self._adopt, resident, table, fast)
 
+    def residents(self) -> list[Resident]:
+        """All that live here now, none of them touched."""
+        return self._living()
+
     @property
     def hits(self) -> int:
         """Hits served so far, also by residents that have left."""

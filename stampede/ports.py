@@ -24,6 +24,7 @@ __all__ = [
     "Found",
     "Granted",
     "Hears",
+    "Lists",
     "Locks",
     "Looks",
     "Many",
@@ -210,6 +211,16 @@ class Shows(Protocol):
         ...
 
 
+class Lists(Protocol):
+    """Of an engine that can say which keys it has."""
+
+    async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
+        """Some of the keys that are kept and begin with this, and by what the next ones are asked for; None: there are
+        no more. What is there from the first page to the last is in one of them; what comes or goes meanwhile may be.
+        """
+        ...
+
+
 class Recalls(Protocol):
     """Of an engine that remembers generations in this process."""
 
@@ -311,6 +322,8 @@ class Engine(ABC):
     alocks: Locks | None = None
     recalls: Recalls | None = None
     looks: Looks | None = None
+    lists: Lists | None = None
+    alists: Lists | None = None
     shows: Shows | None = None
     ashows: Shows | None = None
     many: Many | None = None

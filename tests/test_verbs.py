@@ -184,3 +184,60 @@ def test_a_value_that_cache_if_refuses_leaves_what_is_kept(cache: Cache, colour:
     results.append(None)
     assert run(f()) is None
     assert run(f.peek()).value == 1
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------
+
+
+def keys(cache: Cache, colour: str, prefix: str = "") -> list[str]:
+    async def akeys() -> list[str]:
+        return [key async for key in cache.akeys(prefix)]
+
+    return sorted(cache.keys(prefix) if colour == "sync" else asyncio.run(akeys()))
+
+
+@both
+@pytest.mark.parametrize("namespace", ["", "shop"])
+@pytest.mark.parametrize("engine", ["memory", "disk", "redis"])
+def test_keys_by_prefix(engine: str, namespace: str, tmp_path: Path, colour: str) -> None:
+    """Whoever forgets all of a user would forget another's, or miss some; and be told of what was cleared long ago."""
+    url = URLS[engine](tmp_path)
+    with Cache(url, namespace=namespace) as cache, Cache(url, namespace="other") as other:
+        assert keys(cache, colour) == []
+        cache.set_many({"user:1": 1, "user:1:name": 2, "user:2": 3, "*": 4})
+        other.set("user:1", 5)
+        f, by_id = cache.cached(lambda n: n), cache.cached(key="user:{id}")(lambda id: id)
+        f(1), by_id(7)
+        assert keys(cache, colour) == ["*", "user:1", "user:1:name", "user:2", "user:7"]
+        assert keys(cache, colour, "user:1") == ["user:1", "user:1:name"]
+        assert keys(cache, colour, "*") == ["*"]
+        assert keys(cache, colour, "u?er") == []
+        assert keys(other, colour) == ["user:1"]
+        cache.clear()
+        assert keys(cache, colour) == []
+        cache.set("user:3", 1)
+        assert keys(cache, colour, "user:") == ["user:3"]
+
+
+@both
+def test_keys_of_more_than_a_page(tmp_path: Path, colour: str) -> None:
+    """Of a large cache one page would be all; or a new generation in the middle would leave its own out."""
+    with Cache(f"disk://{tmp_path}") as cache:
+        names = [f"k{number:04}" for number in range(1_200)]
+        cache.set_many(dict.fromkeys(names, 1))
+        assert keys(cache, colour) == names
+        listed = cache.keys()
+        first = next(listed)
+        cache.clear()
+        cache.set("new", 1)
+        rest = [*listed]
+        assert first in names
+        assert "new" in rest
+        assert len(rest) <= 1_000
+
+
+@both
+def test_an_engine_that_can_not_list_says_so(colour: str) -> None:
+    """An empty list would be believed."""
+    with Cache(shared_memcached().url) as cache, pytest.raises(OptionError, match="can't say which keys it has"):
+        cache.keys() if colour == "sync" else cache.akeys()

@@ -49,8 +49,8 @@ class MemoryEngine(Engine):
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
         keys, line = _Keys(shelf, clock), Line(clock)
-        self.claims = self.store = self.recalls = self.shows = _Verbs(keys, BLOCKING)
-        self.aclaims = self.astore = self.ashows = _Verbs(keys, SUSPENDING)
+        self.claims = self.store = self.recalls = self.shows = self.lists = _Verbs(keys, BLOCKING)
+        self.aclaims = self.astore = self.ashows = self.alists = _Verbs(keys, SUSPENDING)
         self.locks, self.alocks = _Locks(line, BLOCKING), _Locks(line, SUSPENDING)
         self._parts = keys, line
         forks.in_child(self._start_again)
@@ -87,6 +87,7 @@ class Shelf(Protocol):
     def put(self, resident: Resident, /) -> object: ...
     def drop(self, key: str, /) -> Resident | None: ...
     def clear(self) -> None: ...
+    def residents(self) -> list[Resident]: ...
 
 
 class _Locked:
@@ -119,6 +120,12 @@ class _Locked:
     def clear(self) -> None:
         with decisions.lock:
             self._cache.clear()
+
+    def residents(self) -> list[Resident]:
+        from cachetools import Cache
+
+        with decisions.lock:  # by the class above all policies: theirs would take it for a use
+            return [Cache.__getitem__(self._cache, key) for key in self._cache]
 
 
 def _is_cachetools(cache: object) -> bool:
@@ -285,6 +292,11 @@ class _Verbs(Versioned):
             entry, now = self.kept(key), self._keys.clock()
             lease = self._keys.leases.get(key, now)
         return Shown(entry, b"") if lease is None else Shown(entry, lease.token, lease.end - now, here())
+
+    async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
+        self._keys.check()
+        now, kept = self._keys.clock(), self._keys.shelf.residents()
+        return [each.key for each in kept if each.keep > now and each.key.startswith(prefix)], None
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         with decisions.lock:

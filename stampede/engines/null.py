@@ -23,7 +23,7 @@ class NullEngine(Engine):
     coherent = False
 
     def __init__(self) -> None:
-        self.claims = self.aclaims = self.store = self.astore = _Nothing()
+        self.claims = self.aclaims = self.store = self.astore = self.lists = self.alists = _Nothing()
         self.locks = self.alocks = _NoLock()
 
     def ping(self) -> float:
@@ -55,6 +55,9 @@ class _Nothing:
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         return True
+
+    async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
+        return [], None
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [None] * len(keys)

@@ -60,8 +60,8 @@ class DiskEngine(Engine):
         self.directory = Path(directory).expanduser().absolute()
         self.silence = timeout  # of one who waits for a writer that is frozen
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
-        self.claims = self.store = self.shows = _Keys(rows, BLOCKING, _here)
-        self.aclaims = self.astore = self.ashows = _Keys(rows, SUSPENDING, in_thread)
+        self.claims = self.store = self.shows = self.lists = _Keys(rows, BLOCKING, _here)
+        self.aclaims = self.astore = self.ashows = self.alists = _Keys(rows, SUSPENDING, in_thread)
         self.looks = self.recalls = rows
         self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
         self._closing = finalize(self, _close, rows, os.getpid())
@@ -174,6 +174,9 @@ class _Keys(_Port, Versioned):
 
     async def show(self, key: str) -> Shown:
         return await self._read(self._rows.show, key)
+
+    async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
+        return await self._read(self._rows.page, prefix, cursor)
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         await self._run(self._rows.set, key, entry)

@@ -31,7 +31,11 @@ VERDICT = 5.0
 SWEEP = 60.0
 """Seconds between two looks for what dead processes left."""
 
+PAGE = 1000
+"""Rows that are listed at once."""
+
 _MESSAGE = 4000
+_LEAST = -(1 << 63)
 _LONGEST = 900_000_000  # SQLite's own limit is a little above
 
 # Whatever stands in the file: these columns are bytes, or numbers, or 0.
@@ -42,6 +46,7 @@ _COLUMNS = (
 )
 _LEASE_COLUMNS = "token, CAST(ifnull(ends, 0) AS REAL), holder, CAST(ifnull(fence, 0) AS INTEGER)"
 _ENTRY = f"SELECT {_COLUMNS} FROM entries WHERE number = ?"
+_PAGE = "SELECT number, key, CAST(ifnull(keep, 0) AS REAL) FROM entries WHERE number > ? ORDER BY number LIMIT ?"
 _LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the rest is also in the value's header
 _LEASE = f"SELECT {_LEASE_COLUMNS} FROM leases WHERE number = ?"
 _STATE = f"""
@@ -284,6 +289,16 @@ class Rows:
         pid = pid_here(lease.holder) if isinstance(lease.holder, str) else None
         host = here().rpartition(":")[0]  # a directory is of one machine, whose processes may be in other containers
         return Shown(entry, lease.token, lease.ends - now, f"{host}:{'' if pid is None else pid}")
+
+    def page(self, prefix: str, cursor: int | None) -> tuple[list[str], int | None]:
+        """By the numbers of keys, whichever they are: a page takes no longer where few begin with this."""
+        raw = prefix.encode("utf-8", "surrogatepass")
+        with self.database.reading() as (_, connection):
+            rows = connection.execute(_PAGE, (_LEAST if cursor is None else cursor, PAGE)).fetchall()
+        now = clock()
+        found = [key for _, key, keep in rows if keep > now and type(key) is bytes and key.startswith(raw)]
+        after = rows[-1][0] if len(rows) == PAGE else None
+        return [key.decode("utf-8", "surrogatepass") for key in found], after
 
     def set(self, key: str, entry: Entry[Any]) -> None:
         number, raw = key_number(key)

@@ -105,6 +105,17 @@ class RoutedKeys(Versioned):
     async def show(self, key: str) -> Shown:
         return await self._at(key, lambda keys: keys.show(key), always=True)
 
+    async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
+        """One master after the other, each found by one of its slots."""
+        if cursor is None:
+            owners = await self._ways.owners(range(SLOTS), self._colour)
+            cursor = list({owner: slot for slot, owner in enumerate(owners)}.values()), None
+        (slot, *more), at = cursor
+        found, at = await self._ways.at(slot, self._colour, lambda ports: ports.keys.page(prefix, at), always=True)
+        if at is not None:
+            return found, ([slot, *more], at)
+        return found, (more, None) if more else None
+
     async def set(self, key: str, entry: Entry[Any]) -> None:
         await self._at(key, lambda keys: keys.set(key, entry))
 

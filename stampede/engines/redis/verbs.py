@@ -23,10 +23,12 @@ from stampede.engines.redis.wire import (
     expiry,
     is_large,
     kept,
+    key_of,
     ms,
     names,
     news_of,
     pack,
+    pattern,
     reply_of,
     shown,
     token_of,
@@ -63,6 +65,9 @@ NOTED = 2 * KNOWN
 MOST = 32
 """As many, at most."""
 
+
+PAGE = 1000
+"""Keys that are looked at for one page of a list."""
 
 MANY = 1000
 """Large values that a process remembers as such."""
@@ -291,6 +296,11 @@ class Keys(Versioned):
         its = names(key)
         commands = [self._scripts.get([its.entry], b""), (b"GET", its.lease), (b"PTTL", its.lease)]
         return shown(*await self._line.ask_all(commands, wide=True))
+
+    async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
+        command = (b"SCAN", cursor or b"0", b"MATCH", pattern(prefix), b"COUNT", b"%d" % PAGE)
+        after, found = await self._line.ask(command)
+        return list(dict.fromkeys(map(key_of, found))), None if after == b"0" else after
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         await self._changed(names(key), self._setting(key, entry))

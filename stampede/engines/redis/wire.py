@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from hashlib import blake2b
 from math import ceil, inf
@@ -22,10 +23,12 @@ __all__ = [
     "expiry",
     "is_large",
     "kept",
+    "key_of",
     "ms",
     "names",
     "news_of",
     "pack",
+    "pattern",
     "reply_of",
     "shown",
     "token_of",
@@ -73,6 +76,19 @@ def names(key: str) -> Names:
     digest = blake2b(raw, digest_size=12).digest()
     tag = b"{%s}" % digest.hex().encode()
     return Names(*all_of(tag + b":" + raw), tag + b"c", digest[0] << 8 | digest[1])
+
+
+def key_of(entry: bytes) -> str:
+    """The key whose entry has this name."""
+    return entry[27:].decode("utf-8", "surrogatepass")
+
+
+def pattern(prefix: str) -> bytes:
+    """What the names of the entries match whose keys begin with this."""
+    return b"{%b}:%b*" % (24 * b"?", _SPECIAL.sub(rb"\\\g<0>", prefix.encode("utf-8", "surrogatepass")))
+
+
+_SPECIAL = re.compile(rb"[*?\[\]\\]")
 
 
 # -- entries ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import unittest
 from math import inf
 
 from stampede.entry import new_id
-from stampede.ports import Asked, Versioned
+from stampede.ports import Ask, Asked, Versioned
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, case, some
 
 __all__ = ["StoreSuite"]
@@ -278,3 +278,41 @@ class StoreSuite(KeyedSuite):
             raise unittest.SkipTest("the store is not versioned")
         herd = [self.beside(store.replace("k", None, some())) for _ in range(HERD)]
         assert [await one for one in herd].count(True) == 1
+
+    # -- lists
+
+    @case
+    async def test_keys_are_listed(self) -> None:
+        """Whoever looks through his keys would miss some, or be told of some that nobody has set."""
+        assert await self.listed("") == []
+        for key in KEYS:
+            await self.store.set(key, some())
+        assert sorted(await self.listed("")) == sorted(KEYS)
+        for prefix in (*KEYS, "a:", "k" * 9_999, "no such"):
+            assert sorted(await self.listed(prefix)) == sorted(key for key in KEYS if key.startswith(prefix)), prefix
+        await self.store.invalidate("a")
+        await self.store.expire("A")
+        await self.store.set("stale", some(fresh=0.0, keep=LONG))
+        assert sorted(await self.listed("")) == sorted({*KEYS, "stale"} - {"a"})
+
+    @case
+    async def test_very_many_keys_are_listed(self) -> None:
+        """One page of them would be taken for all."""
+        names = [f"key {number}" for number in range(2_500)]
+        assert await self.listed("") == []
+        for name in names:
+            await self.store.set(name, some())
+        entries = await self.store.get(names)
+        kept = {
+            name for name, entry in zip(names, entries, strict=True) if entry is not None
+        }  # as there may be less room
+        found = await self.listed("key ")
+        assert set(found) == kept
+        assert len(found) < 1.1 * len(kept)  # a server that grows its table in the middle may tell of one twice
+        assert set(await self.listed("key 24")) == {name for name in kept if name.startswith("key 24")}
+
+    @case
+    async def test_what_is_computed_is_not_listed(self) -> None:
+        """A lease would be taken for a value."""
+        await self.claims.claim("k", new_id(), Ask(LONG))
+        assert await self.listed("") == []

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from stampede.colour import run_blocking
 from stampede.entry import Entry, new_id
-from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Shows, Store
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Lists, Shows, Store
 from stampede.testing.clock import FakeClock
 
 __all__ = [
@@ -207,6 +207,18 @@ class KeyedSuite(Suite):
     @property
     def store(self) -> Store:
         return there(self.engine.astore if self.suspending else self.engine.store)
+
+    @property
+    def far_lists(self) -> Lists:
+        return there(self.peer.alists if self.suspending else self.peer.lists)
+
+    async def listed(self, prefix: str) -> list[str]:
+        """The keys that the peer has, from the first page to the last."""
+        found, after = await self.far_lists.page(prefix)
+        while after is not None:
+            more, after = await self.far_lists.page(prefix, after)
+            found += more
+        return found
 
     @property
     def far_shows(self) -> Shows:
