@@ -183,8 +183,12 @@ class AsyncVerbs(Decorated[K], Protocol[P, K, T]):
 MYPY = False
 
 
-class _Nobody:
+class Nobody:
     """Fits where anything does."""
+
+
+N = TypeVar("N", bound=Nobody)
+"""What fits everywhere: `Any`, and what has it for a base."""
 
 
 class CachedFunction(Verbs[P, P, T]):
@@ -194,7 +198,7 @@ class CachedFunction(Verbs[P, P, T]):
 
         @overload
         def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[_Nobody, P2], T], obj: object, owner: type | None = None, /
+            self: Callable[Concatenate[Nobody, P2], T], obj: object, owner: type | None = None, /
         ) -> CachedFunction[..., T]: ...
         @overload
         def __get__(  # type: ignore[misc]
@@ -238,7 +242,7 @@ class CachedAsync(AsyncVerbs[P, P, T]):
 
         @overload
         def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[_Nobody, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
+            self: Callable[Concatenate[Nobody, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
         ) -> CachedAsync[..., T]: ...
         @overload
         def __get__(  # type: ignore[misc]
@@ -282,7 +286,7 @@ class LooselyCached(Verbs[P, ..., T]):
 
         @overload
         def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[_Nobody, P2], T], obj: object, owner: type | None = None, /
+            self: Callable[Concatenate[Nobody, P2], T], obj: object, owner: type | None = None, /
         ) -> LooselyCached[..., T]: ...
         @overload
         def __get__(  # type: ignore[misc]
@@ -326,7 +330,7 @@ class LooselyCachedAsync(AsyncVerbs[P, ..., T]):
 
         @overload
         def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[_Nobody, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
+            self: Callable[Concatenate[Nobody, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
         ) -> LooselyCachedAsync[..., T]: ...
         @overload
         def __get__(  # type: ignore[misc]
@@ -369,6 +373,8 @@ class LooselyCachedAsync(AsyncVerbs[P, ..., T]):
 class DecorateWith(Protocol):
     """`@cached(...)`, once it has its options."""
 
+    @overload  # what may be anything, as a class of a package that ships no types, is no coroutine
+    def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
     @overload  # a coroutine function is a function too: the narrower comes first
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, T]], /
@@ -380,6 +386,8 @@ class DecorateWith(Protocol):
 class DecorateLoosely(Protocol):
     """The same, where options leave parameters out of the key."""
 
+    @overload
+    def __call__(self, function: Callable[P, N], /) -> LooselyCached[P, N]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, T]], /

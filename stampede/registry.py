@@ -27,6 +27,7 @@ from stampede.faces import (
     DecorateWith,
     LockOptions,
     MoreOptions,
+    N,
     Options,
     PolicyOptions,
     StrictOptions,
@@ -250,6 +251,8 @@ def _found(cache: Any) -> Cache:
 class _Cached(Protocol):
     """`cached`, as type checkers see it."""
 
+    @overload  # what may be anything, as a class of a package that ships no types, is no coroutine
+    def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
     @overload  # a coroutine function is a function too: the narrower comes first
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, T]], /
