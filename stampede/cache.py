@@ -161,7 +161,8 @@ class Cache:
         found = self._root.at_hand(self._key(key)) if block is None else self._root.at_hand_of(block, self._key(key))
         if found is not None:
             return cast(T, found.value)
-        return cast(T, self._land(run_blocking(self._fetch(BLOCKING, key, function, options, block)), options))
+        policy = self.policy.with_options(**options)
+        return cast(T, landed(run_blocking(self._fetch(BLOCKING, key, function, policy, block)), policy))
 
     @overload  # an async function is a function too: the narrower comes first
     async def aget_or_compute(
@@ -185,26 +186,23 @@ class Cache:
         found = self._root.at_hand(self._key(key)) if block is None else self._root.at_hand_of(block, self._key(key))
         if found is not None:
             return found.value
-        return self._land(await self._fetch(SUSPENDING, key, function, options, block), options)
+        policy = self.policy.with_options(**options)
+        return landed(await self._fetch(SUSPENDING, key, function, policy, block), policy)
 
     async def _fetch(
         self,
         colour: Colour,
         key: str,
         function: Callable[[], Any],
-        options: Mapping[str, Any],
+        policy: Policy,
         once: Block | None,
     ) -> Landing:
         if not callable(function):
             raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
-        policy = self.policy.with_options(**options)
         return await self._root.fetch(colour, self._key(key), function, policy, once=once)
 
     def _itself(self) -> Cache:
         return self
-
-    def _land(self, landing: Landing, options: Mapping[str, Any]) -> Any:
-        return landed(landing, self.policy.with_options(**options))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value if it is fresh, else `default`. Nobody computes."""
