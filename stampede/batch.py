@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import inf
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import ref
 
 from stampede.call import Call, Once
@@ -31,10 +31,18 @@ from stampede.ports import Granted, Ticket
 __all__ = ["fetch_many"]
 
 T = TypeVar("T")
+TtlOf: TypeAlias = Callable[[str], Callable[[Any], Any] | None]
+"""How long a key's value is fresh, where that is not its policy's."""
 
 
 async def fetch_many(
-    scope: Scope, colour: Colour, keys: Iterable[str], loader: Loader, policy: Policy, once: Once | None = None
+    scope: Scope,
+    colour: Colour,
+    keys: Iterable[str],
+    loader: Loader,
+    policy: Policy,
+    once: Once | None = None,
+    ttl_of: TtlOf = lambda key: None,
 ) -> dict[str, Landing]:
     """What is there, what others compute, and what `loader` gives for the rest; keys that it leaves out are left out.
 
@@ -44,7 +52,7 @@ async def fetch_many(
     others: Iterable[str] = keys
     start, waited, singly = monotonic(), 0.0, 1
     while True:
-        batch = _Batch(scope, colour, loader, _left(policy, waited, monotonic() - start), once)
+        batch = _Batch(scope, colour, loader, _left(policy, waited, monotonic() - start), once, ttl_of)
         landings |= await batch.claim(others)
         waited += batch.asked
         if not batch.others:
@@ -54,7 +62,7 @@ async def fetch_many(
         # all that are left be asked for a thousand times.
         for key in batch.others[:singly]:
             began = monotonic()
-            left = _left(policy, waited, began - start)
+            left = _with(_left(policy, waited, began - start), ttl_of(key))
             landings[key] = await scope.fetch(colour, key, loader.origin(key), left, once=once)
             if not landings[key].stored:  # or it was computed here after all
                 waited += monotonic() - began
@@ -62,6 +70,10 @@ async def fetch_many(
         if not others:
             break
     return {key: landing for key, landing in landings.items() if not landing.is_nothing}
+
+
+def _with(policy: Policy, ttl: Callable[[Any], Any] | None) -> Policy:
+    return policy if ttl is None else policy.with_options(ttl=ttl)
 
 
 def _left(policy: Policy, waited: float, gone: float) -> Policy:
@@ -84,12 +96,15 @@ class _Led(NamedTuple):
 class _Batch:
     """One caller's keys; `others` are those that somebody else computes."""
 
-    def __init__(self, scope: Scope, colour: Colour, loader: Loader, policy: Policy, once: Once | None) -> None:
+    def __init__(
+        self, scope: Scope, colour: Colour, loader: Loader, policy: Policy, once: Once | None, ttl_of: TtlOf
+    ) -> None:
         self._scope = scope
         self._colour = colour
         self._loader = loader
         self._policy = policy
         self._once = once
+        self._ttl_of = ttl_of
         self._led: dict[str, _Led] = {}
         self._work: Callable[[], Any]  # gives the coroutine that leads all these flights
         self.others: list[str] = []
@@ -186,7 +201,8 @@ class _Batch:
     def _lead(self, today: str, key: str, began: float) -> None:
         """Lead the key's flight, unless somebody does."""
         front = self._scope.core.front
-        call = self._scope.of_many(self._colour, today, key, self._loader.origin(key), self._policy, began, self._once)
+        policy = _with(self._policy, self._ttl_of(key))
+        call = self._scope.of_many(self._colour, today, key, self._loader.origin(key), policy, began, self._once)
         sample = front.sample(call.key)
         if call.leader is not None:
             call.leader.follow(self._work())  # and no name for it here: frames may be kept for long

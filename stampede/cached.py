@@ -19,7 +19,18 @@ from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import EngineClosed, KeyingError, OptionError
 from stampede.hot import Hot
-from stampede.keys import Identity, Parameters, identity_of, in_namespace, key_maker, quoted, scope_name
+from stampede.keys import (
+    Identity,
+    Parameters,
+    arguments_named,
+    identity_of,
+    in_namespace,
+    in_namespace_of,
+    key_maker,
+    quoted,
+    scope_name,
+    ttl_of_call,
+)
 from stampede.local import Resident
 from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import landed
@@ -62,8 +73,10 @@ class Cached(Verbs):
         self._of_class = bound and next(iter(inspect.signature(function).parameters), None) == "cls"
         self.colour = SUSPENDING if self.suspending else BLOCKING
         self.parameters = Parameters(function, options.get("ignore", ()))
-        # A key function may look at more than the arguments: a tenant in a context, the day of the week.
-        pure = key is None or isinstance(key, str)
+        self._ttl, self._ttl_asks = ttl_of_call(options.get("ttl"), self.parameters)
+        namespace = options.get("namespace")
+        # Such a function may look at more than the arguments: a tenant in a context, the day of the week.
+        pure = not callable(key) and not callable(namespace)
         self.hot = Hot(function, self.parameters, suspending=self.suspending, bound=bound, pure=pure)
         self._find = find
         self._lock = threading.RLock()  # a finalizer that runs in the middle of binding may call the function
@@ -73,6 +86,8 @@ class Cached(Verbs):
         self._make_key: Callable[..., str] | None = None
         # What verbs don't ask for: parameters that are no part of the key, but for the object that they are bound to.
         absent = self.parameters.absent(key)
+        if callable(namespace):
+            absent = absent.difference(arguments_named("namespace", namespace, self.parameters))
         self._absent = absent.difference(self.parameters.names[:1]) if bound else absent
         if isinstance(key, str):
             self._key_maker("")  # a field that the signature can't fill is an error of this line
@@ -85,7 +100,7 @@ class Cached(Verbs):
     def among(self, namesakes: Namesakes) -> Cached:
         """One of those that are decorated for one cache: OptionError if it would be served what another computes."""
         if self.options.get("key") is None and self._identity.whole:
-            namesakes.add(self._name(str(self.options.get("namespace", ""))), self._identity)
+            namesakes.add(self._name(self._namespace("")), self._identity)
         return self
 
     def _told_by(self) -> Identity:
@@ -97,7 +112,29 @@ class Cached(Verbs):
 
     def _policy(self, policy: Policy) -> Policy:
         """Its cache's policy, as its own options change it."""
-        return policy.with_options(**_among(self.options, OPTIONS))
+        own = _among(self.options, OPTIONS)
+        if self._ttl is not None:
+            del own["ttl"]
+        return policy.with_options(**own)
+
+    def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+        """How long this call's values are fresh, where that depends on its arguments."""
+        return None if self._ttl is None else self._ttl(*args, **kwargs)
+
+    def ttl_of_kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+        """The same of a value that is set, of whose call only that is known which is part of the key."""
+        unknown = self._absent.intersection(self._ttl_asks)
+        if unknown:
+            raise OptionError(
+                f"how long a value of {self.function.__qualname__} is fresh depends on {', '.join(sorted(unknown))}, "
+                "which is no part of its key: give set() a ttl="
+            )
+        return self.ttl_of(args, kwargs)
+
+    def _namespace(self, default: str) -> str:
+        """That of all its keys: one that depends on the arguments stands in each, behind its cache's."""
+        namespace = self.options.get("namespace", default)
+        return default if callable(namespace) else str(namespace)
 
     def _name(self, namespace: str) -> str:
         return scope_name(namespace, self._identity, self.options.get("version"))
@@ -109,22 +146,26 @@ class Cached(Verbs):
         for name in options:
             if name not in known:
                 raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
-        DEFAULT.with_options(**_among(options, OPTIONS))
+        DEFAULT.with_options(
+            **{name: each for name, each in _among(options, OPTIONS).items() if not _of_call(name, each)}
+        )
         coding = checked(_among(options, CODING), CACHE)
         if coding.get("codec", "pickle") != "pickle":
             make_codec(coding["codec"])  # or its package is missing, or it is no codec
-        for name in ("version", "namespace"):
+        for name, function in (("version", ""), ("namespace", ", or a function of the arguments")):
             value = options.get(name, "")
-            if not isinstance(value, (str, int)):
-                raise OptionError(f"{name} is {value!r}: give a string or a number")
-
+            if not isinstance(value, (str, int)) and not (function and callable(value)):
+                raise OptionError(f"{name} is {value!r}: give a string or a number{function}")
         key = options.get("key")
         if key is not None and not isinstance(key, str) and not callable(key):
             raise OptionError(f"key is {key!r}: give a function of the arguments, or a format string")
 
     def _key_maker(self, prefix: str) -> Callable[..., str]:
-        ignore, key = self.options.get("ignore", ()), self.options.get("key")
-        return key_maker(self.function, prefix=prefix, ignore=ignore, key=key, bound=self.bound)
+        ignore, key, namespace = self.options.get("ignore", ()), self.options.get("key"), self.options.get("namespace")
+        if not callable(namespace):
+            return key_maker(self.function, prefix=prefix, ignore=ignore, key=key, bound=self.bound)
+        make = key_maker(self.function, prefix="", ignore=ignore, key=key, bound=self.bound)
+        return in_namespace_of(namespace, self.parameters, prefix, make)
 
     # -- binding: the cache is found at the first call, and again after `configure` -------------------------------
 
@@ -147,7 +188,7 @@ class Cached(Verbs):
                     self._identity.named or self._identity.whole
                 ):  # what was missing when it was decorated is there now
                     self._identity = self._told_by()
-                namespace = str(self.options.get("namespace", home.namespace))
+                namespace = self._namespace(home.namespace)
                 name = called = self._name(namespace)
                 if self.options.get("key") is None:
                     home.namesakes.add(name, self._identity)
@@ -173,8 +214,13 @@ class Cached(Verbs):
 
     def key(self, /, *args: Any, **kwargs: Any) -> str:
         """The key of these arguments; of those that are a part of it, as in the other verbs."""
+        args, kwargs = self.whole(args, kwargs)
+        return self.key_of_call(*args, **kwargs)
+
+    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, where those that are no part of the key are not given."""
         if not self._absent:
-            return self.key_of_call(*args, **kwargs)
+            return args, kwargs
         signature = inspect.signature(self.function)
         parts = [part for name, part in signature.parameters.items() if name not in self._absent]
         given = signature.replace(parameters=parts).bind(*args, **kwargs)
@@ -184,7 +230,7 @@ class Cached(Verbs):
             for name in signature.parameters
             if name in self._absent or name in given.arguments
         }
-        return self.key_of_call(*whole.args, **whole.kwargs)
+        return whole.args, whole.kwargs
 
     def key_of_call(self, /, *args: Any, **kwargs: Any) -> str:
         """The key of a call's arguments."""
@@ -271,8 +317,9 @@ class Cached(Verbs):
         force: bool = False,
         once: Block | None = None,
     ) -> Any:
-        caller = _Caller(self, scope, args, kwargs)
-        return scope.fetch(self.colour, key, caller, None, force=force, home=caller, once=once)
+        caller, ttl = _Caller(self, scope, args, kwargs), self.ttl_of(args, kwargs)
+        policy = None if ttl is None else scope.policy.with_options(ttl=ttl)
+        return scope.fetch(self.colour, key, caller, policy, force=force, home=caller, once=once)
 
     def _take_home(self, scope: Scope, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
@@ -334,6 +381,11 @@ class LateCache:
 
     def __repr__(self) -> str:
         return repr(self._cached.home)
+
+
+def _of_call(name: str, option: Any) -> bool:
+    """It may ask for more than the value: that is seen when the function is known."""
+    return name == "ttl" and callable(option)
 
 
 def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

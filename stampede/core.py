@@ -619,9 +619,14 @@ class Scope:
         entry = self.entry_for(key, value, policy or self.policy)
         await self._change(colour, key, "set", lambda store, physical: store.set(physical, entry))
 
-    async def put_many(self, colour: Colour, values: Mapping[str, Any], policy: Policy) -> None:
+    async def put_many(
+        self, colour: Colour, values: Mapping[str, Any], policy: Policy | Callable[[str], Policy]
+    ) -> None:
         """All of them in one round trip, where the engine can."""
-        entries = {key: self.entry_for(key, value, policy) for key, value in values.items()}
+        entries = {
+            key: self.entry_for(key, value, policy(key) if callable(policy) else policy)
+            for key, value in values.items()
+        }
         await self._change_many(colour, "set", {key: (entry,) for key, entry in entries.items()})
 
     def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:

@@ -61,7 +61,7 @@ class PolicyOptions(MoreOptions, total=False):
 
 
 class _Coding(PolicyOptions, total=False):
-    namespace: str
+    namespace: str | int | Callable[..., str | int]
     codec: Codec
     trust: Sequence[str | type | ModuleType]
     signing_key: str | bytes | Sequence[str | bytes] | None

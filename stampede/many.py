@@ -96,7 +96,8 @@ class Many:
                 chunk=self._chunk,
                 nothing=lambda id: nothing_of(self.function, id),
             )
-            landings = await fetch_many(scope, self.one.colour, missing, loader, scope.policy, block)
+            ttl_of = lambda key: self.one.ttl_of(*call(names[key]))  # noqa: E731
+            landings = await fetch_many(scope, self.one.colour, missing, loader, scope.policy, block, ttl_of)
             try:
                 found |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
             except StopIteration as end:  # a function's own
@@ -130,9 +131,14 @@ class Many:
         return self._run(self._set_many(values, args, kwargs))
 
     async def _set_many(self, values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        scope, policy = self.one.scope, self.one.terms(kwargs)
-        keys = self._keys(values, self._place.beside(args, kwargs), self.one.key)
-        await scope.put_many(self.one.colour, {key: values[id] for key, id in keys.items()}, policy)
+        scope, terms, beside = self.one.scope, self.one.terms(kwargs), self._place.beside(args, kwargs)
+        keys = self._keys(values, beside, self.one.key)
+
+        def policy_of(key: str) -> Policy:
+            call = beside(keys[key])
+            return self.one.policy_of(terms, *self.one.whole(call.args, dict(call.kwargs)))
+
+        await scope.put_many(self.one.colour, {key: values[id] for key, id in keys.items()}, policy_of)
 
     def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
         """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were."""
@@ -201,13 +207,20 @@ class One(Cached):
         policy = super()._policy(policy)
         if not self._absent_for:
             return policy
-        ttl_of, absent = policy.ttl_of, self._absent_for
+        return policy.with_options(ttl=self._unless_absent(policy.ttl_of), raises=(*policy.raises, Nothing))
 
-        def ttl(value: Any) -> float | None:
+    def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+        ttl = super().ttl_of(args, kwargs)
+        return self._unless_absent(ttl) if ttl is not None and self._absent_for else ttl
+
+    def _unless_absent(self, ttl_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        absent = self._absent_for
+
+        def ttl(value: Any) -> Any:
             seconds = absent if isinstance(value, Nothing) else ttl_of(value)
             return None if seconds == inf else seconds
 
-        return policy.with_options(ttl=ttl, raises=(*policy.raises, Nothing))
+        return ttl
 
 
 class _Place:

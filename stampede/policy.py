@@ -18,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 Seconds: TypeAlias = float | str | timedelta | None
-TimeToLive: TypeAlias = Seconds | Callable[[Any], Seconds]
+TimeToLive: TypeAlias = Seconds | Callable[..., Seconds]
 
 LONGEST = 100 * 365.25 * 24 * 3600
 """No duration is longer, unless it is for ever: what waits for it asks the system for a time-out, which has an end."""

@@ -48,6 +48,15 @@ class Verbs(ABC):
     def key_of_call(self, /, *args: Any, **kwargs: Any) -> str: ...
 
     @abstractmethod
+    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+
+    @abstractmethod
+    def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None: ...
+
+    @abstractmethod
+    def ttl_of_kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None: ...
+
+    @abstractmethod
     def fetch(
         self, scope: Scope, key: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, force: bool = False
     ) -> Any: ...
@@ -79,13 +88,19 @@ class Verbs(ABC):
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Store this value for these arguments. `ttl=` and `stale=` are of this entry, unless they are arguments of the
         function's."""
-        policy = self.terms(kwargs)
-        return self._run(self.scope.put(self.colour, self.key(*args, **kwargs), value, policy))
+        terms = self.terms(kwargs)
+        args, kwargs = self.whole(args, kwargs)
+        policy = self.policy_of(terms, args, kwargs)
+        return self._run(self.scope.put(self.colour, self.key_of_call(*args, **kwargs), value, policy))
 
-    def terms(self, kwargs: dict[str, Any]) -> Policy:
+    def terms(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """How an entry is kept that is set: what these say of it is taken out of them."""
-        options = {name: kwargs.pop(name) for name in ("ttl", "stale") if name in kwargs and self._has_no(name)}
-        return self.scope.policy.with_options(**options)
+        return {name: kwargs.pop(name) for name in ("ttl", "stale") if name in kwargs and self._has_no(name)}
+
+    def policy_of(self, terms: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Policy:
+        """The same, and what the arguments of its call say of it."""
+        ttl = self.ttl_of_kept(args, kwargs) if "ttl" not in terms else None
+        return self.scope.policy.with_options(**terms, **({} if ttl is None else {"ttl": ttl}))
 
     def _has_no(self, name: str) -> bool:
         """It can't be an argument of the function's."""
@@ -153,7 +168,9 @@ class Verbs(ABC):
         values = {key: found.value for key in wanted if (found := look(key)) is not None}
         missing = [key for key in wanted if key not in values]
         loader = OneByOne(self.colour, {key: wanted[key].of(self.origin) for key in missing}, workers)
-        landings = await fetch_many(scope, self.colour, missing, loader, scope.policy, block)
+        landings = await fetch_many(
+            scope, self.colour, missing, loader, scope.policy, block, lambda key: self.ttl_of(*wanted[key])
+        )
         try:
             values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
         except StopIteration as end:  # a function's own

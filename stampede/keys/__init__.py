@@ -4,6 +4,7 @@ from stampede.keys.canonical import canonical, name_of
 from stampede.keys.compose import BY_CODE, function_in, generation, in_namespace, quoted, scope_name
 from stampede.keys.identity import Identity, identity_of
 from stampede.keys.maker import key_maker
+from stampede.keys.of_call import arguments_named, in_namespace_of, ttl_of_call
 from stampede.keys.parameters import FAST_TYPES, Parameter, Parameters, are_fast
 
 __all__ = [
@@ -13,13 +14,16 @@ __all__ = [
     "Parameter",
     "Parameters",
     "are_fast",
+    "arguments_named",
     "canonical",
     "function_in",
     "generation",
     "identity_of",
     "in_namespace",
+    "in_namespace_of",
     "key_maker",
     "name_of",
     "quoted",
     "scope_name",
+    "ttl_of_call",
 ]

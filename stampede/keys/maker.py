@@ -73,7 +73,7 @@ class _Part:
 
 def _by_arguments(parameters: Parameters, prefix: str, bound: bool) -> KeyMaker:
     parts = _parts(parameters, bound)
-    code = _Code(parameters)
+    code = Code(parameters)
     texts = [parameters.fresh_name(f"_t{number}") for number in range(len(parts))]
     shown = ",".join(f"{part.label}{{{text}}}" for part, text in zip(parts, texts, strict=True))
     lines = [f"        {text} = {_expression(part, code)}" for part, text in zip(parts, texts, strict=True)]
@@ -134,7 +134,7 @@ def _without(ignored: frozenset[str], kwargs: dict[str, object]) -> str:
     return canonical({name: value for name, value in kwargs.items() if name not in ignored})
 
 
-def _expression(part: _Part, code: _Code) -> str:
+def _expression(part: _Part, code: Code) -> str:
     """The source of one parameter's text; ints, None, bools and common strings are written on the spot."""
     name = part.parameter.name
     text = f"{code.name(part.write)}({name})"
@@ -186,7 +186,7 @@ def _by_function(prefix: str, key: Any) -> KeyMaker:
 
 
 def _by_format(parameters: Parameters, prefix: str, template: str) -> KeyMaker:
-    code = _Code(parameters)
+    code = Code(parameters)
     fields, names = fields_in(template), sorted(names_in(template))
     _check_names(template, names, parameters)
     bare = [name for name in names if name in fields]
@@ -255,7 +255,7 @@ def _shows_address(cls: type) -> bool:
 # -- generated code -------------------------------------------------------------------------------------------
 
 
-class _Code:
+class Code:
     """A function under generation: its namespace, in which no name is a parameter's."""
 
     def __init__(self, parameters: Parameters) -> None:
@@ -272,7 +272,7 @@ class _Code:
         """What it may call a variable of its own."""
         return self._parameters.fresh_name(name)
 
-    def function(self, body: list[str]) -> KeyMaker:
+    def function(self, body: list[str]) -> Callable[..., Any]:
         """Compile a function of the very signature; a wrong call is answered in the words of the original."""
         name = self._parameters.fresh_name("_make")
         source = "\n".join([f"def {name}({self._parameters.declaration()}):", *body])
