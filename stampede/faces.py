@@ -33,6 +33,12 @@ Codec: TypeAlias = Literal["sealed", "msgpack", "json", "pickle"] | ValueCodec
 Tables: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
+class NamespaceOf(Protocol):
+    """A function of those arguments of a call that it names."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str | int: ...
+
+
 # -- options ------------------------------------------------------------------------------------------------------
 
 
@@ -61,7 +67,7 @@ class PolicyOptions(MoreOptions, total=False):
 
 
 class _Coding(PolicyOptions, total=False):
-    namespace: str | int | Callable[..., str | int]
+    namespace: str | int | NamespaceOf
     codec: Codec
     trust: Sequence[str | type | ModuleType]
     signing_key: str | bytes | Sequence[str | bytes] | None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from math import inf, isnan
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from stampede.errors import OptionError
 
@@ -18,7 +18,15 @@ __all__ = [
 ]  # fmt: skip
 
 Seconds: TypeAlias = float | str | timedelta | None
-TimeToLive: TypeAlias = Seconds | Callable[..., Seconds]
+
+
+class TtlOf(Protocol):
+    """A function of the value; a decorated function's may name arguments of the call besides."""
+
+    def __call__(self, value: Any, /, *args: Any, **kwargs: Any) -> Seconds: ...
+
+
+TimeToLive: TypeAlias = Seconds | TtlOf
 
 LONGEST = 100 * 365.25 * 24 * 3600
 """No duration is longer, unless it is for ever: what waits for it asks the system for a time-out, which has an end."""

@@ -207,6 +207,14 @@ async def of_many_ids(cache: Cache) -> None:
     assert_type(Shop.taxes(["de"]), dict[str, float])
 
 
+def of_region(value: object, *, region: str) -> str:
+    return region
+
+
+def of_tenant(*, tenant: str, year: int = 2026) -> str:
+    return tenant
+
+
 def options(cache: Cache) -> None:
     """Options are known by name and type, for functions and for calls."""
 
@@ -216,7 +224,11 @@ def options(cache: Cache) -> None:
 
     assert_type(report(1, "monday"), Report)
     cached(cache=cache, ttl=lambda value: 5)
+    cached(namespace=lambda: "here", patience=0.2, deadline="2s")
+    cached(namespace=lambda tenant: [tenant])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    cached(ttl=of_region, namespace=of_tenant, cache="reports")
     cached(cache=lambda: cache, ttl=None)
+    cache.get_or_compute("k", slow, patience=0.2, deadline=2)
     cached(tll=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     cached(ttl=b"5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     cache.get_or_compute("k", slow, stale=5)
