@@ -225,7 +225,7 @@ def options(cache: Cache) -> None:
     assert_type(report(1, "monday"), Report)
     cached(cache=cache, ttl=lambda value: 5)
     cached(namespace=lambda: "here", patience=0.2, deadline="2s")
-    cached(namespace=lambda tenant: [tenant])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    cached(namespace=lambda tenant: [tenant])  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     cached(ttl=of_region, namespace=of_tenant, cache="reports")
     cached(cache=lambda: cache, ttl=None)
     cache.get_or_compute("k", slow, patience=0.2, deadline=2)
