@@ -295,13 +295,14 @@ class _Batch:
         landing: Landing | BaseException | None = None
         try:
             with ExitStack() as stack:
-                hold = {}
-                for each in granted:
-                    longest = each.call.policy.hold_of(each.kept.cost if each.kept is not None else 0.0)
-                    hold[each.key] = stack.enter_context(each.call.means.hold(each.call, longest))
-                    each.flight.computes(each.call.label, each.call.policy.lease, longest)
+                hold, parts = {}, list(self._loader.parts(granted))
+                for number, part in enumerate(parts, 1):  # those that come later are held for as much longer
+                    for each in part:
+                        longest = number * each.call.policy.hold_of(each.kept.cost if each.kept is not None else 0.0)
+                        hold[each.key] = stack.enter_context(each.call.means.hold(each.call, longest))
+                        each.flight.computes(each.call.label, each.call.policy.lease, longest)
                 stack.enter_context(inside_all(each.flight for each in granted))
-                for part in self._loader.parts(granted):
+                for part in parts:
                     answers = await self._loader.load(part)
                     begun = [each for each in part if each.key in answers]
                     landed = [land(each.call, each.kept, hold[each.key], *answers[each.key]) for each in begun]

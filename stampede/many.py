@@ -341,6 +341,7 @@ class ManyMethod:
         self._by_class = by_class
         self._one = Method(many.one)
         self._one._direct = True
+        self._one._bound.__reduce__ = lambda bound: (_one_of, (bound.__self__, bound.__name__))
         marks = coroutine_marks() if many.suspending else {}
         self.__dict__.update(marks)
         own = {"__slots__": (), "__doc__": many.function.__doc__, "__module__": many.function.__module__, **marks}
@@ -374,6 +375,10 @@ class ManyMethod:
 
     def __reduce__(self) -> str:
         return self.many.function.__qualname__  # pickled as functions are: by name
+
+
+def _one_of(obj: Any, name: str) -> Any:
+    return getattr(obj, name).one
 
 
 class BoundMany:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -199,6 +200,55 @@ def test_a_chunk_that_fails(cache: Cache, colour: str) -> None:
     assert table.asked[2:] == [[2, 3], [4, 5]]
 
 
+def test_each_chunk_has_its_time() -> None:
+    """`max_hold` is for one call of the function: the later ones of many would be computed, and not kept."""
+    with Cache() as cache:
+
+        @cache.cached.many(chunk=1, lease=0.1, max_hold=0.2)
+        def slow(ids: list[int]) -> dict[int, int]:
+            time.sleep(0.15)
+            return {id: id for id in ids}
+
+        assert slow([1, 2, 3]) == {1: 1, 2: 2, 3: 3}
+        assert slow.stats().lease_lost == 0
+
+
+@colours
+def test_who_asks_for_its_own_id(cache: Cache, colour: str) -> None:
+    """It would wait for itself; what it asks for besides is as for anybody."""
+
+    def load(ids: list[int]) -> dict[int, int]:
+        return {id: users.one(id - 10) + 10 if id > 9 else users([id])[id] if id == 5 else id for id in ids}
+
+    async def aload(ids: list[int]) -> dict[int, int]:
+        return {
+            id: await users.one(id - 10) + 10 if id > 9 else (await users([id]))[id] if id == 5 else id for id in ids
+        }
+
+    users: Any = cache.cached.many(key="{ids}", chunk=2)(load if colour == "sync" else aload)
+    assert had(users([1, 2, 13, 21])) == {1: 1, 2: 2, 13: 13, 21: 21}
+    with pytest.raises(stampede.RecursiveComputation):
+        had(users([4, 5]))
+    with pytest.raises(stampede.RecursiveComputation):
+        had(users.one(5))
+
+
+def test_who_is_served_what_is_stale_waits_for_nobody(cache: Cache) -> None:
+    """`background=True`: a batch of one would compute what it could have been given."""
+    table, origin = Table(), Origin()
+    users = table.loader(cache, "sync", stale=60, background=True)
+    users.set_many({1: User(1, "old"), 2: User(2, "old")})
+    users.expire(1)
+    users.expire(2)
+    table.before = origin
+    assert users([1, 2]) == {1: User(1, "old"), 2: User(2, "old")}
+    origin.has_begun()
+    assert users.one(1) == User(1, "old")
+    origin.let_on()
+    until(lambda: users([1, 2]) == {1: User(1, "eu"), 2: User(2, "eu")})
+    assert table.asked == [[1, 2]]
+
+
 def test_who_waits_for_the_first_chunk_does_not_wait_for_the_second(cache: Cache) -> None:
     """A single call in this process, or another, would wait for a thousand others."""
     table, origin = Table(), Origin()
@@ -305,8 +355,8 @@ def test_a_herd_computes_each_id_once(cache: Cache, colour: str, left_out: bool)
         assert sorted(asked) == [1, 2, 3]
 
 
-def test_there_being_nothing_is_told_to_other_processes() -> None:
-    """Each that waits would compute it for itself, one after the other."""
+def test_there_being_nothing_is_told_to_all_who_wait() -> None:
+    """Each of them, in this process and in others, would compute it for itself."""
     engine, asked = MemoryEngine(), []
 
     async def main() -> None:
@@ -321,7 +371,7 @@ def test_there_being_nothing_is_told_to_other_processes() -> None:
         first = asyncio.create_task(here([1]))
         while not asked:
             await asyncio.sleep(0)
-        others = [asyncio.create_task(there.one(1)) for _ in range(3)]
+        others = [asyncio.create_task(users.one(1)) for users in (here, there) for _ in range(3)]
         for _ in range(10):
             await asyncio.sleep(0)
         done.set()
@@ -602,6 +652,15 @@ def test_parameters_that_are_no_part_of_the_key() -> None:
 def table(ids: list[int]) -> dict[int, int]:
     """The rows."""
     return {id: id for id in ids}
+
+
+def test_bound_ones_are_pickled() -> None:
+    """`obj.users.one` would come back as `obj.users`, which takes a list."""
+    one = Repository("one")
+    for bound in (one.users, one.users.one):
+        again = pickle.loads(pickle.dumps(bound))
+        assert type(again) is type(bound)
+        assert again.__self__.name == "one"
 
 
 def test_what_it_looks_like() -> None:
