@@ -613,6 +613,24 @@ def test_many_by_threads_of_a_function_that_calls_itself(cache: Cache) -> None:
         circle.many([(0,), (1,), (2,)], workers=3)
 
 
+def test_many_by_threads_that_ask_for_each_other_s(cache: Cache) -> None:
+    """What one thread is at, another would compute once more: because it asks for it, or because it is its turn."""
+    second, computed = threading.Event(), []
+
+    @cache.cached
+    def f(n: int) -> int:
+        computed.append(n)
+        if n == 1:
+            assert second.wait(PATIENCE)
+            return f(3) + f(4)
+        second.set()
+        time.sleep({2: 0.03, 3: 0.06, 4: 0.06}[n])  # the third is begun by the first, the fourth meanwhile
+        return n
+
+    assert f.many([(1,), (2,), (3,), (4,)], workers=2) == [7, 2, 3, 4]
+    assert sorted(computed) == [1, 2, 3, 4]
+
+
 def test_many_where_there_are_no_threads(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller does what is to be done."""
     monkeypatch.setattr("stampede.loaders.begun", lambda *args: None)

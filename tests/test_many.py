@@ -120,7 +120,7 @@ def test_an_id_is_asked_for_once(cache: Cache, colour: str) -> None:
     table = Table()
     users = table.loader(cache, colour)
     assert had(users([1, 2, 1, 2, 1])) == {1: User(1, "eu"), 2: User(2, "eu")}
-    assert had(users(iter([3, 3]))) == {3: User(3, "eu")}
+    assert had(users(iter([3, 3, 3.0]))) == {3: User(3, "eu")}
     assert table.asked == [[1, 2], [3]]
 
 
@@ -251,16 +251,16 @@ def test_who_is_served_what_is_stale_waits_for_nobody(cache: Cache) -> None:
 
 def test_who_waits_for_the_first_chunk_does_not_wait_for_the_second(cache: Cache) -> None:
     """A single call in this process, or another, would wait for a thousand others."""
-    table, origin = Table(), Origin()
+    table, first, second = Table(), Origin(), Origin()
     users = table.loader(cache, "sync", chunk=1, lease=60)
-    table.before = origin
+    table.before = lambda: (first if table.asked[-1] == [1] else second)()
     batch = Herd(lambda: users([1, 2]))
-    origin.has_begun()
+    first.has_begun()
     single = Herd(lambda: users.one(1))
     until(lambda: any(flight.callers == 2 for flight in list(cache._core.flights._flights.values())))
-    table.before = lambda: origin() if table.asked[-1] == [2] else None
-    origin.let_on()
+    first.let_on()
     assert single.join() == [User(1, "eu")]
+    second.let_on()
     assert batch.join() == [{1: User(1, "eu"), 2: User(2, "eu")}]
     assert table.asked == [[1], [2]]
 
