@@ -385,6 +385,16 @@ class Cache:
     async def ainvalidate_many(self, keys: Iterable[str]) -> int:
         return await self._root.invalidate_many(SUSPENDING, [self._key(key) for key in keys])
 
+    def expire_many(self, keys: Iterable[str]) -> int:
+        """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh.
+
+        >>> cache.expire_many(cache.keys("user:"))
+        """
+        return run_blocking(self._root.expire_many(BLOCKING, [self._key(key) for key in keys]))
+
+    async def aexpire_many(self, keys: Iterable[str]) -> int:
+        return await self._root.expire_many(SUSPENDING, [self._key(key) for key in keys])
+
     def keys(self, prefix: str = "") -> Iterator[str]:
         """The keys that are kept, fresh or stale, and begin with this; asked for in pages, as they are taken. An engine
         that can't say (memcached) is an OptionError. Functions' keys aren't among them, but for those given by `key=`.

@@ -663,12 +663,16 @@ class Scope:
         """How many there were; all in one round trip, where the engine can."""
         return sum(map(bool, await self._change_many(colour, "invalidate", dict.fromkeys(keys, ()))))
 
+    async def expire_many(self, colour: Colour, keys: Iterable[str]) -> int:
+        """How many were fresh; all in one round trip, where the engine can."""
+        return sum(map(bool, await self._change_many(colour, "expire", dict.fromkeys(keys, ()))))
+
     async def _change_many(self, colour: Colour, verb: str, changes: Mapping[str, tuple[Entry[Any], ...]]) -> list[Any]:
-        """`_change` of many keys, hard each: what the engine said of each in today's generation, or the first error."""
-        core, was_down = self.core, self.core.is_down()
+        """`_change` of many keys: what the engine said of each in today's generation, or the first error."""
+        core, hard, was_down = self.core, verb != "expire", self.core.is_down()
         known, physical = self.prefix, self.prefix
         for key in changes:
-            core.forget(known + key)  # before and after, as in `_change`
+            core.forget(known + key, hard=hard)  # before and after, as in `_change`
         try:
             physical, ended = await self.learn_surely(colour)
             done = await self._changed(colour, verb, {physical + key: args for key, args in changes.items()})
@@ -679,7 +683,7 @@ class Scope:
         finally:
             before = {known, *self._older.copy()} - {physical}
             for key in changes:
-                core.forget(physical + key)
+                core.forget(physical + key, hard=hard)
                 for prefix in before:
                     core.bury(prefix + key)
                 core.note(events.Invalidated, self.called, key, verb)

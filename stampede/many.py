@@ -27,7 +27,7 @@ from stampede.verbs import VERBS, Arguments
 __all__ = ["Many", "ManyMethod"]
 
 OWN = ("chunk", "absent")
-PLURAL = ("set_many", "invalidate_many")
+PLURAL = ("set_many", "invalidate_many", "expire_many")
 EACH = [verb for verb in VERBS if verb not in ("many", *PLURAL)]
 """The verbs of one id."""
 
@@ -143,6 +143,14 @@ class Many:
     def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
         """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were."""
         return self._run(self._invalidate_many(ids_of(ids), args, kwargs))
+
+    def expire_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh."""
+        return self._run(self._expire_many(ids_of(ids), args, kwargs))
+
+    async def _expire_many(self, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        scope, keys = self.one.scope, self._keys(ids, self._place.beside(args, kwargs), self.one.key)
+        return await scope.expire_many(self.one.colour, keys)
 
     async def _invalidate_many(self, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         scope = self.one.scope
@@ -402,6 +410,9 @@ class BoundMany:
 
     def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
         return self._many.invalidate_many(ids, self.__self__, *args, **kwargs)
+
+    def expire_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self._many.expire_many(ids, self.__self__, *args, **kwargs)
 
     @property
     def cache(self) -> Any:

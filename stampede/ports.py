@@ -241,7 +241,7 @@ class Looks(Protocol):
 
 
 class Asked(NamedTuple):
-    """A verb of `Claims`, or `set` or `invalidate` of `Store`, to be asked together with others."""
+    """A verb of `Claims`, or `set`, `invalidate` or `expire` of `Store`, to be asked together with others."""
 
     verb: str
     args: tuple[Any, ...]

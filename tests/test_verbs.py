@@ -241,3 +241,34 @@ def test_an_engine_that_can_not_list_says_so(colour: str) -> None:
     """An empty list would be believed."""
     with Cache(shared_memcached().url) as cache, pytest.raises(OptionError, match="can't say which keys it has"):
         cache.keys() if colour == "sync" else cache.akeys()
+
+
+# -- expire_many --------------------------------------------------------------------------------------------------
+
+
+@both
+def test_many_are_made_stale(cache: Cache, colour: str) -> None:
+    """One of many would stay fresh, or be gone; or a local tier would go on with it."""
+    cache.set_many({"a": 1, "b": 2, "c": 3}, stale=60)
+    cache.get_many(["a", "b", "c"])
+    cache.expire("b")
+    answer = cache.expire_many(["a", "b", "no such"]) if colour == "sync" else run(cache.aexpire_many(["a", "b", "no"]))
+    assert answer == 1
+    assert cache.get_many(["a", "b", "c"]) == {"c": 3}
+    entry = cache.peek("a")
+    assert entry is not None
+    assert (entry.value, entry.fresh <= 0 < entry.keep) == (1, True)
+    assert cache.get_or_compute("a", lambda: 4, stale=60) == 4
+
+
+@both
+def test_many_ids_are_made_stale(cache: Cache, colour: str) -> None:
+    """The same of a function of many ids."""
+
+    def load(ids: list[int]) -> dict[int, int]:
+        return dict.fromkeys(ids, 1)
+
+    users: Any = cache.cached.many(coloured(load, colour))
+    assert run(users([1, 2])) == {1: 1, 2: 1}
+    assert run(users.expire_many([1, 3])) == 1
+    assert run(users.peek(1)).fresh <= 0 < run(users.peek(2)).fresh

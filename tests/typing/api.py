@@ -167,6 +167,7 @@ async def of_many_ids(cache: Cache) -> None:
         assert_type(each.refresh(1), Report)
         assert_type(each.invalidate(1), bool)
         assert_type(each.invalidate_many([1, 2], region="us"), int)
+        assert_type(each.expire_many([1, 2], region="us"), int)
         assert_type(each.stats(), Stats)
         each.set(Report(), 1, ttl="1h")
         each.set_many({1: Report()}, region="us")

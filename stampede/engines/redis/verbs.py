@@ -245,7 +245,7 @@ class Keys(Versioned):
         others = [number for number, (verb, _) in enumerate(asked) if verb != "claim"]
         verbs: dict[str, Any] = {
             "fill": self._filling, "abandon": self._abandoning, "renew": self._renewing,
-            "set": self._setting, "invalidate": self._invalidating,
+            "set": self._setting, "invalidate": self._invalidating, "expire": self._expiring,
         }  # fmt: skip
         try:
             replies = run_blocking(self._claimed([asked[number].args for number in claims])) if claims else []
@@ -317,10 +317,11 @@ class Keys(Versioned):
         return bool(await self._changed(its, command))
 
     async def expire(self, key: str) -> bool:
+        return bool(await self._changed(names(key), self._expiring(key)))
+
+    def _expiring(self, key: str) -> Command:
         its = names(key)
-        return bool(
-            await self._changed(its, self._scripts.expire([its.entry, its.lease], b"%d" % FOREVER, its.channel))
-        )
+        return self._scripts.expire([its.entry, its.lease], b"%d" % FOREVER, its.channel)
 
     async def invalidate(self, key: str) -> bool:
         return bool(await self._changed(names(key), self._invalidating(key)))
@@ -402,7 +403,7 @@ class Keys(Versioned):
             self._generations.forget()
 
 
-_CHANGES = frozenset({"fill", "set", "invalidate"})
+_CHANGES = frozenset({"fill", "set", "invalidate", "expire"})
 
 
 def _reply_or_refusal(answer: Any, ticket: Ticket | None) -> Reply | EngineError:

@@ -73,6 +73,23 @@ class StoreSuite(KeyedSuite):
             assert not await self.claims.fill("computed", token, some(b"late"))
 
     @case
+    async def test_many_expire_at_once(self) -> None:
+        """Those that are made stale in one round trip would stay fresh, be gone, or be filled by who began before."""
+        many = self.engine.many
+        if many is None:
+            raise unittest.SkipTest("its changes are made one by one")
+        await self.store.set("fresh", some())
+        await self.store.set("stale", some(fresh=0.0, keep=LONG))
+        token = await self.granted("computed") if self.engine.claims is not None else b""
+        asked = [Asked("expire", (key,)) for key in ("fresh", "stale", "computed", "never")]
+        assert [bool(answer) for answer in many.ask_many(asked)] == [True, False, False, False]
+        left = await self.far_store.get(["fresh", "stale", "computed", "never"])
+        assert [entry is not None for entry in left] == [True, True, False, False]
+        assert all(entry.fresh <= 0 for entry in left if entry is not None)
+        if self.engine.claims is not None:
+            assert not await self.claims.fill("computed", token, some(b"late"))
+
+    @case
     async def test_get_gives_no_leave_to_compute(self) -> None:
         """Looking would keep others from computing."""
         assert await self.kept() is None
