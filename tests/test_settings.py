@@ -63,6 +63,8 @@ def test_a_whole_file(tmp_path: Path) -> None:
         lease = 5
         max_hold = "2m"
         wait = "500ms"
+        patience = "200ms"
+        deadline = 2
         retry_after = 2.5
         jitter = 0.1
         local = { entries = 500, ttl = "1s" }
@@ -104,6 +106,8 @@ def test_a_whole_file(tmp_path: Path) -> None:
             lease=5,
             max_hold=120,
             wait=0.5,
+            patience=0.2,
+            deadline=2,
             retry_after=2.5,
             jitter=0.1,
         ),
