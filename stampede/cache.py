@@ -36,7 +36,7 @@ from stampede.outcome import Landing, empty, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
-from stampede.signatures import showing
+from stampede.signatures import showing, with_twins
 from stampede.status import Status, status
 from stampede.switch import Block, around, bypassed, refreshing, switch
 
@@ -47,11 +47,16 @@ T = TypeVar("T")
 _MISSING: Any = object()
 
 
+@with_twins
 class Cache:
     """Values by key, computed once however many ask: `cache.get_or_compute("k", fn, ttl=60)`.
 
     `url` names the engine, or is a client object that leads to it (redis-py's); `engine` hands over one that exists
     already. The other arguments are those of a settings file's `[caches.NAME]` table.
+
+    >>> cache = Cache(ttl="10m", stale="1h")  # or Cache("redis://localhost"), Cache("disk:///var/cache/shop") ...
+    >>> cache.get_or_compute("answer", lambda: 42)
+    42
     """
 
     @showing(CacheOptions)
@@ -148,7 +153,11 @@ class Cache:
 
     @showing(PolicyOptions)
     def get_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
-        """The key's value; `function` computes it if it is missing, in one caller of all that ask."""
+        """The key's value; `function` computes it if it is missing, in one caller of all that ask.
+
+        >>> cache.get_or_compute("greeting", lambda: "hello", ttl=60)
+        'hello'
+        """
         block = None
         if switch.thrown:
             block = around(self._itself)
@@ -173,7 +182,13 @@ class Cache:
 
     @showing(PolicyOptions)
     async def aget_or_compute(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
-        """The same for async callers; `function` may be a plain one."""
+        """The same for async callers; `function` may be a plain one.
+
+        >>> async def greet():
+        ...     return "hello"
+        >>> asyncio.run(cache.aget_or_compute("greeting", greet, ttl=60))
+        'hello'
+        """
         block = None
         if switch.thrown:
             block = around(self._itself)
@@ -205,7 +220,12 @@ class Cache:
         return self
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value if it is fresh, else `default`. Nobody computes."""
+        """The value if it is fresh, else `default`. Nobody computes.
+
+        >>> cache.set("k", None)
+        >>> cache.get("k", "nothing"), cache.get("other", "nothing")
+        (None, 'nothing')
+        """
         resident = self._root.hit(self._key(key))
         if resident is not None:
             return resident.value
@@ -217,7 +237,10 @@ class Cache:
 
     @showing(PolicyOptions)
     def set(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
-        """Store this value; a computation under way will not replace it."""
+        """Store this value; a computation under way will not replace it.
+
+        >>> cache.set("rate", 1.09, ttl="1h", stale="1d")
+        """
         run_blocking(self._root.put(BLOCKING, self._key(key), value, self.policy.with_options(**options)))
 
     @showing(PolicyOptions)
@@ -226,7 +249,11 @@ class Cache:
 
     @showing(PolicyOptions)
     def add(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
-        """Store this value if nothing fresh is there. False: there is."""
+        """Store this value if nothing fresh is there. False: there is.
+
+        >>> cache.add("job 5", "mine", ttl=60), cache.add("job 5", "mine, too", ttl=60)
+        (True, False)
+        """
         return run_blocking(self._add(BLOCKING, key, value, options))
 
     @showing(PolicyOptions)
@@ -244,7 +271,11 @@ class Cache:
         self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
     ) -> T:
         """Store what `function` makes of the fresh value (of `default`, where there is none), and return it. No other
-        change is lost: the function is called again if there was one meanwhile."""
+        change is lost: the function is called again if there was one meanwhile.
+
+        >>> [cache.update("visits", lambda n: n + 1, default=0) for _ in range(3)]
+        [1, 2, 3]
+        """
         return cast(T, run_blocking(self._update(BLOCKING, key, function, default, options)))
 
     @showing(PolicyOptions)
@@ -264,7 +295,12 @@ class Cache:
 
     @showing(PolicyOptions)
     def touch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
-        """Give the value that is kept a new end (`ttl=`, `stale=`), from now on. False: nothing is kept."""
+        """Give the value that is kept a new end (`ttl=`, `stale=`), from now on. False: nothing is kept.
+
+        >>> cache.set("session 7", {"user": 5}, ttl=60)
+        >>> cache.touch("session 7", ttl="1h"), cache.touch("session 8", ttl="1h")
+        (True, False)
+        """
         return run_blocking(self._touch(BLOCKING, key, options))
 
     @showing(PolicyOptions)
@@ -283,7 +319,13 @@ class Cache:
         return await exchange(self._root, colour, self._key(key), make, self.policy.with_options(**options))
 
     def peek(self, key: str) -> Entry[Any] | None:
-        """The entry that is kept, fresh or stale."""
+        """The entry that is kept, fresh or stale.
+
+        >>> cache.set("k", 1, ttl=60)
+        >>> entry = cache.peek("k")
+        >>> entry.value, 59 < entry.fresh <= 60, cache.peek("other")
+        (1, True, None)
+        """
         return run_blocking(self._root.peek(BLOCKING, self._key(key)))
 
     async def apeek(self, key: str) -> Entry[Any] | None:
@@ -303,14 +345,24 @@ class Cache:
         return replace(await status(self._root, colour, self._key(key)), key=key)
 
     def expire(self, key: str) -> bool:
-        """Stale from now on, and served while one caller computes. True: it was fresh."""
+        """Stale from now on, and served while one caller computes. True: it was fresh.
+
+        >>> cache.set("k", 1, stale=60)
+        >>> cache.expire("k"), cache.get("k"), cache.peek("k").value
+        (True, None, 1)
+        """
         return run_blocking(self._root.expire(BLOCKING, self._key(key)))
 
     async def aexpire(self, key: str) -> bool:
         return await self._root.expire(SUSPENDING, self._key(key))
 
     def invalidate(self, key: str) -> bool:
-        """Gone, also what is being computed. True: there was a value. An engine that can't be asked raises."""
+        """Gone, also what is being computed. True: there was a value. An engine that can't be asked raises.
+
+        >>> cache.set("k", 1)
+        >>> cache.invalidate("k"), cache.invalidate("k")
+        (True, False)
+        """
         return run_blocking(self._root.invalidate(BLOCKING, self._key(key)))
 
     async def ainvalidate(self, key: str) -> bool:
@@ -322,7 +374,13 @@ class Cache:
     def get_or_compute_many(
         self, keys: Iterable[str], function: Callable[[list[str]], Mapping[str, T]], **options: Unpack[PolicyOptions]
     ) -> dict[str, T]:
-        """The values by key. `function` gets the missing keys and returns a mapping; what it leaves out is left out."""
+        """The values by key. `function` gets the missing keys and returns a mapping; what it leaves out is left out.
+
+        >>> def lengths(words):  # only those that are missing
+        ...     return {word: len(word) for word in words}
+        >>> cache.get_or_compute_many(["tea", "coffee"], lengths, ttl=60)
+        {'tea': 3, 'coffee': 6}
+        """
         return run_blocking(self._many(BLOCKING, keys, function, options))
 
     @showing(PolicyOptions)
@@ -359,7 +417,12 @@ class Cache:
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
-        """What is fresh, by key; the others are left out."""
+        """What is fresh, by key; the others are left out.
+
+        >>> cache.set("tea", 3)
+        >>> cache.get_many(["tea", "coffee"])
+        {'tea': 3}
+        """
         return _present(run_blocking(self._get(BLOCKING, list(keys), _MISSING)))
 
     async def aget_many(self, keys: Iterable[str]) -> dict[str, Any]:
@@ -367,7 +430,10 @@ class Cache:
 
     @showing(PolicyOptions)
     def set_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
-        """Store them all, in one round trip where the engine can. A value that is refused leaves all as they were."""
+        """Store them all, in one round trip where the engine can. A value that is refused leaves all as they were.
+
+        >>> cache.set_many({"tea": 3, "coffee": 6}, ttl=60)
+        """
         run_blocking(self._set_many(BLOCKING, values, options))
 
     @showing(PolicyOptions)
@@ -379,7 +445,12 @@ class Cache:
         await self._root.put_many(colour, keyed, self.policy.with_options(**options))
 
     def invalidate_many(self, keys: Iterable[str]) -> int:
-        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were."""
+        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were.
+
+        >>> cache.set_many({"tea": 3, "coffee": 6})
+        >>> cache.invalidate_many(["tea", "coffee", "milk"])
+        2
+        """
         return run_blocking(self._root.invalidate_many(BLOCKING, [self._key(key) for key in keys]))
 
     async def ainvalidate_many(self, keys: Iterable[str]) -> int:
@@ -437,30 +508,56 @@ class Cache:
     def refreshing(self) -> AbstractContextManager[None]:
         """`stampede.refreshing`, of this cache's functions and keys only.
 
+        >>> words = iter(["first", "again", "more"])
+        >>> @cache.cached(version=1)
+        ... def page() -> str:
+        ...     return next(words)
+        >>> page(), page()
+        ('first', 'first')
         >>> with cache.refreshing():
         ...     page()
+        'again'
         """
         return refreshing(self)
 
     def bypassed(self) -> AbstractContextManager[None]:
         """`stampede.bypassed`, of this cache's functions and keys only.
 
+        >>> words = iter(["first", "again", "more"])
+        >>> @cache.cached(version=1)
+        ... def page() -> str:
+        ...     return next(words)
+        >>> page(), page()
+        ('first', 'first')
         >>> with cache.bypassed():
         ...     page()
+        'again'
         """
         return bypassed(self)
 
     # -- all of it ------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Everything of this namespace is gone, in every process."""
+        """Everything of this namespace is gone, in every process.
+
+        >>> cache.set("k", 1)
+        >>> cache.clear()
+        >>> cache.get("k")
+        """
         run_blocking(self._root.clear(BLOCKING))
 
     async def aclear(self) -> None:
         await self._root.clear(SUSPENDING)
 
     def stats(self) -> Stats:
-        """Counts since the cache was made, of this process."""
+        """Counts since the cache was made, of this process.
+
+        >>> cache.get_or_compute("k", lambda: 1) + cache.get_or_compute("k", lambda: 1)
+        2
+        >>> stats = cache.stats()
+        >>> stats.computations, stats.hits, stats.ratio
+        (1, 1, 0.5)
+        """
         tier = self._core.front.tier
         return replace(self.counters.total(), hits=tier.hits if tier is not None else 0)
 
@@ -476,6 +573,12 @@ class Cache:
         Whoever waits, for a value or a lock, gets EngineError at once, and so does every verb from then on, whatever
         `on_engine_error` says. Computations under way end: their callers get the value, and it is not stored. Leases
         and locks that are held end with their time, as they can't be given back any more.
+
+        >>> cache = Cache()
+        >>> cache.close()
+        >>> cache.get("k")
+        Traceback (most recent call last):
+        stampede.errors.EngineClosed: memory: the engine was closed
         """
         self._core.close()
         self.engine.close()
@@ -514,7 +617,11 @@ class Cache:
 
     @showing(LockOptions, **defaults)
     def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
-        """`stampede.Lock` of this name, on this cache's engine."""
+        """`stampede.Lock` of this name, on this cache's engine.
+
+        >>> with cache.lock("nightly", lease=60, wait=5):
+        ...     pass  # nobody else is inside
+        """
         return Lock(name, self.engine, **options)
 
     def _outer(self, key: str) -> str:

@@ -213,7 +213,14 @@ class Cached(Verbs):
         self.hot.fast.clear()
 
     def key(self, /, *args: Any, **kwargs: Any) -> str:
-        """The key of these arguments; of those that are a part of it, as in the other verbs."""
+        """The key of these arguments; of those that are a part of it, as in the other verbs.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price.key("tea")
+        "shop:price...:('tea')"
+        """
         args, kwargs = self.whole(args, kwargs)
         return self.key_of_call(*args, **kwargs)
 

@@ -26,6 +26,11 @@ class Entry(Generic[T]):
 
     `fresh` and `keep` are seconds from the moment the entry was stored (towards an engine) or from the
     moment just before the engine was asked (from an engine). Between a codec and an engine `value` is bytes.
+
+    >>> cache.set("k", 1, ttl=60, stale=30)
+    >>> entry = cache.peek("k")
+    >>> entry.value, entry.ttl, round(entry.fresh), round(entry.keep)
+    (1, 60.0, 60, 90)
     """
 
     value: T
@@ -40,7 +45,12 @@ class Entry(Generic[T]):
     )
 
     def holding(self, value: S) -> Entry[S]:
-        """The same entry around another form of its value."""
+        """The same entry around another form of its value.
+
+        >>> cache.set("k", 1, ttl=60)
+        >>> cache.peek("k").holding("one").value
+        'one'
+        """
         return Entry(value, self.id, self.cost, self.margin, self.ttl, self.fresh, self.keep, self.raised)
 
 

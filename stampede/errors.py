@@ -22,35 +22,84 @@ __all__ = [
 
 
 class StampedeError(Exception):
-    """Whatever this library raises by itself."""
+    """Whatever this library raises by itself.
+
+    >>> try:
+    ...     cached(ttl=-1)
+    ... except stampede.StampedeError as error:
+    ...     print(error)
+    ttl is -1: it must be at least 0
+    """
 
 
 class OptionError(StampedeError, ValueError):
-    """An option that can't be: its name, its value and the remedy are in the message."""
+    """An option that can't be: its name, its value and the remedy are in the message.
+
+    >>> cached(tll=60)
+    Traceback (most recent call last):
+    stampede.errors.OptionError: @cached has no option 'tll': did you mean 'ttl'?
+    """
 
 
 class SettingsError(OptionError):
-    """A settings file, or an argument of `configure`, that can't be used."""
+    """A settings file, or an argument of `configure`, that can't be used.
+
+    >>> Cache(tll=60)
+    Traceback (most recent call last):
+    stampede.errors.SettingsError: Cache(): tll: there is no such setting: did you mean 'ttl'?
+    """
 
 
 class MissingExtra(StampedeError, ImportError):
-    """An engine or codec whose package is not installed; the message holds its pip line."""
+    """An engine or codec whose package is not installed; the message holds its pip line.
+
+    >>> Cache("zmq://localhost")
+    Traceback (most recent call last):
+    stampede.errors.MissingExtra: zmq:// is not in this release of stampede; a newer one may ...: pip install ...
+    """
 
 
 class KeyingError(StampedeError, TypeError):
-    """An argument that has no stable identity; the message names the parameter."""
+    """An argument that has no stable identity; the message names the parameter.
+
+    >>> @cached
+    ... def rows(connection: object) -> int:
+    ...     return 1
+    >>> rows(object())
+    Traceback (most recent call last):
+    stampede.errors.KeyingError: rows: parameter 'connection': builtins:object has no stable identity: ...
+    """
 
 
 class CodecError(StampedeError, TypeError):
-    """A value that the codec can't hold, or bytes that it doesn't believe."""
+    """A value that the codec can't hold, or bytes that it doesn't believe.
+
+    >>> cache.set("k", open)  # in tests, and with strict=True; elsewhere memory:// warns
+    Traceback (most recent call last):
+    stampede.errors.CodecError: ...
+    """
 
 
 class TooLarge(CodecError):
-    """A value above `max_bytes` or the engine's own limit: it goes to its callers, and is not stored."""
+    """A value above `max_bytes` or the engine's own limit: it goes to its callers, and is not stored.
+
+    >>> Cache(max_bytes=100, strict=True).set("k", "x" * 1000)
+    Traceback (most recent call last):
+    stampede.errors.TooLarge: the value takes ... bytes: more than max_bytes, 100
+    """
 
 
 class EngineError(StampedeError, ConnectionError):
-    """The engine can't be asked: it is down, hung, full, or refuses us."""
+    """The engine can't be asked: it is down, hung, full, or refuses us.
+
+    >>> cache = Cache()
+    >>> cache.close()
+    >>> try:
+    ...     cache.invalidate("k")
+    ... except ConnectionError as error:
+    ...     print(type(error).__name__)
+    EngineClosed
+    """
 
     partial = False  # True: so it is with a part of its keys, as one of several servers is down; others may be asked
     interrupted = False  # True: this process has broken the connection itself, which says nothing of the engine
@@ -58,39 +107,87 @@ class EngineError(StampedeError, ConnectionError):
 
 
 class EngineClosed(EngineError):
-    """The engine was closed here, for good: nothing is served in its place, and who waited for it waits no more."""
+    """The engine was closed here, for good: nothing is served in its place, and who waited for it waits no more.
+
+    >>> cache = Cache()
+    >>> cache.close()
+    >>> cache.set("k", 1)
+    Traceback (most recent call last):
+    stampede.errors.EngineClosed: memory: the engine was closed
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name}: the engine was closed")
 
 
 class WaitTimeout(StampedeError, TimeoutError):
-    """Somebody else computes, and `wait` ran out."""
+    """Somebody else computes, and `wait` ran out.
+
+    >>> try:  # with wait=: somebody else has computed it for so long
+    ...     raise WaitTimeout("somebody else has been computing 'k' for 5 s, and wait ran out")
+    ... except TimeoutError as error:
+    ...     print(error)
+    somebody else has been computing 'k' for 5 s, and wait ran out
+    """
 
 
 class Absent(StampedeError, KeyError):
-    """A function of many ids (`@cached.many`) has nothing for the one that was asked for."""
+    """A function of many ids (`@cached.many`) has nothing for the one that was asked for.
+
+    >>> @cached.many
+    ... def users(ids: list[int]) -> dict[int, str]:
+    ...     return {}
+    >>> users([5]), issubclass(stampede.Absent, LookupError)
+    ({}, True)
+    >>> users.one(5)
+    Traceback (most recent call last):
+    stampede.errors.Absent: ...
+    """
 
     __str__ = Exception.__str__  # a KeyError's is its repr
 
 
 class LockTimeout(StampedeError, TimeoutError):
-    """Somebody else holds the lock, and `wait` ran out."""
+    """Somebody else holds the lock, and `wait` ran out.
+
+    >>> with cache.lock("nightly"), cache.lock("nightly", wait=0):
+    ...     pass
+    Traceback (most recent call last):
+    stampede.errors.LockTimeout: somebody else has the lock 'nightly', and wait ran out: 0 s
+    """
 
 
 class LockLost(StampedeError, RuntimeError):
-    """The lock ended before its block did: somebody else may have been inside."""
+    """The lock ended before its block did: somebody else may have been inside.
+
+    >>> cache.lock("nightly").release()
+    Traceback (most recent call last):
+    stampede.errors.LockLost: the lock 'nightly' is not held by this thread or task: released, or never taken
+    """
 
 
 WAY_OUT = "ask for another, or call the function itself, as its __wrapped__"
 
 
 class RecursiveComputation(StampedeError, RecursionError):
-    """A computation asked for its own key."""
+    """A computation asked for its own key.
+
+    >>> @cached
+    ... def count(n: int) -> int:
+    ...     return count(n) + 1
+    >>> count(1)
+    Traceback (most recent call last):
+    stampede.errors.RecursiveComputation: the computation of ... asked for its own key: ...
+    """
 
 
 class ComputationFailed(StampedeError, RuntimeError):
-    """The computation failed in another call, a moment ago or elsewhere; `type_name` and `message` tell how."""
+    """The computation failed in another call, a moment ago or elsewhere; `type_name` and `message` tell how.
+
+    >>> print(ComputationFailed("row(5)", "shop.NoRow", "5"))
+    computing 'row(5)' failed in another call: shop.NoRow: 5 (where that is an answer, and no fault, say
+    raises=shop.NoRow: then every caller gets it as itself)
+    """
 
     def __init__(self, key: str, type_name: str, message: str) -> None:
         super().__init__(key, type_name, message)

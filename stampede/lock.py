@@ -25,6 +25,7 @@ from stampede.land import quietly
 from stampede.pace import Pace
 from stampede.policy import Seconds, seconds
 from stampede.ports import Engine, Granted, Locks
+from stampede.signatures import with_twins
 from stampede.stalls import LATE
 
 __all__ = ["Lock", "TryLock"]
@@ -32,6 +33,7 @@ __all__ = ["Lock", "TryLock"]
 SELF = TypeVar("SELF", bound="Lock")
 
 
+@with_twins
 class Lock:
     """A named lock with a lease, renewed while it is held: `with Lock("nightly"): ...`.
 
@@ -40,6 +42,10 @@ class Lock:
     on-commit hook); renewal ends with the block, and an exception releases at once. `max_hold` seconds after it was
     taken the renewal ends, and up to one `lease` later the lock: then it is `lost`.
     Who lets go of the object without a release gets a ResourceWarning, and the lock is given back.
+
+    >>> with Lock("nightly", lease=60, wait=5) as lock:  # of all processes of this machine; on="redis://..." of all
+    ...     lock.held
+    True
     """
 
     def __init__(
@@ -134,11 +140,23 @@ class Lock:
     # -- plain verbs ----------------------------------------------------------------------------------------------
 
     def acquire(self, wait: Seconds = None) -> bool:
-        """Take it, after at most `wait` seconds (the object's, if it is not given). False: somebody else has it."""
+        """Take it, after at most `wait` seconds (the object's, if it is not given). False: somebody else has it.
+
+        >>> lock = Lock("nightly")
+        >>> lock.acquire(wait=5)
+        True
+        >>> lock.release()
+        """
         return run_blocking(self._taking(BLOCKING, wait))
 
     def release(self) -> None:
-        """Give it back. LockLost if it had ended before."""
+        """Give it back. LockLost if it had ended before.
+
+        >>> lock = Lock("nightly")
+        >>> lock.release()
+        Traceback (most recent call last):
+        stampede.errors.LockLost: the lock 'nightly' is not held by this thread or task: released, or never taken
+        """
         run_blocking(self._releasing(BLOCKING))
 
     def __enter__(self: SELF) -> SELF:
@@ -423,7 +441,12 @@ defaults = {name: each.default for name, each in inspect.signature(Lock).paramet
 
 
 class TryLock(Lock):
-    """A lock that is never waited for: `with try_lock("nightly") as lock: if lock: ...`."""
+    """A lock that is never waited for: `with try_lock("nightly") as lock: if lock: ...`.
+
+    >>> with try_lock("nightly") as lock:
+    ...     print("I do it" if lock else "somebody else does")
+    I do it
+    """
 
     _patience = 0
 

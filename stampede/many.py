@@ -127,7 +127,15 @@ class Many:
     # -- the verbs of many ids ------------------------------------------------------------------------------------
 
     def set_many(self, values: Mapping[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Store these values, by id, in one round trip where the engine can. `ttl=` and `stale=` are as of `set`."""
+        """Store these values, by id, in one round trip where the engine can. `ttl=` and `stale=` are as of `set`.
+
+        >>> @cached.many
+        ... def lengths(words: list[str]) -> dict[str, int]:
+        ...     return {word: len(word) for word in words}
+        >>> lengths.set_many({"tea": 5}, ttl=60)
+        >>> lengths(["tea", "coffee"])
+        {'tea': 5, 'coffee': 6}
+        """
         return self._run(self._set_many(values, args, kwargs))
 
     async def _set_many(self, values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -141,7 +149,16 @@ class Many:
         await scope.put_many(self.one.colour, {key: values[id] for key, id in keys.items()}, policy_of)
 
     def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were."""
+        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were.
+
+        >>> @cached.many
+        ... def lengths(words: list[str]) -> dict[str, int]:
+        ...     return {word: len(word) for word in words}
+        >>> lengths(["tea", "coffee"])
+        {'tea': 3, 'coffee': 6}
+        >>> lengths.invalidate_many(["tea", "milk"])
+        1
+        """
         return self._run(self._invalidate_many(ids_of(ids), args, kwargs))
 
     def expire_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -122,7 +122,18 @@ class Bound:
         return self.cached.many_of(calls, self.__self__, workers=workers)
 
     def invalidate_all(self) -> Any:
-        """Every value of this method is gone, of every object, in every process."""
+        """Every value of this method is gone, of every object, in every process.
+
+        >>> class Shop:
+        ...     @cached
+        ...     @staticmethod
+        ...     def price(item: str) -> int:
+        ...         return len(item)
+        >>> Shop.price("tea")
+        3
+        >>> Shop.price.invalidate_all()
+        >>> Shop.price.peek("tea")
+        """
         return self.cached.invalidate_all()
 
     def stats(self) -> Any:
@@ -162,3 +173,8 @@ class Bound:
 
     def __repr__(self) -> str:
         return f"<cached {self.cached.function.__qualname__} of {self.__self__!r}>"
+
+
+for _verb in VERBS:
+    _bound_verb = vars(Bound)[_verb]
+    _bound_verb.__doc__ = _bound_verb.__doc__ or getattr(Cached, _verb).__doc__

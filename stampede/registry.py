@@ -159,6 +159,12 @@ def configure(settings: Any = None, /, **tables: Any) -> None:
     `configure("shop.toml")`, `configure(caches={"default": {"url": ...}})`, `configure(url="disk:///var/cache/shop")`.
     What was configured before is forgotten, with all its tables: keywords alone leave the default cache only.
     Functions that are decorated already bind again at their next call.
+
+    >>> configure(url="memory://", ttl="10m")
+    >>> configure(caches={"default": {"url": "memory://"}, "reports": {"ttl": "1d"}})
+    >>> configure(urll="memory://")
+    Traceback (most recent call last):
+    stampede.errors.SettingsError: configure(): urll: there is no such setting: did you mean 'url'?
     """
     _replace(Registry(_settings_of(settings, tables)))
 
@@ -206,6 +212,10 @@ def isolated(*, clock: Clock | None = None, **settings: Any) -> Iterator[None]:
 
     Each name of a cache stands for one, unless `caches=` names them. With `clock=stampede.testing.FakeClock()` time
     passes when its `advance` says so. Locks whose engine isn't named are the block's own.
+
+    >>> from stampede.testing import isolated
+    >>> with isolated(ttl=60):  # empty, whatever was kept before
+    ...     get_cache().get("k")
     """
     named = "caches" in settings
     if settings.keys() <= {"caches", "origins"}:
@@ -222,7 +232,12 @@ def isolated(*, clock: Clock | None = None, **settings: Any) -> Iterator[None]:
 
 
 def get_cache(name: str = "default") -> Cache:
-    """The cache of this name in the settings."""
+    """The cache of this name in the settings.
+
+    >>> get_cache().set("k", 1)
+    >>> get_cache().get("k")
+    1
+    """
     return _registry.cache(name)
 
 
@@ -290,7 +305,16 @@ class _Cached(Protocol):
 
 @showing(ManyOptions)
 def _many(function: Any = None, /, *, cache: str | Cache | Callable[[], Cache] = "default", **options: Any) -> Any:
-    """Called once for the ids that are missing; each is a key of its own, which all batches share."""
+    """Called once for the ids that are missing; each is a key of its own, which all batches share.
+
+    >>> @cached.many(ttl=600)
+    ... def lengths(words: list[str]) -> dict[str, int]:
+    ...     return {word: len(word) for word in words}
+    >>> lengths(["tea", "coffee"])
+    {'tea': 3, 'coffee': 6}
+    >>> lengths.one("tea")
+    3
+    """
     return decorate(function, _finder(cache), options, _namesakes(cache), many=True)
 
 
@@ -306,6 +330,14 @@ def cached(function: Any = None, /, *, cache: str | Cache | Callable[[], Cache] 
     """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method.
 
     `@cached.many` on a function of many ids, `def users(ids: list[int]) -> dict[int, User]`.
+
+    >>> @cached(ttl="10m", stale="1h")
+    ... def price(item: str) -> int:
+    ...     return len(item)
+    >>> price("tea")
+    3
+    >>> price.invalidate("tea")
+    True
     """
     return decorate(function, _finder(cache), options, _namesakes(cache))
 
@@ -314,7 +346,11 @@ def cached(function: Any = None, /, *, cache: str | Cache | Callable[[], Cache] 
 def cache_without_dogpiling(
     key: str, function: Callable[[], T], ttl: TimeToLive = None, **options: Unpack[MoreOptions]
 ) -> T:
-    """The key's value, computed by `function` if it is missing. An async function gives an awaitable."""
+    """The key's value, computed by `function` if it is missing. An async function gives an awaitable.
+
+    >>> cache_without_dogpiling("answer", lambda: 42, ttl=600)
+    42
+    """
     cache = get_cache()
     policy: PolicyOptions = {**options}  # type: ignore[typeddict-item]  # a ttl may be left out
     if ttl is not None:

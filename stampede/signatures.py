@@ -1,4 +1,4 @@
-"""Signatures as people see them, in `help()` and notebooks: options by name, type and default, not `**options`."""
+"""What `help()` and notebooks show: options by name, type and default, not `**options`; whose twin a verb is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from stampede.policy import DEFAULT, OPTIONS
 from stampede.settings import CacheSettings
 
-__all__ = ["showing"]
+__all__ = ["showing", "with_twins"]
 
+C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FIRST = ("url", "caches", "origins", *OPTIONS)
@@ -50,3 +51,11 @@ def showing(options: type, **defaults: Any) -> Callable[[F], F]:
         return function
 
     return shown
+
+
+def with_twins(kind: C) -> C:
+    """The class, whose awaitable verbs tell of which they are twins."""
+    for name, verb in vars(kind).items():
+        if name[:1] == "a" and hasattr(kind, name[1:]) and not verb.__doc__:
+            verb.__doc__ = f"`{name[1:]}`, awaited."
+    return kind

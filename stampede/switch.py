@@ -118,7 +118,14 @@ def unbind_all() -> None:
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Calls go straight to the functions."""
+    """Calls go straight to the functions.
+
+    >>> from stampede.testing import disabled
+    >>> numbers = iter([1, 2])
+    >>> with disabled():
+    ...     [cache.get_or_compute("k", lambda: next(numbers)) for _ in range(2)]
+    [1, 2]
+    """
     before = switch.off
     _set_switch(True)
     try:
@@ -139,8 +146,15 @@ def refreshing(cache: Any = None) -> Iterator[None]:
     It is about the calls of this thread or task, and of the tasks that are begun inside, for as long as the block is
     open; `Cache.refreshing` is about the functions and keys of one cache.
 
-        >>> with stampede.refreshing():
-        ...     page()
+    >>> words = iter(["first", "again", "more"])
+    >>> @cached(version=1)
+    ... def page() -> str:
+    ...     return next(words)
+    >>> page(), page()
+    ('first', 'first')
+    >>> with stampede.refreshing():
+    ...     page()
+    'again'
     """
     with _inside(Block(cache)):
         yield
@@ -152,8 +166,15 @@ def bypassed(cache: Any = None) -> Iterator[None]:
 
     Whose calls these are is as in `refreshing`. What other verbs (`get`, `set`, `invalidate`) are asked for, they do.
 
-        >>> with stampede.bypassed():
-        ...     page()
+    >>> words = iter(["first", "again", "more"])
+    >>> @cached(version=1)
+    ... def page() -> str:
+    ...     return next(words)
+    >>> page(), page()
+    ('first', 'first')
+    >>> with stampede.bypassed():
+    ...     page()
+    'again'
     """
     with _inside(Block(cache, straight=True)):
         yield

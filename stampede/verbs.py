@@ -68,15 +68,41 @@ class Verbs(ABC):
         return work if self.suspending else run_blocking(work)
 
     def peek(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The entry that is kept for these arguments, fresh or stale; nobody computes."""
+        """The entry that is kept for these arguments, fresh or stale; nobody computes.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.peek("tea").value, price.peek("coffee")
+        (3, None)
+        """
         return self._run(self.scope.peek(self.colour, self.key(*args, **kwargs)))
 
     def status(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What is kept for these arguments, since when and for how long, and who computes; nothing is touched."""
+        """What is kept for these arguments, since when and for how long, and who computes; nothing is touched.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.status("tea").entry.value
+        3
+        """
         return self._run(status(self.scope, self.colour, self.key(*args, **kwargs)))
 
     def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Compute and store now, whatever is there and whoever is computing."""
+        """Compute and store now, whatever is there and whoever is computing.
+
+        >>> numbers = iter([1, 2])
+        >>> @cached(version=1)
+        ... def number() -> int:
+        ...     return next(numbers)
+        >>> number(), number(), number.refresh(), number()
+        (1, 1, 2, 2)
+        """
         return self._run(self._refresh(args, kwargs))
 
     async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -87,7 +113,15 @@ class Verbs(ABC):
 
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Store this value for these arguments. `ttl=` and `stale=` are of this entry, unless they are arguments of the
-        function's."""
+        function's.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price.set(5, "tea", ttl="1h")
+        >>> price("tea")
+        5
+        """
         terms = self.terms(kwargs)
         args, kwargs = self.whole(args, kwargs)
         policy = self.policy_of(terms, args, kwargs)
@@ -107,11 +141,31 @@ class Verbs(ABC):
         return name not in self.parameters.names and not self.parameters.open
 
     def expire(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Stale from now on, and served while one caller computes."""
+        """Stale from now on, and served while one caller computes.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.expire("tea"), price.expire("coffee")
+        (True, False)
+        """
         return self._run(self.scope.expire(self.colour, self.key(*args, **kwargs)))
 
     def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Gone, also what is being computed. `via=on_commit` hands it to a hook that calls it later, blocking."""
+        """Gone, also what is being computed. `via=on_commit` hands it to a hook that calls it later, blocking.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.invalidate("tea"), price.invalidate("tea")
+        (True, False)
+        >>> hooks = []
+        >>> price.invalidate("tea", via=hooks.append)  # or via=transaction.on_commit
+        """
         via = kwargs.pop("via", None) if self._takes_hook(kwargs.get("via")) else None
         key = self.key(*args, **kwargs)
         if via is None:
@@ -124,7 +178,16 @@ class Verbs(ABC):
         return "via" not in self.parameters.names and (callable(via) or not self.parameters.open)
 
     def invalidate_all(self) -> Any:
-        """Every value of this function is gone, in every process."""
+        """Every value of this function is gone, in every process.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.invalidate_all()
+        >>> price.peek("tea")
+        """
         if self.options.get("key") is not None:
             raise OptionError(
                 f"the keys of {self.function.__qualname__} are its cache's own, as it has a key=: nobody knows which "
@@ -136,6 +199,12 @@ class Verbs(ABC):
         """The values of many calls, each a tuple of arguments or a mapping of them by name, in their order.
 
         An async function computes those that are missing all at once; any other in turn, or in so many threads.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price.many([("tea",), {"item": "coffee"}])
+        [3, 6]
         """
         return self.many_of(calls, workers=workers)
 
@@ -182,7 +251,16 @@ class Verbs(ABC):
         return [values[key] for key in keys]
 
     def stats(self) -> Any:
-        """Counts of this function in this process."""
+        """Counts of this function in this process.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea") + price("tea")
+        6
+        >>> price.stats().computations, price.stats().hits
+        (1, 1)
+        """
         return self.home.stats_of(self.scope.called)
 
 

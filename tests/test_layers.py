@@ -31,7 +31,7 @@ LAYERS = """
     method
     cached
     verbs many_faces
-    hot faces namesakes signatures switch
+    hot faces namesakes switch
     lock limiter batch exchange status
     block
     core grip
@@ -44,7 +44,7 @@ LAYERS = """
     keeper outcome leader guarded_many
     coded outage guarded_locks
     guarded
-    returns workers
+    returns workers signatures
     codec
     engines
     settings

@@ -40,7 +40,7 @@ def test_what_checkers_see_is_what_there_is() -> None:
         (Cache().cached.many, set(ManyOptions.__annotations__)),
         (Cache, {*CACHE, "engine", "observers"}),
         (configure, {*CACHE, "caches", "origins"}),
-        (isolated, {*CACHE, "caches", "origins"}),
+        (isolated, {*CACHE, "caches", "origins", "clock"}),
         *[(getattr(Cache(), twin + verb), POLICY) for twin in ("", "a") for verb in ("get_or_compute", "set", "touch",
             "get_or_compute_many", "set_many", "add", "update")],
         (stampede.cache_without_dogpiling, POLICY),

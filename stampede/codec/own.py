@@ -20,17 +20,20 @@ class ValueCodec(Protocol):
     (`stampede.testing.CodecSuite` tries it). The bytes come in our envelope: a seal, the signature of a `signing_key`,
     compression. A codec of another name, or a function with another return annotation, doesn't read them.
 
-        class Marshal:
-            name = "marshal-4"  # another name for each change of its bytes
-
-            def encode(self, value):
-                return marshal.dumps(value, 4)
-
-            def decode(self, data):
-                return marshal.loads(data)
-
-        @cached(codec=Marshal())
-        def report(customer: int) -> dict: ...
+    >>> import marshal
+    >>> class Marshal:
+    ...     name = "marshal-4"  # another name for each change of its bytes
+    ...
+    ...     def encode(self, value):
+    ...         return marshal.dumps(value, 4)
+    ...
+    ...     def decode(self, data):
+    ...         return marshal.loads(data)
+    >>> @cached(codec=Marshal())
+    ... def report(customer: int) -> dict:
+    ...     return {"customer": customer}
+    >>> report(5)
+    {'customer': 5}
     """
 
     @property

@@ -8,7 +8,15 @@ __all__ = ["FakeClock"]
 
 
 class FakeClock:
-    """Call it to read it, as one calls `time.monotonic`; `advance` moves it."""
+    """Call it to read it, as one calls `time.monotonic`; `advance` moves it.
+
+    >>> from stampede.testing import FakeClock
+    >>> clock = FakeClock()
+    >>> began = clock()
+    >>> clock.advance(60)
+    >>> clock() - began
+    60.0
+    """
 
     def __init__(self, now: float = 1_000.0) -> None:
         self._now = now

@@ -59,6 +59,11 @@ class StampedeBackend(BytesBackend):
       The region's own `serializer` goes before it;
     - `strict`: a value that can't be kept is an error. Otherwise its caller has it, and the log says so, once;
     - `trust`, `signing_key`, `compress`, `max_bytes`, `local`, `on_engine_error`: as of `Cache`.
+
+    >>> from dogpile.cache import make_region
+    >>> region = make_region().configure("stampede", arguments={"url": "memory://"})
+    >>> region.get_or_create("answer", lambda: 42)
+    42
     """
 
     def __init__(self, arguments: BackendArguments) -> None:

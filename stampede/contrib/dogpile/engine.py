@@ -37,6 +37,11 @@ class DogpileEngine(Engine):
     locks alone, and not where they end before the computation does. The clocks of machines that share it should agree,
     as they should for dogpile itself. Nothing goes away by itself: let the backend's own expiry be longer than any
     `ttl` and `stale` together.
+
+    >>> from stampede.contrib.dogpile import DogpileEngine
+    >>> cache = Cache(engine=DogpileEngine("dogpile.cache.memory"), locks="file://")
+    >>> cache.get_or_compute("answer", lambda: 42)
+    42
     """
 
     scheme = "dogpile"

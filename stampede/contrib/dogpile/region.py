@@ -51,6 +51,14 @@ class CacheRegion(_CacheRegion):
     same servers, with the same arguments; mutexes are leases in every process, whatever `distributed_lock` says.
     Of the threads of a process one asks for a missing key, and the others get its value when it is there, all at once.
     `get_or_create_multi` waits for nobody while it holds a mutex: what others compute is fetched when its own is done.
+
+    >>> from stampede.contrib.dogpile import make_region
+    >>> region = make_region().configure("dogpile.cache.memory")
+    >>> @region.cache_on_arguments()
+    ... def price(item):
+    ...     return len(item)
+    >>> price("tea")
+    3
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -336,5 +344,11 @@ class _Flights:
 
 
 def make_region(*args: Any, **options: Any) -> CacheRegion:
-    """A region, as by dogpile's own `make_region`, on our engines."""
+    """A region, as by dogpile's own `make_region`, on our engines.
+
+    >>> from stampede.contrib.dogpile import make_region
+    >>> region = make_region().configure("stampede", expiration_time=60, arguments={"url": "memory://"})
+    >>> region.get_or_create("answer", lambda: 42)
+    42
+    """
     return CacheRegion(*args, **options)
