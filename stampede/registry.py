@@ -18,6 +18,7 @@ from stampede import lock as locks
 from stampede.cache import Cache
 from stampede.decorate import decorate
 from stampede.engines import open_engine
+from stampede.engines.url import safe_url, scheme_of
 from stampede.errors import OptionError, SettingsError
 from stampede.faces import (
     CachedAsync,
@@ -166,7 +167,18 @@ def configure(settings: Any = None, /, **tables: Any) -> None:
     Traceback (most recent call last):
     stampede.errors.SettingsError: configure(): urll: there is no such setting: did you mean 'url'?
     """
-    _replace(Registry(_settings_of(settings, tables)))
+    made = Registry(_settings_of(settings, tables))
+    shared = sorted({safe_url(each.url) for each in made.settings.caches.values() if scheme_of(each.url) not in _OWN})
+    if shared and isinstance(_registry, Isolated):
+        _log.warning(
+            "configure() inside of stampede.testing.isolated(): from here on the test uses %s. If that is not meant, "
+            "enter isolated() when the application has been configured",
+            ", ".join(shared),
+        )
+    _replace(made)
+
+
+_OWN = ("memory", "null")  # schemes of what a process has for itself
 
 
 def _settings_of(settings: Any, tables: Mapping[str, Any]) -> Settings:

@@ -32,7 +32,7 @@ from stampede.testing import isolated
 
 @pytest.fixture(autouse=True)
 def _caches_of_its_own() -> Iterator[None]:
-    with isolated():
+    with isolated(caches={}):
         yield
 
 

@@ -256,13 +256,16 @@ def there_and_back(value: Any, **options: Any) -> Any:
 def test_objects_that_are_trusted_and_not_annotated(engine: Any) -> None:
     """Else a function without an annotation can't return a model."""
     with Session(engine) as session:
-        found = session.get(Member, 1)
+        found, thing = session.get(Member, 1), session.get(Thing, 1)
     with pytest.raises(CodecError, match=r"return annotation, or in trust=\[Member\]"):
         there_and_back({"m": found})
     assert there_and_back({"m": found}, trust=[Member])["m"].name == "bob"
     for codec in ("msgpack", "json"):
-        with pytest.raises(CodecError, match="use codec='sealed'"):
+        with pytest.raises(CodecError, match="use codec='sealed', and name it"):
             there_and_back(found, name=codec, returns=Member)
+        for value, returns in ((thing, Thing), ([thing], list[Thing])):
+            with pytest.raises(CodecError, match=r"Thing can't be stored .* use codec='sealed', and name it"):
+                there_and_back(value, name=codec, returns=returns)
 
 
 REFUSED = {

@@ -375,6 +375,17 @@ def test_isolated_by_a_clock(settings: Any) -> None:
         f()
 
 
+def test_who_configures_inside_of_isolated_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """An application that configures when it starts would send its tests to production's server, without a word."""
+    with isolated():
+        configure(ttl=5)
+        assert not caplog.records
+    with isolated():
+        configure(url="redis://:secret@localhost:6379/0")
+    (told,) = caplog.messages
+    assert "redis://" in told and "secret" not in told and "enter isolated() when" in told
+
+
 def test_locks_of_isolated_exclude_nobody_outside() -> None:
     """A test would wait for the job that runs on the developer's machine, or that job for the test."""
     from stampede import Lock, try_lock

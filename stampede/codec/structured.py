@@ -10,6 +10,7 @@ from stampede.codec.alike import alike
 from stampede.codec.annotations import fingerprint_of, is_pydantic, reach
 from stampede.codec.data import package_of, shape_for
 from stampede.codec.remedies import foreign, not_alike, where
+from stampede.codec.rows import is_row
 from stampede.codec.trees import tree_of, value_of, without_scalars
 from stampede.errors import CodecError, MissingExtra, OptionError
 from stampede.interruptions import pass_on
@@ -62,6 +63,8 @@ class Structured:
             given, read, _ = where(value, plain)
             if read is None and given is not None:  # JSON's word for what it has no word for
                 raise CodecError(not_alike(value, plain, self._name)) from error
+            if is_row(type(given)):
+                raise CodecError(foreign(given, self._name)) from error
             why = f"a {type(value).__qualname__} is not what the function's return annotation says"
             raise CodecError(f"{why}: {error}. Mend the annotation, or use codec='sealed'") from error
 
