@@ -67,7 +67,6 @@ class PolicyOptions(MoreOptions, total=False):
 
 
 class _Coding(PolicyOptions, total=False):
-    namespace: str | int | NamespaceOf
     codec: Codec
     trust: Sequence[str | type | ModuleType]
     signing_key: str | bytes | Sequence[str | bytes] | None
@@ -77,6 +76,7 @@ class _Coding(PolicyOptions, total=False):
 
 class _Keying(_Coding, total=False):
     version: str | int
+    namespace: str | int | NamespaceOf
 
 
 class StrictOptions(_Keying, total=False):
@@ -95,6 +95,7 @@ class Options(_Keying, total=False):
 class CacheOptions(_Coding, total=False):
     """What `Cache`, `configure` and a settings file's table take beside the URLs."""
 
+    namespace: str
     local: bool | Mapping[str, Any] | LocalSettings | None
     on_engine_error: Literal["local", "raise"]
 

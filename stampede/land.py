@@ -17,6 +17,8 @@ from stampede.outcome import Landing, LeftOut, Nothing, comes_back, parts_of
 
 __all__ = ["covered", "drop", "land", "never_begun", "quietly", "release", "served"]
 
+ARGS = "let its __init__ hand all of its arguments to super().__init__"
+
 
 async def land(
     call: Call, kept: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
@@ -62,7 +64,7 @@ async def store(
     if hold.foreign:
         return Landing(entry, error)
     if error is not None and not comes_back(entry, error, call.policy.raises):
-        return await unkept(call, entry, error, f"{entry.value[0]} would not come back with all that it holds")
+        return await unkept(call, entry, error, f"{entry.value[0]} would not come back with all that it holds: {ARGS}")
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
         return await unkept(call, entry, error, "cache_if refused it")
     at = call.now

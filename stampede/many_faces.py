@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from stampede.entry import Entry
-from stampede.faces import Decorate, Hook, Options
+from stampede.faces import Decorate, Hook, Options, StrictOptions
 from stampede.metrics import Stats
 from stampede.policy import Seconds, TimeToLive
 from stampede.status import Status
@@ -14,6 +14,7 @@ from stampede.status import Status
 __all__ = [
     "CachedHere",
     "DecorateMany",
+    "DecorateManyLoosely",
     "DecorateManyWith",
     "ManyAsync",
     "ManyFunction",
@@ -22,6 +23,7 @@ __all__ = [
     "ManyOptions",
     "OneAsync",
     "OneFunction",
+    "StrictManyOptions",
 ]
 
 K = TypeVar("K")
@@ -32,12 +34,18 @@ S_contra = TypeVar("S_contra", contravariant=True)
 P = ParamSpec("P")
 
 
-class ManyOptions(Options, total=False):
+class _OfMany(TypedDict, total=False):
+    chunk: int | None
+    absent: Seconds
+
+
+class ManyOptions(Options, _OfMany, total=False):
     """What `@cached.many` takes besides: for how many ids the function is called at once, and how long an id is known
     to be absent."""
 
-    chunk: int | None
-    absent: Seconds
+
+class StrictManyOptions(StrictOptions, _OfMany, total=False):
+    """The same, where verbs take what calls take."""
 
 
 class _Each(Protocol[K_contra, V, P]):
@@ -201,6 +209,27 @@ class DecorateManyWith(Protocol):
     def __call__(self, function: Callable[Concatenate[S, list[K], P], Mapping[K, V]], /) -> ManyMethod[S, K, V, P]: ...
 
 
+class DecorateManyLoosely(Protocol):
+    """The same, where options leave parameters out of the key: what is asked for beside ids is not looked at."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[list[K], P], Coroutine[Any, Any, Mapping[K, V]]], /
+    ) -> ManyAsync[K, V, ...]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[list[K], P], Mapping[K, V]], /
+    ) -> ManyFunction[K, V, ...]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[S, list[K], P], Coroutine[Any, Any, Mapping[K, V]]], /
+    ) -> ManyMethodAsync[S, K, V, ...]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[S, list[K], P], Mapping[K, V]], /
+    ) -> ManyMethod[S, K, V, ...]: ...
+
+
 class DecorateMany(DecorateManyWith, Protocol):
     """`@cached.many` and `@cached.many(...)`."""
 
@@ -219,7 +248,9 @@ class DecorateMany(DecorateManyWith, Protocol):
     @overload
     def __call__(self, function: Callable[Concatenate[S, list[K], P], Mapping[K, V]], /) -> ManyMethod[S, K, V, P]: ...
     @overload
-    def __call__(self, /, **options: Unpack[ManyOptions]) -> DecorateManyWith: ...
+    def __call__(self, /, **options: Unpack[StrictManyOptions]) -> DecorateManyWith: ...
+    @overload
+    def __call__(self, /, **options: Unpack[ManyOptions]) -> DecorateManyLoosely: ...
 
 
 class CachedHere(Decorate, Protocol):

@@ -34,7 +34,16 @@ from stampede.faces import (
     StrictOptions,
     Tables,
 )
-from stampede.many_faces import DecorateManyWith, ManyAsync, ManyFunction, ManyMethod, ManyMethodAsync, ManyOptions
+from stampede.many_faces import (
+    DecorateManyLoosely,
+    DecorateManyWith,
+    ManyAsync,
+    ManyFunction,
+    ManyMethod,
+    ManyMethodAsync,
+    ManyOptions,
+    StrictManyOptions,
+)
 from stampede.namesakes import Namesakes
 from stampede.policy import TimeToLive
 from stampede.ports import Engine
@@ -311,8 +320,12 @@ class _Cached(Protocol):
     def many(self, function: Callable[Concatenate[S, list[K], P], Mapping[K, T]], /) -> ManyMethod[S, K, T, P]: ...
     @overload
     def many(
-        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[ManyOptions]
+        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[StrictManyOptions]
     ) -> DecorateManyWith: ...
+    @overload
+    def many(
+        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[ManyOptions]
+    ) -> DecorateManyLoosely: ...
 
 
 @showing(ManyOptions)

@@ -200,3 +200,21 @@ def test_who_asks_for_its_own_key_is_told_what_to_do() -> None:
 
     with isolated(), pytest.raises(stampede.RecursiveComputation, match="__wrapped__"):
         f(1)
+
+
+def test_an_exception_that_cannot_be_kept_tells_how_it_could_be(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "Would not come back" names no remedy."""
+    monkeypatch.setattr("stampede.metrics.log._told", {})
+
+    class Gone(Exception):
+        def __reduce__(self) -> Any:
+            return type(self), (object(),)  # another one each time
+
+    cache = Cache(raises=Gone)
+
+    def gone() -> int:
+        raise Gone
+
+    with pytest.raises(Gone):
+        cache.get_or_compute("k", gone)
+    assert "super().__init__" in caplog.text

@@ -75,6 +75,31 @@ async def verbs_of_the_key() -> None:
     await account(1)  # wrong
 
 
+@cached.many(ttl=60, ignore="session")
+def users(ids: list[int], session: object) -> dict[int, str]:
+    return {}
+
+
+@cached.many(ttl=60)
+async def rates(names: list[str], country: str) -> dict[str, float]:
+    return {}
+
+
+async def many() -> None:
+    users([1], object())
+    users.invalidate(1)
+    users.one.invalidate(1)
+    users.one("1", object())  # wrong
+    users(["1"], object())  # wrong
+    await rates(["EUR"], "de")
+    await rates(["EUR"])  # wrong
+    await rates.invalidate("EUR", "de")
+    await rates.invalidate("EUR")  # wrong
+    await rates.one.peek(1, "de")  # wrong
+    cached.many(chnk=5)  # wrong
+    Cache().cached.many(chnk=5)  # wrong
+
+
 class Shop:
     @cached
     def price(self, item: str) -> float:
@@ -200,6 +225,7 @@ async def caches() -> None:
     cache = Cache(tttl=5)  # wrong
     Cache(codec="pickel")  # wrong
     Cache(on_engine_error="rasie")  # wrong
+    Cache(namespace=lambda tenant: "t")  # wrong
     Cache(socket_timeout=1)  # wrong
     cache.set("k", 1, ttl=5)
     cache.set("k", 1, tll=5)  # wrong
