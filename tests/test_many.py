@@ -648,6 +648,36 @@ def test_parameters_that_are_no_part_of_the_key() -> None:
     assert users(session, ids=[5]) == {5: 50}
 
 
+def test_methods_of_objects_that_are_no_part_of_the_key() -> None:
+    """`ignore="self"`: the list is still the first parameter behind it."""
+
+    class Service:
+        @cached.many(ignore="self")
+        def prices(self, ids: list[int], /) -> dict[int, int]:
+            asked.append(ids)
+            return {id: id for id in ids}
+
+    asked: list[list[int]] = []
+    one, two = Service(), Service()
+    assert one.prices([1, 2]) == two.prices([1, 2]) == {1: 1, 2: 2}
+    assert two.prices.invalidate(1) is True
+    assert two.prices.invalidate_many([2]) == 1
+    assert one.prices.one(2) == 2
+    assert asked == [[1, 2], [2]]
+
+
+def test_a_reload_of_many() -> None:
+    """`refreshing()` would compute them one by one, or not at all."""
+    with Cache() as cache:
+        table = Table()
+        users = table.loader(cache, "sync")
+        users([1, 2])
+        with stampede.refreshing():
+            assert list(users([2, 1, 3])) == [2, 1, 3]
+            users.one(1)
+        assert table.asked == [[1, 2], [2, 1, 3]]
+
+
 @cached.many
 def table(ids: list[int]) -> dict[int, int]:
     """The rows."""
