@@ -37,7 +37,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def opened(url: str, **options: Any) -> Cache:
     url, _, name = url.partition("?namespace=")
-    return Cache(url, namespace=name, early=0, lease=LEASE, strict=True, **options)
+    return Cache(url, namespace=name, **{"early": 0, "lease": LEASE, "strict": True, **options})
 
 
 def loader(cache: Cache, colour: str, load: Callable[[list[int]], dict[int, Any]], **options: Any) -> Any:
@@ -50,9 +50,11 @@ def loader(cache: Cache, colour: str, load: Callable[[list[int]], dict[int, Any]
     return cache.cached.many(key="user:{ids}", **options)(users if colour == "sync" else ausers)
 
 
-def compute_when_told(pipe: Connection, url: str, colour: str, ids: list[int], left_out: bool) -> None:
+def compute_when_told(
+    pipe: Connection, url: str, colour: str, ids: list[int], left_out: bool, lease: float = LEASE
+) -> None:
     """One batch; what it was asked for, and what it got."""
-    cache = opened(url)
+    cache = opened(url, lease=lease)
     asked: list[int] = []
 
     def load(ids: list[int]) -> dict[int, str]:
@@ -98,6 +100,26 @@ def test_two_processes_whose_batches_overlap(url: str, colour: str, left_out: bo
             assert single.join() == ["theirs"]
             assert asked == list(range(20, 30))
         process.tell()
+
+
+@pytest.mark.parametrize("url", ["disk", "redis"], indirect=True)
+def test_a_process_that_dies_with_its_batch(url: str) -> None:
+    """Its ids would be locked for ever, or be computed one after the other by who waits for them."""
+    asked: list[list[int]] = []
+
+    def load(ids: list[int]) -> dict[int, str]:
+        asked.append(sorted(ids))
+        return dict.fromkeys(ids, "ours")
+
+    with other(compute_when_told, url, "sync", list(range(20)), False, 0.5) as process, opened(url) as cache:
+        assert process.hear() == "computing"
+        batch = Herd(lambda: loader(cache, "sync", load)(range(10, 30)))
+        until(lambda: asked)
+        process.kill()
+        assert batch.join() == [dict.fromkeys(range(10, 30), "ours")]
+    assert asked[:2] == [list(range(20, 30)), [10]]
+    assert sorted(id for ids in asked for id in ids) == list(range(10, 30))
+    assert len(asked) < 8  # mostly three: leases that were renewed one by one end so
 
 
 def packets(server: RedisServer) -> int:
