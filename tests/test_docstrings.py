@@ -60,7 +60,7 @@ def is_twin(name: str) -> bool:
 PUBLIC = dict(public())
 
 
-def examples_run(name: str, what: Any) -> None:
+def examples_run(name: str, what: Any, **around: Any) -> None:
     text = inspect.getdoc(what) or ""
     assert text, f"{name} has no docstring"
     if is_twin(name):
@@ -69,7 +69,7 @@ def examples_run(name: str, what: Any) -> None:
     told: list[str] = []
     with isolated():
         known = {each: getattr(stampede, each) for each in stampede.__all__}
-        known |= {"stampede": stampede, "asyncio": asyncio, "cache": get_cache(), "__name__": "shop"}
+        known |= {"stampede": stampede, "asyncio": asyncio, "cache": get_cache(), "__name__": "shop"} | around
         test = doctest.DocTestParser().get_doctest(text, known, name, None, None)
         outcome = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=told.append)
     assert not outcome.failed, "".join(told)
@@ -85,3 +85,28 @@ def test_so_have_those_of_dogpile() -> None:
     """The same for who comes from there."""
     for name, what in dogpile():
         examples_run(name, what)
+
+
+def test_so_have_those_of_sqlalchemy() -> None:
+    """The same for who returns objects of a session."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    orm: Any = pytest.importorskip("sqlalchemy.orm")
+    from stampede.contrib import sqlalchemy as ours
+
+    Base = orm.declarative_base()
+    columns = {
+        "id": sqlalchemy.Column(sqlalchemy.Integer, primary_key=True),
+        "name": sqlalchemy.Column(sqlalchemy.Text),
+    }
+    User = type("User", (Base,), {"__tablename__": "user", "__module__": __name__, **columns})
+    database = sqlalchemy.create_engine("sqlite://", poolclass=sqlalchemy.StaticPool)
+    Base.metadata.create_all(database)
+    with orm.Session(database) as session:
+        session.add(User(id=1, name="bob"))
+        session.commit()
+        around = {name: getattr(ours, name) for name in ours.__all__}
+        for name in ours.__all__:
+            examples_run(
+                f"contrib.sqlalchemy.{name}", around[name], session=session, User=User, Session=orm.Session, **around
+            )
+    database.dispose()

@@ -32,7 +32,15 @@ T = TypeVar("T")
 def detached(function: Callable[P, R]) -> Callable[P, R]:
     """The function, `def` or `async def`, whose objects belong to no session: `@detached` stands below `@cached`.
 
-    See `detach`.
+    What is kept and shared then is what `detach` makes of them.
+
+        >>> @cached(ttl=600, ignore=["session"])
+        ... @detached
+        ... def user(session: Session, user_id: int) -> User:
+        ...     return session.get_one(User, user_id)
+
+        >>> user(session, 1) in session
+        False
     """
     if inspect.iscoroutinefunction(function):
 
@@ -54,6 +62,10 @@ def detach(value: T) -> T:
 
     Of two that lead to each other, the way back is left unloaded. Lists, tuples, sets and dicts are gone through.
     The session keeps its own objects as they are.
+
+        >>> bob = detach(session.get_one(User, 1))
+        >>> bob.name, bob in session
+        ('bob', False)
     """
     return cast(T, _Detaching().of(value))
 
@@ -62,6 +74,10 @@ def merge(session: Session, value: T) -> T:
     """The same objects in this session, where what wasn't loaded loads. Nothing is asked of the database for it.
 
     With an `AsyncSession`: `await session.run_sync(merge, value)`.
+
+        >>> mine = merge(session, detach(session.get_one(User, 1)))
+        >>> mine in session
+        True
     """
     return cast(T, _each(value, lambda each: session.merge(each, load=False)))
 
