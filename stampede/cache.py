@@ -459,7 +459,9 @@ class Cache:
     def expire_many(self, keys: Iterable[str]) -> int:
         """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh.
 
+        >>> cache.set_many({"user:1": "bob", "user:2": "eve"})
         >>> cache.expire_many(cache.keys("user:"))
+        2
         """
         return run_blocking(self._root.expire_many(BLOCKING, [self._key(key) for key in keys]))
 
