@@ -58,7 +58,14 @@ class Verbs(ABC):
 
     @abstractmethod
     def fetch(
-        self, scope: Scope, key: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, force: bool = False
+        self,
+        scope: Scope,
+        key: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        force: bool = False,
+        once: Block | None = None,
     ) -> Any: ...
 
     @abstractmethod
@@ -106,10 +113,10 @@ class Verbs(ABC):
         return self._run(self._refresh(args, kwargs))
 
     async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scope = self.scope
-        return landed(
-            await self.fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True), scope.policy
-        )
+        scope, block = self.scope, around(lambda: self.home) if switch.thrown else None
+        once = None if block is None or block.straight else block  # what is refreshed inside is refreshed for all of it
+        work = self.fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True, once=once)
+        return landed(await work, scope.policy)
 
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Store this value for these arguments. `ttl=` and `stale=` are of this entry, unless they are arguments of the

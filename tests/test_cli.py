@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -273,6 +274,28 @@ def test_get_json(home: Path, cache: Cache) -> None:
         cache.set("k", value)
         assert "is no JSON" in stampede(home, "get", "k", "--json", code=2)
     assert json.loads(stampede(home, "get", "l", "--json", code=1)) == {"key": "l", "found": False}
+
+
+def test_get_says_who_computes(home: Path, cache: Cache) -> None:
+    """Whoever looks for what hangs would have to ask each process."""
+    told = []
+
+    def look() -> None:
+        told.append(stampede(home, "get", "k", code=1))
+        told.append(stampede(home, "get", "k", "--json", code=1))
+
+    cache.get_or_compute("k", look)
+    assert f"computed now by {socket.gethostname()}:{os.getpid()}, its lease ends in " in told[0]
+    assert json.loads(told[1])["holder"]["pid"] == os.getpid()
+    assert "computed" not in stampede(home, "get", "k")
+
+
+def test_keys_are_listed(home: Path, cache: Cache) -> None:
+    """What a cache has of somebody could be found out with the engine's own tools only."""
+    cache.set_many({"user:1": 1, "user:2": 2, "other": 3})
+    assert sorted(stampede(home, "keys", "user:").split()) == ["user:1", "user:2"]
+    assert sorted(stampede(home, "keys").split()) == ["other", "user:1", "user:2"]
+    assert stampede(home, "keys", "no such", code=1) == ""
 
 
 def test_get_a_functions_value_by_its_key(home: Path) -> None:

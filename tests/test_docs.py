@@ -180,7 +180,7 @@ def test_the_shell_lines_can_be_typed(page: Page, tmp_path: Path) -> None:
         return
     (tmp_path / "stampede.toml").write_text(f'[caches.default]\nurl = "disk://{tmp_path}/cache"\n')
     with Cache(f"disk://{tmp_path}/cache") as cache:
-        cache.set("KEY", "value")
+        cache.set_many({"KEY": "value", "PREFIX:1": "value"})
     for block in blocks:
         for line in block.text.replace("\\\n", "").splitlines():
             for command in line.partition(" #")[0].split("&&"):
@@ -230,7 +230,7 @@ def test_pip_lines_in_the_text(page: Page) -> None:
 def test_the_command_s_verbs(tmp_path: Path) -> None:
     """The pages would name verbs of the command that are not there."""
     (block,) = [block.text for block in PAGES["guides/observing.md"].blocks("sh") if "stampede get" in block.text]
-    for verb in ("demo", "check", "get", "invalidate", "stats"):
+    for verb in ("demo", "check", "get", "keys", "invalidate", "stats"):
         assert verb in block
         run(tmp_path, "-m", "stampede", verb, "--help")
 

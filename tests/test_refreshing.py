@@ -91,6 +91,8 @@ def test_a_block_computes_anew_once_and_stores(any_cache: Cache, colour: str) ->
         assert [await f(), await f(2), await f()] == [2, 3, 2]
         with stampede.refreshing():
             assert await f() == 4  # another block, another time
+            assert [await f.verb("refresh", 1), await f()] == [5, 5]
+            assert [await f.verb("refresh", 2), await f(2)] == [6, 6]  # for what comes behind it in the block, too
 
     asyncio.run(main())
 

@@ -26,8 +26,9 @@ from stampede.keys import function_in, in_namespace, quoted
 from stampede.method import Method
 from stampede.registry import configure
 from stampede.settings import CacheSettings, Settings, discover, load
+from stampede.status import Holder, status
 
-__all__ = ["NOTHING", "Unreadable", "cache_of", "find", "invalidate", "settings_of", "the_one"]
+__all__ = ["NOTHING", "Unreadable", "cache_of", "find", "holder", "invalidate", "listed", "settings_of", "the_one"]
 
 NOTHING = "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml"
 
@@ -82,6 +83,22 @@ def find(settings: CacheSettings, key: str, function: str | None) -> Entry[Any] 
             if entry is not None:
                 return entry
     return None
+
+
+def holder(settings: CacheSettings, key: str, function: str | None) -> Holder | None:
+    """Who computes it now."""
+    with cache_of(settings) as cache:
+        for scope, whole in _places(cache, key, function):
+            known = run_blocking(status(scope, BLOCKING, whole)).holder
+            if known is not None:
+                return known
+    return None
+
+
+def listed(settings: CacheSettings, prefix: str) -> Iterator[str]:
+    """The cache's own keys that begin with this."""
+    with cache_of(settings) as cache:
+        yield from cache.keys(prefix)
 
 
 def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:

@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands.add_parser("demo", help="herds of processes with and without stampede, counted and drawn"))
     for name, add, help in (
         ("check", _add_check, "the settings as they are read, and whether each engine answers"),
-        ("get", _add_get, "a key's value, and how long it is fresh and kept"),
+        ("get", _add_get, "a key's value, how long it is fresh and kept, and who computes it now"),
+        ("keys", _add_keys, "the keys that are kept, but for functions' own"),
         ("invalidate", _add_invalidate, "a key's value is gone, also one that is being computed"),
         ("stats", _add_stats, "what an engine holds: entries, bytes, leases"),
     ):
@@ -75,6 +76,11 @@ def _add_get(parser: argparse.ArgumentParser) -> None:
     _add_key(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=_get)
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="what they begin with")
+    parser.set_defaults(run=_keys)
 
 
 def _add_invalidate(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +118,12 @@ def _get(options: argparse.Namespace) -> int:
     from stampede.cli.keys import get
 
     return get(screen(), _cache(options), options.key, options.function, as_json=options.json)
+
+
+def _keys(options: argparse.Namespace) -> int:
+    from stampede.cli.keys import keys
+
+    return keys(screen(), _cache(options), options.prefix)
 
 
 def _invalidate(options: argparse.Namespace) -> int:

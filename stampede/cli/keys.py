@@ -1,4 +1,4 @@
-"""`stampede get` and `stampede invalidate`."""
+"""`stampede get`, `stampede keys` and `stampede invalidate`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,38 @@ import json
 from math import inf
 from typing import Any
 
-from stampede.cli.address import Unreadable, find, invalidate
+from stampede.cli.address import Unreadable, find, holder, invalidate, listed
 from stampede.cli.screen import Screen
 from stampede.entry import Entry
 from stampede.errors import OptionError
 from stampede.settings import CacheSettings
+from stampede.status import Holder
 
-__all__ = ["forget", "get"]
+__all__ = ["forget", "get", "keys"]
 
 
 def get(screen: Screen, settings: CacheSettings, key: str, function: str | None, *, as_json: bool) -> int:
-    """Print the value and what is known about it; 1 if there is none."""
-    entry = find(settings, key, function)
+    """Print the value and what is known about it, and who computes it; 1 if there is none."""
+    entry, who = find(settings, key, function), holder(settings, key, function)
     if as_json:
-        screen.say(_json(key, entry))
+        screen.say(_json(key, entry, who))
     elif entry is None:
         screen.say(f"nothing is kept under {key!r}")
     else:
         screen.say(_shown(entry))
         screen.say(f"  {_facts(entry)}")
+    if who is not None and not as_json:
+        screen.say(f"  computed now by {who}")
     return 0 if entry is not None else 1
+
+
+def keys(screen: Screen, settings: CacheSettings, prefix: str) -> int:
+    """Print the cache's own keys, one a line; 1 if there is none."""
+    count = 0
+    for key in listed(settings, prefix):
+        screen.say(key)
+        count += 1
+    return 0 if count else 1
 
 
 def forget(screen: Screen, settings: CacheSettings, key: str, function: str | None) -> int:
@@ -62,17 +74,19 @@ def _long(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _json(key: str, entry: Entry[Any] | None) -> str:
+def _json(key: str, entry: Entry[Any] | None, who: Holder | None) -> str:
     """One object; a duration that has no end is null."""
+    computed = {} if who is None else {"holder": {"host": who.host, "pid": who.pid, "lease": who.lease}}
     if entry is None:
-        return json.dumps({"key": key, "found": False})
+        return json.dumps({"key": key, "found": False, **computed})
     if isinstance(entry.value, Unreadable):
         raise OptionError(f"the value can't be read here: {entry.value.why}")
     durations = {name: getattr(entry, name) for name in ("fresh", "keep", "ttl", "cost", "margin")}
     facts = {name: None if seconds == inf else round(seconds, 6) for name, seconds in durations.items()}
     try:
         return json.dumps(
-            {"key": key, "found": True, "value": entry.value, "raised": entry.raised, **facts}, allow_nan=False
+            {"key": key, "found": True, "value": entry.value, "raised": entry.raised, **facts, **computed},
+            allow_nan=False,
         )
     except (TypeError, ValueError) as error:
         raise OptionError(f"the value is no JSON ({error}): leave --json out") from error
