@@ -1,4 +1,4 @@
-"""For the reference: examples in docstrings are code, and methods of protocols that have overloads only are shown."""
+"""For the reference: examples in docstrings are code, and what type checkers see of a function's verbs is explained."""
 
 import re
 from typing import Any
@@ -7,6 +7,10 @@ import griffe
 
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)  # up to an empty line
 
+FACES = ["faces", "many_faces"]
+TOLD = ["verbs.Verbs", "cached.Cached", "many.Many"]
+"""What stands behind the faces, and says what each verb does."""
+
 
 class Doctests(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
@@ -14,9 +18,22 @@ class Doctests(griffe.Extension):
         if obj.docstring is not None:
             obj.docstring.value = EXAMPLE.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
 
-    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Overloads are shown with what implements them, which a protocol hasn't."""
-        for name, overloads in cls.overloads.items():
-            if name not in cls.members and overloads:
-                cls.set_member(name, overloads[-1])
-                overloads[-1].overloads = list(overloads[:-1])
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        for face in (face for module in FACES for face in pkg[module].classes.values()):
+            _show_overloads(face)
+            for told in (pkg[name] for name in TOLD):
+                _explain(face, told)
+
+
+def _show_overloads(face: griffe.Class) -> None:
+    """They are shown with what implements them, which a protocol hasn't."""
+    for name, overloads in face.overloads.items():
+        if overloads and name not in face.members:
+            face.set_member(name, overloads[-1])
+            overloads[-1].overloads = list(overloads[:-1])
+
+
+def _explain(face: griffe.Class, told: griffe.Class) -> None:
+    for name, verb in face.functions.items():
+        if verb.docstring is None and name in told.functions and told[name].docstring is not None:
+            verb.docstring = griffe.Docstring(told[name].docstring.value, parent=verb)
