@@ -26,7 +26,10 @@ async def exchange(
 ) -> Entry[Any] | None:
     """The entry of what was made of what is kept; None: that stays."""
     if not isinstance(scope.core.engine.store, Versioned):
-        raise OptionError(f"{scope.core.engine.scheme}:// can't tell whether a value is still the one that was read")
+        raise OptionError(
+            f"{scope.core.engine.scheme}:// can't tell whether a value is still the one that was read, as add, update "
+            "and touch must: use set"
+        )
     for _ in range(TRIES):
         seen = await scope.kept(colour, key)
         value = make(seen)

@@ -19,6 +19,7 @@ from servers import RedisServer, shared_redis
 import stampede
 from stampede import Cache, ComputationFailed, EngineError, Lock, SettingsError, StampedeError, events, get_cache
 from stampede.metrics import log_events
+from stampede.settings import Settings
 from stampede.testing import isolated
 
 both = pytest.mark.parametrize("colour", ["sync", "async"])
@@ -218,3 +219,19 @@ def test_an_exception_that_cannot_be_kept_tells_how_it_could_be(caplog: Any, mon
     with pytest.raises(Gone):
         cache.get_or_compute("k", gone)
     assert "super().__init__" in caplog.text
+
+
+def test_who_has_no_settings_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """ "nothing: there is no [caches.reports]" is a riddle."""
+    monkeypatch.chdir(tmp_path)
+    with isolated():
+        stampede.configure(Settings())
+        with pytest.raises(SettingsError, match=r"^there are no settings.*configure\(caches="):
+            get_cache("reports")
+
+
+def test_engines_that_are_not_there_are_not_offered() -> None:
+    """Who takes the offer would be refused again."""
+    with pytest.raises(stampede.OptionError) as told:
+        Cache("xyz://localhost")
+    assert "disk" in str(told.value) and "zookeeper" not in str(told.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from stampede.engines.url import safe_url, scheme_of
@@ -72,13 +73,18 @@ def schemes() -> list[str]:
     return sorted({*_KNOWN, *_foreign()})
 
 
+def _here() -> list[str]:
+    """Those of this release."""
+    return [scheme for scheme in schemes() if scheme not in _KNOWN or find_spec(_KNOWN[scheme][0]) is not None]
+
+
 def _opener(scheme: str) -> Opener:
     if scheme in _KNOWN:
         opener: Opener = import_module(_KNOWN[scheme][0]).from_url
     elif scheme in (foreign := _foreign()):
         opener = foreign[scheme].load()
     else:
-        raise OptionError(f"there is no engine {scheme + '://'!r}: {nearest(scheme, schemes())}")
+        raise OptionError(f"there is no engine {scheme + '://'!r}: {nearest(scheme, _here())}")
     return opener
 
 

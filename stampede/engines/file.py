@@ -73,7 +73,7 @@ def from_url(url: str, **options: Any) -> FileEngine:
     parts = parts_of(url)
     path = unquote(parts.netloc + parts.path)
     if "\0" in path:
-        raise OptionError(f"{safe_url(url)!r} names no directory")
+        raise OptionError(f"{safe_url(url)!r} names no directory: write file:///run/app, or file:// alone")
     return FileEngine(path.removeprefix("/") if path.startswith("/~") else path) if path.strip("/") else FileEngine()
 
 

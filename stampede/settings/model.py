@@ -14,6 +14,10 @@ from stampede.policy import DEFAULT, Policy, nearest
 __all__ = ["CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings", "without_secrets"]
 
 
+NOTHING = "nothing"
+"""Where settings that nobody wrote were read."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
     """A local tier: how many entries, and for how many seconds one is believed without news (None: the engine's)."""
@@ -71,7 +75,7 @@ class Settings:
 
     caches: Mapping[str, CacheSettings] = field(default_factory=dict)
     origins: Mapping[str, OriginSettings] = field(default_factory=dict)
-    source: str = "nothing"
+    source: str = NOTHING
 
     def cache(self, name: str) -> CacheSettings:
         """The settings of one cache; `default` is there even if nobody wrote it."""
@@ -79,6 +83,8 @@ class Settings:
             return self.caches[name]
         if name == "default":
             return CacheSettings()
+        if self.source == NOTHING:
+            raise SettingsError(f"there are no settings, and so no [caches.{name}]: call configure(caches=...)")
         raise SettingsError(f"{self.source}: there is no [caches.{name}]: {nearest(name, ['default', *self.caches])}")
 
 
