@@ -296,6 +296,17 @@ def test_refusals_name_what_works(engine: Any, what: str) -> None:
             there_and_back(value, returns=list[Member | Team])
 
 
+@pytest.mark.parametrize("what", ["not in the database", "changed", "expired"])
+def test_what_can_not_be_detached_is_told_why(engine: Any, what: str) -> None:
+    """Else who has @detached is told to put it there."""
+    advice, make = REFUSED[what]
+    with Session(engine) as session:
+        value = make(session)
+        session.add(value)
+        with pytest.raises(CodecError, match=advice):
+            there_and_back(detach(value), returns=Member)
+
+
 def test_a_column_more_is_a_miss(engine: Any) -> None:
     """Else objects that an older version has stored come back with less than the class has."""
 

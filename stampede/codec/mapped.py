@@ -122,11 +122,6 @@ def _some(value: Any) -> tuple[Any, ...]:
 def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
     """What would come back as another: an object that is in use, or isn't, or isn't wholly, in the database."""
     name = type(value).__qualname__
-    if state.session is not None:
-        raise CodecError(
-            f"a {name} of a session that is still open can't be stored, nor shared: put @detached (of "
-            "stampede.contrib.sqlalchemy) below @cached, or close the session before you return it"
-        )
     if state.key is None:
         raise CodecError(f"a {name} that is not in the database yet can't be stored: commit it first, and refresh it")
     if state.modified:
@@ -135,6 +130,11 @@ def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
         raise CodecError(
             f"a {name} of which nothing is loaded (a commit has expired it) can't be stored: refresh it before you "
             "return it, or make its session with expire_on_commit=False"
+        )
+    if state.session is not None:
+        raise CodecError(
+            f"a {name} of a session that is still open can't be stored, nor shared: put @detached (of "
+            "stampede.contrib.sqlalchemy) below @cached, or close the session before you return it"
         )
     more = sorted(each for each in {*held} - facts.known if not each.startswith("_"))
     if more:
