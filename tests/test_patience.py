@@ -362,7 +362,7 @@ def test_nor_to_keep_what_was_found(before: Before, face: Faces, colour: str) ->
         proxy.hold()
         generations.forget()
 
-    proxy.at(b"", after=stop)
+    proxy.at(b"|k\r\n", after=stop)
     began = time.monotonic()
     assert asked("k", lambda: 2, wait=8 * WAIT) == 1
     assert time.monotonic() - began < 8 * WAIT + 0.25
