@@ -211,6 +211,7 @@ def test_a_model_of_two_tables() -> None:
         read = there_and_back(Novel.objects.get(), returns=Novel)
         assert read == novel and (read.title, read.pages) == ("three", 100)
         assert there_and_back([novel], trust=[Novel]) == [novel]
+        assert there_and_back([novel], name="pickle", signing_key=b"k") == [novel]
     finally:
         novel.delete()
 

@@ -18,6 +18,7 @@ from sqlalchemy.orm import (
     Mapped,
     MappedAsDataclass,
     Session,
+    attribute_keyed_dict,
     composite,
     joinedload,
     load_only,
@@ -57,6 +58,8 @@ class Team(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
     members: Mapped[list[Member]] = relationship(back_populates="team", order_by="Member.id")
+    by_name: Mapped[dict[str, Member]] = relationship(viewonly=True, collection_class=attribute_keyed_dict("name"))
+    as_set: Mapped[set[Member]] = relationship(viewonly=True)
 
 
 class Member(Base):
@@ -176,6 +179,18 @@ def test_relationships_that_were_loaded_come_along(engine: Any) -> None:
     assert members.stats().computations == team.stats().computations == 1
 
 
+def test_collections_of_all_kinds(engine: Any) -> None:
+    """Else a relationship that is a dict or a set comes back as a list, or not at all."""
+    with Session(engine) as session:
+        loaded = select(Team).options(selectinload(Team.by_name), selectinload(Team.as_set))
+        attached = session.scalars(loaded).one()
+        mine = detach(attached)
+    for team in (there_and_back(attached, returns=Team), mine, there_and_back(mine, returns=Team)):
+        assert sorted(team.by_name) == ["bob", "eve"] and team.by_name["bob"].id == 1
+        assert {each.name for each in team.as_set} == {"bob", "eve"} and isinstance(team.as_set, set)
+        assert team.by_name["bob"] in team.as_set
+
+
 def test_columns_that_were_left_out_are_left_out(engine: Any) -> None:
     """Else a hit has, as None, what a miss doesn't have."""
 
@@ -260,6 +275,7 @@ def test_objects_that_are_trusted_and_not_annotated(engine: Any) -> None:
     with pytest.raises(CodecError, match=r"return annotation, or in trust=\[Member\]"):
         there_and_back({"m": found})
     assert there_and_back({"m": found}, trust=[Member])["m"].name == "bob"
+    assert there_and_back({"m": found}, name="pickle", signing_key=b"k")["m"].name == "bob"
     for codec in ("msgpack", "json"):
         with pytest.raises(CodecError, match="use codec='sealed', and name it"):
             there_and_back(found, name=codec, returns=Member)

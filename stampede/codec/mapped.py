@@ -19,7 +19,7 @@ from stampede.codec.alike import lazy
 from stampede.codec.values import Shape, expect
 from stampede.errors import CodecError
 
-__all__ = ["Facts", "plain", "related", "row_shape"]
+__all__ = ["Facts", "plain", "related", "row_shape", "several"]
 
 
 class Facts:
@@ -81,6 +81,13 @@ def related(kind: Any) -> Iterator[Any]:
         yield below.class_
 
 
+def several(there: Any) -> list[Any] | None:
+    """The objects of a collection; None of what is one object, or none."""
+    if isinstance(there, dict):
+        return [*there.values()]
+    return [*there] if isinstance(there, (list, set)) else None
+
+
 def plain(value: Any) -> Any:
     """A column's value without what notices its changes."""
     base = next((base for base in (dict, list, set) if isinstance(value, base)), None)
@@ -105,9 +112,9 @@ def row_shape(kind: Any, tag: str) -> Shape:
         if not relations.keys() <= facts.relations:
             raise CodecError(f"the relationships of a {tag} are others")
         for name, value in relations.items():
-            there, several = facts.mapper.relationships[name], type(value) is list
-            if several != there.uselist or not all(
-                isinstance(each, there.mapper.class_) for each in (value if several else _some(value))
+            there, many = facts.mapper.relationships[name], type(value) is list
+            if many != there.uselist or not all(
+                isinstance(each, there.mapper.class_) for each in (value if many else _some(value))
             ):
                 raise CodecError(f"a {tag} leads to something else")
         return facts.make(columns, relations, token)
@@ -143,11 +150,8 @@ def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
 
 def _led_to(value: Any, name: str, there: Any) -> Any:
     """The objects of a relationship that was loaded."""
-    if isinstance(there, (list, set)):
-        found: Any = [*there]
-    elif isinstance(there, dict):
-        raise CodecError(f"{type(value).__qualname__}.{name} is a {type(there).__name__}: return what it holds")
-    else:
+    found: Any = several(there)
+    if found is None:
         found = there
     for each in found if type(found) is list else _some(found):
         back = next((other for other, led in vars(each).items() if _leads_to(led, value)), None)
@@ -161,4 +165,4 @@ def _led_to(value: Any, name: str, there: Any) -> Any:
 
 
 def _leads_to(led: Any, value: Any) -> bool:
-    return led is value or (isinstance(led, (list, set)) and any(each is value for each in led))
+    return led is value or any(each is value for each in several(led) or ())

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.collections import InstrumentedDict, InstrumentedList, InstrumentedSet
 from sqlalchemy.orm.state import InstanceState
 
-from stampede.codec.mapped import Facts, plain
+from stampede.codec.mapped import Facts, plain, several
 
 __all__ = ["detach", "detached", "merge"]
 
@@ -125,9 +125,7 @@ class _Detaching:
         relations = {}
         for name in facts.relations & held.keys():
             there = held[name]
-            several = isinstance(there, (list, set))
-            if (several or _state(there) is not None) and not self._above & {*map(id, there if several else [there])}:
-                relations[name] = [*map(self._one, there)] if several else self._one(there)
-            elif there is None:
-                relations[name] = None
+            found = several(there)
+            if self._above.isdisjoint(map(id, [there] if found is None else found)):
+                relations[name] = self.of(there) if found is None else [*map(self._one, found)]
         return facts.make(columns, relations, state.key[2])
