@@ -66,9 +66,9 @@ class Item:
 
     entry: Entry[bytes] | None = None
     holder: bytes = b""
-    who: bytes = b""  # whose that token is
     lease: float = 0.0
     past: Past = field(default_factory=Past)
+    who: bytes = b""  # whose the token is
 
     @property
     def bare(self) -> bool:
@@ -172,7 +172,7 @@ def read(reply: Reply) -> Item:
         return Item()
     lease = left - leaselag if isfinite(leaselag) else 0.0
     holder, who = (holder, who) if lease > 0 else (b"", b"")
-    return Item(entry, holder, who, max(lease, 0.0), past)
+    return Item(entry, holder, max(lease, 0.0), past, who)
 
 
 def _unpacked(value: bytes, at: int, left: int) -> Entry[bytes] | None:
