@@ -895,7 +895,13 @@ class Report:
 def explore(
     scenario: Scenario, *, faults: Collection[str] = (), budget: int = 1, limit: int | None = None, **parts: Any
 ) -> Report:
-    """Try all schedules with at most `budget` faults, or the `limit` simplest. `parts`: algorithm, model."""
+    """Try all schedules with at most `budget` faults, or the `limit` simplest. `parts`: algorithm, model.
+
+    >>> from stampede.testing import explorer
+    >>> world = explorer.Scenario([[explorer.ask()], [explorer.ask()]])  # two processes, with a caller each
+    >>> print(explorer.explore(world))
+    all well in ... schedules, ... states
+    """
     report, seen = Report(), set()
     number = count()
     waiting: list[tuple[int, int, tuple[Choice, ...]]] = [(0, 0, ())]
@@ -933,7 +939,13 @@ def explore(
 def roam(
     scenario: Scenario, *, faults: Collection[str] = (), budget: int = 2, runs: int = 1000, seed: int = 0, **parts: Any
 ) -> Report:
-    """Try random schedules, where there are too many to try all."""
+    """Try random schedules, where there are too many to try all.
+
+    >>> from stampede.testing import explorer
+    >>> world = explorer.Scenario([[explorer.ask()] * 2] * 2)
+    >>> print(explorer.roam(world, faults=["crash"], runs=20))
+    all well in 20 schedules, ... states, not all there are
+    """
     report, dice = Report(complete=False), random.Random(seed)
     for _ in range(runs):
         report.schedules += 1

@@ -28,7 +28,14 @@ __all__ = ["ClaimsSuite"]
 
 
 class ClaimsSuite(KeyedSuite):
-    """The verbs of the algorithm."""
+    """The verbs of the algorithm.
+
+    >>> from stampede.engines.memory import MemoryEngine  # yours
+    >>> from stampede.testing import ClaimsSuite
+    >>> class TestMine(ClaimsSuite):  # by pytest, and once more with suspending = True
+    ...     def make_engine(self):
+    ...         return MemoryEngine()
+    """
 
     # -- claim
 

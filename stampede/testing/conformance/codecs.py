@@ -16,7 +16,22 @@ __all__ = ["CodecSuite"]
 
 
 class CodecSuite:
-    """For an object that is given as `codec=`. A `values` of one's own says what it is to hold."""
+    """For an object that is given as `codec=`. A `values` of one's own says what it is to hold.
+
+    >>> import json
+    >>> from stampede.testing import CodecSuite
+    >>> class Plain:
+    ...     name = "plain-1"
+    ...
+    ...     def encode(self, value):
+    ...         return json.dumps(value).encode()
+    ...
+    ...     def decode(self, data):
+    ...         return json.loads(data)
+    >>> class TestPlain(CodecSuite):
+    ...     def make_codec(self):
+    ...         return Plain()
+    """
 
     values: Sequence[Any] = (
         None, True, 0, -(2**31), 1.5, "", "é\0\U0001f40e", [], [1, [2, {"a": None}]], {"a": {"b": [1.5, "x"]}},

@@ -15,7 +15,14 @@ __all__ = ["LocksSuite"]
 
 
 class LocksSuite(Suite):
-    """The verbs of a lock that is no cache."""
+    """The verbs of a lock that is no cache.
+
+    >>> from stampede.engines.memory import MemoryEngine  # yours
+    >>> from stampede.testing import LocksSuite
+    >>> class TestMine(LocksSuite):  # by pytest, and once more with suspending = True
+    ...     def make_engine(self):
+    ...         return MemoryEngine()
+    """
 
     @property
     def locks(self) -> Locks:

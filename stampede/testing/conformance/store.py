@@ -13,7 +13,14 @@ __all__ = ["StoreSuite"]
 
 
 class StoreSuite(KeyedSuite):
-    """The verbs that are no part of a computation."""
+    """The verbs that are no part of a computation.
+
+    >>> from stampede.engines.memory import MemoryEngine  # yours
+    >>> from stampede.testing import StoreSuite
+    >>> class TestMine(StoreSuite):  # by pytest, and once more with suspending = True
+    ...     def make_engine(self):
+    ...         return MemoryEngine()
+    """
 
     @case
     async def test_set_is_kept(self) -> None:
