@@ -189,7 +189,10 @@ class GuardedLocks:
 
     def _hangs(self, name: str, seconds: float, since: float | None) -> EngineError:
         self._side.habit.silent = True
-        told = f"{self._side.called} hangs: it has not answered for {max(seconds, 0.0):.2g} s"
+        server = self._engine.server_of(name, lock=True)
+        names = ":".join(map(str, server)) if isinstance(server, tuple) else server
+        its = "" if names is None else f"{names} of "
+        told = f"{its}{self._side.called} hangs: it has not answered for {max(seconds, 0.0):.2g} s"
         if since is None:
             return EngineError(f"the lock {name!r} can't be given back now, and ends with its lease: {told}")
         return EngineError(f"the lock {name!r} can't be had, after {_clock() - since:.2g} s in all: {told}")

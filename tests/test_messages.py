@@ -111,6 +111,21 @@ def test_a_lock_whose_server_hangs_tells_which_and_how_long(
     assert "secret" not in cache.engine.url
 
 
+def test_which_of_several_servers_hangs_is_told(before: Callable[[Any], Proxy]) -> None:
+    """The others of the ring are well, and would be looked at first."""
+    pytest.importorskip("pymemcache")
+    from memcached_server import shared_memcached
+
+    target = shared_memcached()
+    proxies = [before(target) for _ in range(2)]
+    cache = Cache(f"memcached://{','.join(f'127.0.0.1:{proxy.port}' for proxy in proxies)}?timeout=3")
+    wrong = cache.engine.server_of("nightly", lock=True)
+    for proxy in proxies:
+        proxy.hold()
+    with pytest.raises(EngineError, match=f"{wrong} of memcached://"):
+        cache.lock("nightly", wait=0.05).acquire()
+
+
 def test_a_function_tells_of_its_engines_outages(before: Callable[[Any], Proxy], server: RedisServer) -> None:
     """Its stats would say for ever that there was none."""
     proxy = before(server)
