@@ -322,6 +322,21 @@ def test_a_batch_in_time(asked: Asked, gates: Gates) -> None:
     assert sorted(held) == [["a"], ["f"]]
 
 
+@pytest.mark.parametrize("url", ["memory://"])
+@pytest.mark.parametrize("asked", ["async"], indirect=True)
+def test_a_batch_that_is_cancelled_while_it_waits_cancels_its_computation(asked: Asked, gates: Gates) -> None:
+    """Its leases would stand for as long as a computation goes on that nobody has asked for any more."""
+    slow = Load(gates())
+    work = asked.cache.aget_or_compute_many(["a", "b"], slow.suspending, deadline=LONG)
+    call = asyncio.run_coroutine_threadsafe(work, asked._loop)
+    assert slow.gate.begun.wait(LONG)
+    call.cancel()
+    assert asked.many(["a", "b"], lambda keys: dict.fromkeys(keys, "again"), deadline=LONG) == {
+        "a": "again",
+        "b": "again",
+    }
+
+
 # -- of one process: how it is done ------------------------------------------------------------------------------------
 
 
@@ -456,12 +471,26 @@ def test_a_computation_that_asks_for_its_own_key_is_told(asked: Asked) -> None:
         asked("k", asks if asked.colour == "sync" else asks_in_a_loop, deadline=LONG)
 
 
-@memory
-def test_what_is_not_kept_has_a_deadline_too(asked: Asked, gates: Gates) -> None:
-    """Who is told that a value isn't kept computes for himself, for as long as it takes."""
-    terms: dict[str, Any] = {"cache_if": lambda value: False, "deadline": BRIEF}
-    with pytest.raises(WaitTimeout):
-        asked("k", gates(), **terms)
+def test_who_computes_for_himself_alone_has_a_deadline_too(asked: Asked, gates: Gates) -> None:
+    """Who is told that a value isn't kept computes it himself, and would do so for as long as it takes."""
+    if not asked.cache.engine.shared:
+        pytest.skip("nobody else is there")
+    theirs, ours, fails = gates(), gates(), gates(LookupError("no row"))
+    for mine, error in ((ours, WaitTimeout), (fails, LookupError)):
+        theirs.begun.clear()
+        theirs.open.clear()
+        with Cache(asked.cache.name, namespace=asked.cache.namespace) as there, Room() as room:
+            unkept = room.run(lambda: there.get_or_compute("k", theirs, cache_if=lambda value: False))
+            assert theirs.begun.wait(LONG)
+            waits = asked.begin("k", mine, deadline=8 * BRIEF if mine is ours else LONG)
+            time.sleep(BRIEF)  # nothing tells that somebody waits there
+            theirs.open.set()
+            if mine is fails:
+                assert fails.begun.wait(LONG)
+                fails.open.set()
+            assert isinstance(waits.exception(LONG), error)
+            assert unkept.result(LONG) == "value"
+    assert ours.calls == 1
 
 
 @memory
