@@ -270,6 +270,8 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
     if landing is not None and call.began <= landing.as_of:
         if isinstance(landing.error, LeftOut) and not isinstance(landing.error, Nothing):
             return await alone(call)
+        if landing.meanwhile and patience_with(call, landing) > 0:
+            return None  # who led had less of it
         call.tell(events.Waited, call.waited)
         return landing.for_follower()
     if offered is not None and patience_with(call, offered) <= 0 and call.began <= offered.as_of:

@@ -156,7 +156,7 @@ def served(
 ) -> Landing:
     """Without `as_of`, only this caller has seen it: it may have been invalidated before its followers came."""
     call.tell(events.Served, why)
-    return Landing(entry, until=until, as_of=as_of)
+    return Landing(entry, until=until, meanwhile=why == "computing", as_of=as_of)
 
 
 def message_of(error: BaseException) -> str:

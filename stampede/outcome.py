@@ -31,6 +31,7 @@ class Landing:
     stored: bool = False  # computed here, and the engine has it
     at: float = 0.0  # the moment from which the entry's durations count
     until: float | None = None  # nobody needs to ask again before so many seconds have passed
+    meanwhile: bool = False  # it is served while somebody computes
     as_of: float = -inf  # the moment before the engine was asked for this: who began later must ask it anew
 
     @property

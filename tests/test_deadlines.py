@@ -15,9 +15,20 @@ from uuid import uuid4
 import pytest
 from bare import LONG, Gate, Room, never, until
 from memcached_server import shared_memcached
+from proxy import Proxy
 from servers import shared_redis
 
-from stampede import Cache, ComputationFailed, OptionError, RecursiveComputation, WaitTimeout, events, places
+from stampede import (
+    Cache,
+    ComputationFailed,
+    OptionError,
+    RecursiveComputation,
+    WaitTimeout,
+    events,
+    places,
+    refreshing,
+)
+from stampede.flight import Flights
 from stampede.workers import Workers
 
 ENGINES = ["memory", "disk", "redis", "memcached"]
@@ -145,6 +156,23 @@ def test_nobody_is_given_what_is_stale_where_the_new_one_comes_in_time(asked: As
     slow.open.set()
     assert [call.result(LONG) for call in calls] == ["new"] * 6
     assert slow.calls == 1
+
+
+def test_each_has_a_patience_of_its_own(asked: Asked, gates: Gates) -> None:
+    """Who has little would wait for one who has much, and whose question came first."""
+    asked.stale("k")
+    slow = gates("new")
+    with Cache(asked.cache.name, namespace=asked.cache.namespace) as there, Room() as room:
+        if asked.cache.engine.shared:
+            first = room.run(lambda: there.get_or_compute("k", slow, stale=60))
+        else:
+            first = asked.begin("k", slow)
+        assert slow.begun.wait(LONG)
+        much = [asked.begin("k", never, patience=LONG) for _ in range(2)]
+        assert asked("k", never, patience=BRIEF) == "old"
+        assert asked("k", never) == "old"
+        slow.open.set()
+        assert [each.result(LONG) for each in (first, *much)] == ["new"] * 3
 
 
 def test_a_deadline_is_one_where_nothing_is_kept(asked: Asked, gates: Gates) -> None:
@@ -288,6 +316,17 @@ def test_a_batch_has_one_patience(asked: Asked, gates: Gates) -> None:
     until(lambda: asked.many(keys[1:], never, patience=LONG) == dict.fromkeys(keys[1:], "new"))
 
 
+@pytest.mark.parametrize("url", ["memory://"])
+def test_a_batch_has_no_second_patience_for_what_others_compute(asked: Asked, gates: Gates) -> None:
+    """It begins when its own part has taken all that it had."""
+    for key in ("a", "b"):
+        asked.stale(key)
+    assert asked("a", gates(), patience=0) == "old"
+    began = time.monotonic()
+    assert asked.many(["a", "b"], Load(gates()), patience=0.4) == {"a": "old", "b": "old"}
+    assert 0.4 <= time.monotonic() - began < 0.7
+
+
 def test_a_batch_has_one_deadline(asked: Asked, gates: Gates) -> None:
     """Who asks for many would wait for as long as it takes; and what comes of it would not be kept."""
     asked.stale("a")
@@ -335,6 +374,20 @@ def test_a_batch_that_is_cancelled_while_it_waits_cancels_its_computation(asked:
         "a": "again",
         "b": "again",
     }
+
+
+@pytest.mark.parametrize("url", ["memory://"])
+@pytest.mark.parametrize("asked", ["sync"], indirect=True)
+def test_a_block_that_refreshes_waits_for_its_values(asked: Asked) -> None:
+    """An admin's reload would be told that they take too long."""
+
+    def load(keys: list[str]) -> dict[str, int]:
+        time.sleep(BRIEF)
+        return dict.fromkeys(keys, 1)
+
+    with refreshing():
+        assert asked.cache.get_or_compute_many(["a"], load, deadline=0) == {"a": 1}
+        assert asked.cache.get_or_compute("b", lambda: load(["b"]), deadline=0) == {"b": 1}
 
 
 # -- of one process: how it is done ------------------------------------------------------------------------------------
@@ -428,6 +481,92 @@ def test_a_caller_that_is_cancelled_while_it_waits_cancels_its_computation(asked
     assert not ended.is_set()
 
 
+@pytest.mark.parametrize("asked", ["async"], indirect=True)
+def test_a_call_that_is_cancelled_ends_when_its_lease_is_given_back(asked: Asked, gates: Gates) -> None:
+    """Who asks next would find somebody computing who isn't there any more."""
+    slow = gates()
+
+    async def cancelled() -> int:
+        task = asyncio.ensure_future(asked.task("k", slow, deadline=LONG))
+        while not slow.begun.is_set():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await asked.cache.aget_or_compute("k", lambda: 2, wait=0)
+
+    assert asyncio.run_coroutine_threadsafe(cancelled(), asked._loop).result(LONG) == 2
+
+
+@pytest.mark.parametrize("url", ["redis"], indirect=True)
+@pytest.mark.parametrize("asked", ["async"], indirect=True)
+def test_who_waits_with_patience_asks_once(asked: Asked, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is offered would send all of a flight to the engine again, one after the other."""
+    asked.stale("k")
+    slow, joined = gates("new"), list[str]()
+    join = Flights.join
+    monkeypatch.setattr(Flights, "join", lambda self, key, *args, **terms: joined.append(key) or join(self, key, *args, **terms))  # fmt: skip  # noqa: E501
+
+    async def herd() -> list[Any]:
+        calls = [asyncio.ensure_future(asked.task("k", slow, patience=LONG)) for _ in range(6)]
+        while not slow.begun.is_set():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        slow.open.set()
+        return await asyncio.gather(*calls)
+
+    assert asyncio.run_coroutine_threadsafe(herd(), asked._loop).result(LONG) == ["new"] * 6
+    assert len(joined) == 10  # each had begun after the question of the first, and asks behind it, all together
+
+
+@pytest.mark.parametrize("url", ["redis"], indirect=True)
+@pytest.mark.parametrize("asked", ["async"], indirect=True)
+def test_who_follows_one_of_little_patience_keeps_his_own(asked: Asked, gates: Gates) -> None:
+    """What the leader was served when its patience had run out would be served to all who wait with it."""
+    asked.stale("k")
+    slow = gates("new")
+    with Cache(asked.cache.name, namespace=asked.cache.namespace) as there, Room() as room:
+        computes = room.run(lambda: there.get_or_compute("k", slow, stale=60))
+        assert slow.begun.wait(LONG)
+
+        async def herd() -> list[Any]:
+            patience = [LONG, BRIEF, LONG]  # the second asks behind the first, and the third waits with it
+            calls = [asyncio.ensure_future(asked.task("k", never, patience=each)) for each in patience]
+            await calls[1]
+            slow.open.set()
+            return await asyncio.gather(*calls)
+
+        assert asyncio.run_coroutine_threadsafe(herd(), asked._loop).result(LONG) == ["new", "old", "new"]
+        assert computes.result(LONG) == "new"
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_an_engine_that_hangs_keeps_nobody_longer_than_his_patience(
+    before: Callable[[Any], Proxy], gates: Gates, colour: str
+) -> None:
+    """Who waits for a fresh value has the old one in hand: to ask once more at the end would take a second."""
+    slow, name = gates(), uuid4().hex
+    proxy = before(shared_redis())
+    terms: dict[str, Any] = {"namespace": name, "early": 0, "stale": 60}
+    with Room() as room, Cache(shared_redis().url, **terms) as there, Cache(f"redis://127.0.0.1:{proxy.port}", **terms) as here:  # fmt: skip  # noqa: E501
+        asked = Asked(here, colour, room)
+        asked("warm", lambda: 1)
+        there.set("k", "old")
+        there.expire("k")
+        computes = room.run(there.get_or_compute, "k", slow)
+        assert slow.begun.wait(LONG)
+        waits = asked.begin("k", never, patience=0.2)
+        time.sleep(BRIEF)  # nothing tells that it waits
+        proxy.hold()
+        began = time.monotonic()
+        assert waits.result(LONG) == "old"
+        assert time.monotonic() - began < 0.6
+        slow.open.set()
+        assert computes.result(LONG) == "value"
+        proxy.cut()
+        asked.end_the_loop()
+
+
 @memory
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_a_loop_that_ends_takes_what_goes_on_with_it(asked: Asked, gates: Gates) -> None:
@@ -469,6 +608,15 @@ def test_a_computation_that_asks_for_its_own_key_is_told(asked: Asked) -> None:
 
     with pytest.raises(RecursiveComputation):
         asked("k", asks if asked.colour == "sync" else asks_in_a_loop, deadline=LONG)
+
+    def between() -> Any:
+        return cache.get_or_compute("between", asks, deadline=LONG)
+
+    async def between_in_a_loop() -> Any:
+        return await cache.aget_or_compute("between", asks_in_a_loop, deadline=LONG)
+
+    with pytest.raises(RecursiveComputation):  # at once, and not when a deadline has passed
+        asked("k", between if asked.colour == "sync" else between_in_a_loop)
 
 
 def test_who_computes_for_himself_alone_has_a_deadline_too(asked: Asked, gates: Gates) -> None:
