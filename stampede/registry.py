@@ -285,7 +285,7 @@ def _found(cache: Any) -> Cache:
 
 
 class _Cached(Protocol):
-    """`cached`, as type checkers see it."""
+    """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method."""
 
     @overload  # what may be anything, as a class of a package that ships no types, is no coroutine
     def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
