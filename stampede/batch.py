@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -245,7 +245,8 @@ class _Batch:
             longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in left)
             cancel = place.spawn(work, lambda: _never_begun(work.close, left, end), longest, waits=waits)
         except BaseException:
-            _never_begun(work.close, left, end)
+            with suppress(ValueError):  # another thread is at it already
+                _never_begun(work.close, left, end)
             raise
         if granted:
             landings |= await self._compute(granted)

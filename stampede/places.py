@@ -57,5 +57,10 @@ class Place:
             task.add_done_callback(lambda ended: unborn() if ended.cancelled() else None)
             return lambda: soon(loop, task.cancel)
         thread, self._thread = self._thread or Reserved(self._workers), None
-        self._workers.run(thread, lambda: context.run(run_blocking, work), longest)
+        self._workers.run(thread, lambda: context.run(_done, work), longest)
         return None
+
+
+def _done(work: Coroutine[Any, Any, Any]) -> None:
+    if getattr(work, "cr_frame", work) is not None:  # or who had it done was interrupted as he did, and has closed it
+        run_blocking(work)

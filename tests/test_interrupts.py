@@ -28,7 +28,7 @@ from servers import shared_redis
 
 from stampede import Cache, EngineError, WaitTimeout
 from stampede.guarded_locks import _sides
-from stampede.places import _refreshers
+from stampede.places import _beside, _refreshers
 from stampede.ports import Ask, Granted
 
 # A coroutine that was made, and never begun, says so.
@@ -186,22 +186,27 @@ def test_a_question_of_who_was_interrupted_is_none_that_hangs(what: str) -> None
 
 
 @thrown_in
-def test_a_place_that_was_reserved_is_free_again(other: ThreadPoolExecutor) -> None:
-    """After a few interruptions nothing would ever be refreshed again."""
+@pytest.mark.parametrize("terms", [{"background": True}, {"patience": LONG}, {"deadline": LONG}], ids=str)
+@pytest.mark.parametrize("verb", ["call", "many"])
+def test_a_place_that_was_reserved_is_free_again(other: ThreadPoolExecutor, verb: str, terms: dict[str, Any]) -> None:
+    """After a few interruptions nothing would ever be refreshed again, or everybody compute for himself."""
     computed: dict[int, int] = {}
 
     def still(number: int) -> None:
         deadline = monotonic() + LONG
-        while _refreshers._taken and monotonic() < deadline:
+        while (_refreshers._taken or _beside._taken) and monotonic() < deadline:
             sleep(0.0005)
         assert not _refreshers._taken
+        assert not _beside._taken
+        assert other.submit(function, number).result(LONG) == number
 
-    with Cache("memory://", ttl=0, stale=600, early=0) as cache:
-        function = cache.cached(background=True)(lambda number: computed.setdefault(number, number))
-        for number in range(-2, 1000):
+    with Cache("memory://", ttl=0, stale=600, early=0, lease=60) as cache:
+        function = cache.cached(**terms)(lambda number: computed.setdefault(number, number))
+        act = verb_of(function, verb)
+        for number in range(-2, 1500):
             function(number)
-        for number in range(1000):
-            if interrupted(partial(function, number), number) is None:
+        for number in range(1500):
+            if interrupted(partial(act, number), number) is None:
                 break
             still(number)
         assert number > 100
