@@ -103,7 +103,7 @@ class Cache:
             locks = open_engine(settings.locks)
         if locks is not None:
             self.engine = Paired(self.engine, locks)
-        self.name = self.engine.scheme if engine is not None else safe_url(settings.url)
+        self.name = safe_url(settings.url) if engine is None else engine.url or engine.scheme
         self._listened_to = bool(observers)
         self._core = Core(self.engine, self._front(settings), self._outage(settings), self._note)
         self._trust = tuple(_imported(name) for name in settings.trust)

@@ -250,3 +250,11 @@ def test_engines_that_are_not_there_are_not_offered() -> None:
     with pytest.raises(stampede.OptionError) as told:
         Cache("xyz://localhost")
     assert "disk" in str(told.value) and "zookeeper" not in str(told.value)
+
+
+def test_what_a_client_leads_to_is_named(server: RedisServer) -> None:
+    """ "redis is down" is said of each of five."""
+    redis = pytest.importorskip("redis")
+    cache = Cache(redis.Redis(port=server.port, password="secret"))
+    assert cache.name == f"redis://localhost:{server.port}/0"
+    assert cache.engine.called == cache.name

@@ -63,6 +63,7 @@ class RedisEngine(Engine):
         self.coherent = tracking is not False
         self.scheme = "redis" if url is None else scheme_of(url)
         self._servers = servers = _servers(url, client, options, bool(tracking))
+        self.url = servers.name
         self.audience, self.silence = servers.scripts.audience, servers.silence
         self.many = servers.claims
         self.recalls = servers.claims

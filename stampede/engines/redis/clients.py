@@ -193,7 +193,15 @@ def of_client(client: Any, options: Mapping[str, Any]) -> Server:
     kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
     if kind not in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
         raise OptionError(f"client is {type(client).__name__!r}: give one of the package redis, or a URL")
-    return Server(type(client).__name__, kind, made_with(pool.connection_kwargs) | dict(options))
+    return Server(_url_of(kind, pool.connection_kwargs), kind, made_with(pool.connection_kwargs) | dict(options))
+
+
+def _url_of(kind: str, its: Mapping[str, Any]) -> str:
+    """What people would have written."""
+    if kind == "UnixDomainSocketConnection":
+        return f"unix://{its.get('path', '')}"
+    scheme = "rediss" if kind == "SSLConnection" else "redis"
+    return f"{scheme}://{its.get('host', 'localhost')}:{its.get('port', 6379)}/{its.get('db', 0)}"
 
 
 def made_with(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Cluster:
     def __init__(
         self, name: str, seeds: Sequence[Address], kind: str, options: Mapping[str, Any], *, tracking: bool
     ) -> None:
-        self._name = name
+        self.name = name
         self._seeds = list(seeds)
         self.scripts = Scripts(sharded=True)
         self.silence = inf  # one server after the other may be asked
@@ -115,7 +115,7 @@ class Cluster:
         from redis import exceptions
 
         if self._closed:
-            raise EngineClosed(self._name)
+            raise EngineClosed(self.name)
         end, pause = time.monotonic() + PATIENCE, PAUSE[0]
         shard, ports = await self._way(slot, colour)
         while True:
@@ -126,7 +126,7 @@ class Cluster:
                     raise
                 # It was just this shard, which has left the cluster: another one has its slots, or will have.
                 if time.monotonic() >= end:
-                    raise EngineError(f"{self._name}: its servers change faster than they can be asked") from closed
+                    raise EngineError(f"{self.name}: its servers change faster than they can be asked") from closed
             except EngineError as error:
                 if error.partial:
                     raise  # the shard's answer, about this key alone
@@ -185,7 +185,7 @@ class Cluster:
             await self._refresh(colour)
             owner = self._owners[slot]
         if owner is None:
-            nobody = EngineError(f"{self._name}: no server has slot {slot}")
+            nobody = EngineError(f"{self.name}: no server has slot {slot}")
             nobody.partial = self._several and self._generations_up()
             raise nobody
         shard = self._shard(owner)
@@ -225,7 +225,7 @@ class Cluster:
                 pass_on(error)
                 silence = error
         if not self._owners:
-            raise EngineError(f"{self._name}: no server says who has which slot: {silence}") from silence
+            raise EngineError(f"{self.name}: no server says who has which slot: {silence}") from silence
 
     def _learn(self, answer: Any, told_by: Address) -> None:
         owners: list[Address | None] = [None] * SLOTS
@@ -265,9 +265,9 @@ class Cluster:
 
     def _made(self, address: Address) -> Master:
         if self._closed:
-            raise EngineClosed(self._name)
+            raise EngineClosed(self.name)
         its = {**self._options, "host": address.host, "port": address.port}
-        server = Server(f"{self._name} ({address.host}:{address.port})", self._kind, its)
+        server = Server(f"{self.name} ({address.host}:{address.port})", self._kind, its)
         shard = Master(address, server, self.scripts, tracking=self._tracking)
         shard.news.on_void = partial(self._voided, address)
         return shard
@@ -311,4 +311,5 @@ def of_cluster_client(client: Any, given: Mapping[str, Any]) -> Callable[..., Cl
     if not secret:
         options = {key: value for key, value in options.items() if not key.startswith("ssl_")}
     kind = "SSLConnection" if secret else "Connection"
-    return partial(Cluster, type(client).__name__, seeds, kind, options | dict(given))
+    name = f"redis+cluster://{','.join(f'{seed.host}:{seed.port}' for seed in seeds)}"
+    return partial(Cluster, name, seeds, kind, options | dict(given))

@@ -283,4 +283,5 @@ def of_sentinel_client(client: Any, given: Mapping[str, Any]) -> Guarded | None:
     sentinels = [Address(place["host"], place["port"]) for place in places]
     theirs = {SENTINEL + key: value for key, value in made_with(watch.sentinel_kwargs).items()}
     options = made_with(pool.connection_kwargs) | theirs | dict(given)
-    return Guarded(type(client).__name__, kind.removeprefix("SentinelManaged"), pool.service_name, sentinels, options)
+    name = f"redis+sentinel://{','.join(f'{each.host}:{each.port}' for each in sentinels)}/{pool.service_name}"
+    return Guarded(name, kind.removeprefix("SentinelManaged"), pool.service_name, sentinels, options)
