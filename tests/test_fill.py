@@ -91,6 +91,10 @@ WORLDS = {
     "patience that is enough": Scenario(
         [[ask(), ask()], [ask(), ask()]], Policy(early=0.0, patience=9.0, deadline=9.0), kept=(-1, 100)
     ),
+    "patience of many lengths": Scenario(
+        [[ask(patience=9.0), ask(patience=1.0), ask()], [ask(origin=slow(5))]],
+        Policy(early=0.0, patience=0.0), kept=(-1, 100),
+    ),
     "patience that runs out": Scenario(
         [[ask(origin=slow(5)), ask()], [ask()]], Policy(early=0.0, patience=1.0), kept=(-1, 100)
     ),
@@ -360,6 +364,16 @@ def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fill, "limit", limit)
 
 
+def _has_no_patience(patch: pytest.MonkeyPatch) -> None:
+    """What is stale is served at once, whatever the caller has said."""
+    patch.setattr(fill, "spare", lambda call, kept: 0.0)
+
+
+def _waits_for_its_own(patch: pytest.MonkeyPatch) -> None:
+    """Who leads waits for its own computation to its end."""
+    patch.setattr(fill, "allowance", lambda call, kept: inf)
+
+
 ALGORITHMS: dict[Breakage, tuple[str, tuple[str, ...], str]] = {
     _believes_for_ever: ("news that are late", (), "invalidated before"),
     _computes_for_ever: ("unkept, and invalidated from outside", (), "invalidated before"),
@@ -375,6 +389,8 @@ ALGORITHMS: dict[Breakage, tuple[str, tuple[str, ...], str]] = {
     _nobody_leaves: ("one caller of a hung origin", ("cancel",), "nobody waits"),
     _rings_never: ("two callers in one process", (), "never ends"),
     _one_error_for_all: ("all fail, two at home", (), "traceback"),
+    _has_no_patience: ("patience that is enough", (), "had patience left"),
+    _waits_for_its_own: ("patience that runs out", (), "has waited for 5 s"),
     _waits_for_ever: ("each asks for the other's key", (), "never ends"),
 }
 

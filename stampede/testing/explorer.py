@@ -55,6 +55,9 @@ PLAIN = Policy(early=0.0)  # no dice: a schedule that is run again must go the s
 STEPS = 400
 """A schedule that is longer than this never ends."""
 
+MOMENT = 0.01
+"""Seconds that a caller may be off: reading the clock takes time here."""
+
 Choice: TypeAlias = tuple[int, str]  # a fibre and what happens to it; -1: something that is nobody's step
 Script: TypeAlias = Callable[["Process"], Coroutine[Any, Any, Any]]
 Origin: TypeAlias = Callable[["Process"], Awaitable[object]]
@@ -498,6 +501,7 @@ class Process:
             if not trial.over:
                 trial.say(f"{label} ends with {caller.value or repr(caller.error)}")
                 ledger.judge(caller)
+                trial.time(caller)
         return caller.value
 
     async def _answer(self, call: Call) -> Landing:
@@ -681,6 +685,20 @@ class Trial:
             case EngineError() if self.spent["lose"] or self.spent["refuse"]:
                 return
         self.ledger.objects(f"a caller was given {error!r}")
+
+    def time(self, caller: Caller) -> None:
+        """Has it waited as long as it has said, and, where nothing held it up, no longer?"""
+        call = caller.call
+        if call is None or call.force or caller.cancelled or self.ledger.objection:
+            return
+        policy, waited = call.policy, call.waited
+        stale = self.scenario.kept is not None and self.scenario.kept[0] <= 0 and not self.ledger.epochs[caller.key]
+        failed = any(each.end in ("failed", "cancelled") for each in self.ledger.computations.values())
+        if stale and not failed and caller.value == "kept" and waited < (policy.patience or 0.0) - MOMENT:
+            self.ledger.objects(f"{caller.label} was served what is stale, and had patience left")
+        longest = policy.patience if stale and policy.patience is not None else policy.deadline
+        if longest is not None and waited > longest + MOMENT and not self.spent:
+            self.ledger.objects(f"{caller.label} has waited for {waited:.3g} s")
 
     # -- choices
 
