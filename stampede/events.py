@@ -60,9 +60,11 @@ class Failed(Event):
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
     """The lease ended before the fill: the value went to its caller and was not stored. `max_hold` tells for how long
-    it would have been renewed, if the computation took longer than that; None, if it was lost otherwise."""
+    it would have been renewed, if the computation took longer than that; None, if it was lost otherwise. `invalidated`:
+    by this process, which is as it should be."""
 
     max_hold: float | None = None
+    invalidated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

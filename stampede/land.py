@@ -80,7 +80,9 @@ async def store(
         return Landing(error=trouble, as_of=call.now)
     call.tell(events.Computed, why, cost, stored)
     if not stored:
-        call.tell(events.LeaseLost, longest if cost > longest else None)
+        late = cost > longest
+        overruled = not late and call.flight is not None and call.flight.detached
+        call.tell(events.LeaseLost, longest if late else None, overruled)
         return Landing(entry, error, as_of=-inf)  # and not kept here either
     return Landing(entry, error, stored=True, at=at, as_of=at)
 

@@ -41,6 +41,8 @@ def _level(event: events.Event) -> int:
             return (
                 DEBUG if why.startswith(("cache_if", "ttl")) else _once(event.scope)
             )  # that one is as the user wants it
+        case events.LeaseLost(invalidated=True):
+            return DEBUG  # as it should be
         case events.Failed() | events.LeaseLost() | events.BadBytes() | events.EngineDown() | events.EngineUp():
             return WARNING
         case _:
@@ -75,6 +77,8 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
             return "computing %s failed after %.3f s (%s): %s", what, event.cost, event.why, _error(event.error, keys)
         case events.LeaseLost(max_hold=float(longest)):
             return _HELD, what, longest
+        case events.LeaseLost(invalidated=True):
+            return "the value of %s is its caller's only: the key was invalidated or set meanwhile", what
         case events.LeaseLost():
             text = "the value of %s is its caller's only: the key was invalidated or set meanwhile, or its lease ended"
             return text, what
