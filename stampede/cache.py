@@ -551,6 +551,18 @@ class Cache:
     async def aclear(self) -> None:
         await self._root.clear(SUSPENDING)
 
+    def expire_all(self) -> None:
+        """Everything of this namespace is stale from now on, in every process, and served while one caller computes.
+
+        >>> cache.set("greeting", "hello", stale=60)
+        >>> cache.expire_all()
+        >>> cache.get("greeting")
+        """
+        run_blocking(self._root.expire_all(BLOCKING, quoted(self.namespace)))
+
+    async def aexpire_all(self) -> None:
+        await self._root.expire_all(SUSPENDING, quoted(self.namespace))
+
     def stats(self) -> Stats:
         """Counts since the cache was made, of this process.
 

@@ -18,7 +18,7 @@ from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Claims, Reply
 
-__all__ = ["Call", "Hold", "Means", "Once", "Opening", "Spawn"]
+__all__ = ["Call", "Era", "Hold", "Means", "Once", "Opening", "Spawn"]
 
 
 class Hold(Protocol):
@@ -56,6 +56,29 @@ class Spawn(Protocol):
         ...
 
 
+class Era:
+    """What tells entries that were begun after the last `expire_all` from all that are older: how their ids begin."""
+
+    __slots__ = ("mark",)
+
+    def __init__(self) -> None:
+        self.mark = b""  # of nothing, as long as there was none
+
+    def is_over(self, entry: Entry[Any]) -> bool:
+        """Is it older? Then it is stale, however fresh the engine says it is."""
+        return not entry.id.startswith(self.mark)
+
+    def id_of(self, id: bytes) -> bytes:
+        """An id of today, out of a new one."""
+        return self.mark + id[len(self.mark) :]
+
+    def told(self, entry: Entry[Any] | None) -> Entry[Any] | None:
+        """The same entry, with what is left of it."""
+        if entry is not None and self.mark and self.is_over(entry):
+            entry.fresh = min(entry.fresh, 0.0)
+        return entry
+
+
 @dataclass(frozen=True, slots=True)
 class Means:
     """With what all calls of one function and colour are answered."""
@@ -69,6 +92,7 @@ class Means:
     drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
     note: events.Note
     trial: Trial | None = None  # of values that are kept as they are, on an engine that no other process shares
+    era: Era = field(default_factory=Era)
     draws: bool = True  # no local tier has drawn the early moment: a call does
 
 

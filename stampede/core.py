@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ref
 
 from stampede import early, events
-from stampede.call import Call, Means, Once
+from stampede.call import Call, Era, Means, Once
 from stampede.coded import CodedClaims, CodedStore, Coder, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
@@ -114,6 +115,13 @@ class Core:
             self.outage.forget_all()
         self.flights.detach_all(prefix)
 
+    def soften_all(self, scope: str | None = None) -> None:
+        """From now on nobody in this process takes what is kept for fresh."""
+        self.epoch = next(self._epochs)
+        self.front.soften_all(scope)
+        if self.outage is not None:
+            self.outage.forget_all()
+
 
 MOST_TOLD = 1000
 
@@ -151,6 +159,7 @@ class Scope:
             core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None, SUSPENDING
         )
         self._trial = trial
+        self.era = Era()
         self._blocking, self._together = self._means(self.claims, BLOCKING), self._means(together, BLOCKING)
         self._suspending = self._means(self.aclaims, PROMPT if core.engine.prompt else SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
@@ -255,7 +264,7 @@ class Scope:
             return today, []
         owns = [*owns, *[own for own, _, _ in left]]
         wholes = [*wholes, *[whole for _, whole, _ in left]]
-        prefixes = {generation(self.name, own, whole) for whole in wholes for own in owns}
+        prefixes = {self._prefix_of(own, whole) for whole in wholes for own in owns}
         return today, list(prefixes - {today})
 
     def _recall(self) -> str | None:
@@ -280,7 +289,8 @@ class Scope:
         known = self._known
         if known[0] == epoch and known[2] == own and known[3] == whole:
             return known[1]
-        prefix = generation(self.name, own, whole)
+        prefix = self._prefix_of(own, whole)
+        self.era.mark = _mark_of(own, whole)
         if prefix != known[1] and known[0] >= 0:  # or nobody has asked for anything yet
             self._older.append(known[1])  # before anybody can see the new one
             del self._older[:-8]
@@ -289,6 +299,10 @@ class Scope:
                 del self._left[:-8]
         self._known = epoch, prefix, own, whole
         return prefix
+
+    def _prefix_of(self, own: str, whole: str) -> str:
+        """By the parts of the generations that are of keys: what stands behind is of their entries."""
+        return generation(self.name, own.partition("~")[0], whole.partition("~")[0])
 
     def _of_engine(self, known: tuple[int, str, str, str]) -> bool:
         return bool(known[2]) and not known[2].startswith(self._own)
@@ -319,7 +333,7 @@ class Scope:
             return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
         found = looks.look(physical)
         entry = self._coded.open(physical, found.entry) if found is not None and self._coded is not None else None
-        if found is None or entry is None or entry.raised:
+        if found is None or entry is None or entry.raised or (self.era.mark and self.era.is_over(entry)):
             return None
         if front.tier is not None:
             landing = Landing(entry, ticket=found.ticket, at=at)
@@ -373,6 +387,8 @@ class Scope:
             prefix = await self.learn(colour, policy.limit)
             waited = _clock() - began
         physical = prefix + key
+        if self.era.mark:
+            leader.token = self.era.id_of(leader.token)
         if once is not None and once.has(core.flights, physical):
             once = None
         usual = not force and once is None
@@ -408,7 +424,7 @@ class Scope:
             # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
             # generation has killed the resident by then, or we see that generation here. Neither the resident's home
             # nor a ticket that was taken after the change knows of generations.
-            if epoch != core.epoch or today != prefix:
+            if epoch != core.epoch or today != prefix or (self.era.mark and self.era.is_over(resident.entry)):
                 front.tier.drop(physical)
                 return landing
             front.open(resident, landing, policy)
@@ -451,7 +467,7 @@ class Scope:
         if today is None and any(landing.ticket is not None for _, _, landing in placed):
             today = await self.learn(placed[0][1].means.colour, patience)
         for resident, call, landing in placed:
-            if today is None or today + call.label == call.key:
+            if (today is None or today + call.label == call.key) and not self.era.is_over(resident.entry):
                 front.open(resident, landing, call.policy)
             elif front.tier is not None:
                 front.tier.drop(call.key)
@@ -483,7 +499,7 @@ class Scope:
     ) -> Call:
         """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
         means, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
-        leader = Leader(new_id(), self._give_back)
+        leader = Leader(self.era.id_of(new_id()), self._give_back)
         if once is not None and once.has(means.flights, prefix + key):
             once = None
         return Call(
@@ -503,6 +519,7 @@ class Scope:
             hold=self._hold,
             drop=self._drop,
             note=core.note,
+            era=self.era,
             draws=core.front.tier is None,
         )
 
@@ -554,6 +571,9 @@ class Scope:
         return (await self._read(colour, [key]))[0]
 
     async def _read(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        return [self.era.told(entry) for entry in await self._found(colour, keys)]
+
+    async def _found(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is kept of each key: reads go on without their engine, with what this process has computed meanwhile."""
         outage, prefix = self.core.outage, await self.learn(colour)
         physical = [prefix + key for key in keys]
@@ -597,6 +617,7 @@ class Scope:
             return await self.show(colour, key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
         if self._coded is not None:
             shown.entry = self._coded.open(physical, shown.entry)
+        self.era.told(shown.entry)
         return shown, self.core.flights.get(physical)
 
     def lists(self, colour: Colour) -> Lists:
@@ -617,7 +638,12 @@ class Scope:
 
     async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
         entry = self.entry_for(key, value, policy or self.policy)
-        await self._change(colour, key, "set", lambda store, physical: store.set(physical, entry))
+        await self._change(colour, key, "set", lambda store, physical: store.set(physical, self._of_today(entry)))
+
+    def _of_today(self, entry: Entry[Any]) -> Entry[Any]:
+        """The same, once it is sure which day that is."""
+        entry.id = self.era.id_of(entry.id)
+        return entry
 
     async def put_many(
         self, colour: Colour, values: Mapping[str, Any], policy: Policy | Callable[[str], Policy]
@@ -644,14 +670,14 @@ class Scope:
 
         async def act(store: Store, physical: str) -> bool:
             assert isinstance(store, Versioned)  # who asks has made sure
-            return await store.replace(physical, id, entry)
+            return await store.replace(physical, id, self._of_today(entry))
 
         return bool(await self._change(colour, key, "set", act))
 
     async def kept(self, colour: Colour, key: str) -> Entry[Any] | None:
         """What the engine itself keeps, in the generation of today."""
         today, _ = await self.learn_surely(colour)
-        return (await self._store(colour).get([today + key]))[0]
+        return self.era.told((await self._store(colour).get([today + key]))[0])
 
     async def expire(self, colour: Colour, key: str) -> bool:
         return bool(await self._change(colour, key, "expire", lambda store, physical: store.expire(physical)))
@@ -675,6 +701,9 @@ class Scope:
             core.forget(known + key, hard=hard)  # before and after, as in `_change`
         try:
             physical, ended = await self.learn_surely(colour)
+            for entries in changes.values():
+                for entry in entries:
+                    self._of_today(entry)
             done = await self._changed(colour, verb, {physical + key: args for key, args in changes.items()})
             for older in {*ended} - {physical}:
                 await self._changed(colour, verb, {older + key: args for key, args in changes.items()})
@@ -742,6 +771,20 @@ class Scope:
             core.note(events.Invalidated, self.called, "", "invalidate_all")
         await self.learn(colour)
 
+    async def expire_all(self, colour: Colour, scope: str | None = None) -> None:
+        """All that was kept of this scope, or of another (the namespace), is stale from now on."""
+        core, was_down = self.core, self.core.is_down()
+        port = core.engine.asoftens if colour.suspending else core.engine.softens
+        if port is None:
+            raise OptionError(f"{core.engine.scheme}:// can't make all stale at once: expire the keys one by one")
+        try:
+            await port.soften(self.name if scope is None else scope)
+            core.answered(was_down)
+        finally:
+            core.soften_all(self.called if scope is None else None)
+            core.note(events.Invalidated, self.called if scope is None else scope, "", "expire_all")
+        await self.learn(colour)
+
     async def clear(self, colour: Colour) -> None:
         """A new generation of the whole namespace."""
         core, was_down = self.core, self.core.is_down()
@@ -755,6 +798,12 @@ class Scope:
 
     def _store(self, colour: Colour) -> Store:
         return self.astore if colour.suspending else self.store
+
+
+def _mark_of(own: str, whole: str) -> bytes:
+    """How the ids begin of what is begun in this generation: as any, as long as nothing was made stale as a whole."""
+    softer = own.partition("~")[2], whole.partition("~")[2]
+    return blake2b("|".join(softer).encode(), digest_size=3).digest() if any(softer) else b""
 
 
 async def _once(call: Call) -> Landing:

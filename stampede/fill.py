@@ -53,7 +53,11 @@ async def opened(
             raise
         except BaseException as error:  # to be raised where the algorithm claims
             return Opening(flight, ask, at, error)
-        if type(reply) is not Found or (ask.draw is not None and early.due(reply.entry, ask.draw)):
+        if (
+            type(reply) is not Found
+            or (means.era.mark and means.era.is_over(reply.entry))
+            or (ask.draw is not None and early.due(reply.entry, ask.draw))
+        ):
             return Opening(flight, ask, at, reply)
         means.note(events.Found, means.scope, label)
         landing = Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
@@ -131,6 +135,11 @@ async def claim(call: Call) -> Landing | Granted:
         call.asked = at = call.opening.at if call.opening else call.now
         reply = await asked(call, ask)
         match reply:
+            case Found() if call.means.era.mark and call.means.era.is_over(reply.entry):
+                ask.seen = reply.entry.id  # it was made stale with all others: one more question
+                pace = pace or Pace()
+                if (rest := pace.rest(call.now)) > 0:  # it is another one each time
+                    await call.means.colour.park(Bell(), rest)
             case Found() if ask.draw is not None and due is None and early.due(reply.entry, ask.draw):
                 due = reply.entry
                 ask.seen = due.id  # one more question: is anybody refreshing it already?
@@ -175,7 +184,7 @@ async def awaited(call: Call, ask: Ask, busy: Busy, due: Entry[Any] | None, pace
         await means.colour.park(Bell(), min(rest, patience))
     ask.since, ask.awaited = call.waited, busy.token
     ask.draw = None  # what was computed while we waited is good, however short its life
-    if news is None:
+    if news is None or means.era.is_over(news.entry):
         return None
     tell_found(call, ask)
     # It may have been under way for long: what is sure is that its lease stood when we asked.
@@ -190,7 +199,7 @@ async def told_anew(call: Call, ask: Ask, told: Landing) -> Landing:
         reply = await asked(call, ask)
     except EngineError:
         return told
-    if isinstance(reply, Found):
+    if isinstance(reply, Found) and not call.means.era.is_over(reply.entry):
         return Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
     if isinstance(reply, Granted):
         await release(call)  # it has changed meanwhile, and we have our value
@@ -217,6 +226,8 @@ async def asked(call: Call, ask: Ask) -> Reply:
             reply = opening.answer()
         if type(reply) is not Granted:
             call.owes(False)
+        if call.means.era.mark and type(reply) is not Found:
+            call.means.era.told(reply.entry)
         if call.policy.refuses_stale and type(reply) is not Found and reply.entry is not None:
             reply.entry = reply.entry if reply.entry.fresh > 0 else None
         return reply

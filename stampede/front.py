@@ -148,6 +148,13 @@ class Front:
         elif self.tier is not None:
             self.tier.clear()
 
+    def soften_all(self, scope: str | None = None) -> None:
+        """All of a function, or all, is stale by now: what is kept here for no engine stays."""
+        if self._shared or self.tier is None:
+            self.drop_all(scope)
+        else:
+            self.tier.rouse(scope)
+
 
 def _ticket_of(resident: Resident) -> Ticket:
     assert resident.stamps is not None

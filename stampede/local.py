@@ -114,6 +114,12 @@ class Tier:
                 _end(resident)
         self._write(self._drop_all, scope)
 
+    def rouse(self, scope: str | None) -> None:
+        """None of a function's, or of all, is hit without thought any more; they stay."""
+        for resident in self._living():
+            if scope is None or resident.scope == scope:
+                resident.kill()
+
     def clear(self) -> None:
         """Kill and remove all."""
         for resident in self._living():

@@ -136,6 +136,10 @@ class Bound:
         """
         return self.cached.invalidate_all()
 
+    def expire_all(self) -> Any:
+        """Every value of this method is stale from now on, of every object, in every process."""
+        return self.cached.expire_all()
+
     def stats(self) -> Any:
         return self.cached.stats()
 

@@ -33,6 +33,7 @@ __all__ = [
     "Reply",
     "Shown",
     "Shows",
+    "Softens",
     "Store",
     "Ticket",
     "Versioned",
@@ -203,6 +204,15 @@ class Shown:
     holder: str = ""  # whose it is, as `host:pid`, if that is known
 
 
+class Softens(Protocol):
+    """Of an engine in which a scope can be made stale as a whole."""
+
+    async def soften(self, scope: str) -> None:
+        """From now on the scope's `generation` has another part behind a `~` (or has one at all), or that of all scopes
+        with "": what is kept is kept, under the names that it has. Told as a bump is; a bump need not keep the part."""
+        ...
+
+
 class Shows(Protocol):
     """Of an engine that can be asked who computes."""
 
@@ -324,6 +334,8 @@ class Engine(ABC):
     looks: Looks | None = None
     lists: Lists | None = None
     alists: Lists | None = None
+    softens: Softens | None = None
+    asoftens: Softens | None = None
     shows: Shows | None = None
     ashows: Shows | None = None
     many: Many | None = None

@@ -20,7 +20,19 @@ from stampede.switch import Block, around, switch
 
 __all__ = ["VERBS", "Verbs"]
 
-VERBS = ("key", "peek", "refresh", "set", "expire", "invalidate", "invalidate_all", "status", "many", "stats")
+VERBS = (
+    "key",
+    "peek",
+    "refresh",
+    "set",
+    "expire",
+    "invalidate",
+    "invalidate_all",
+    "expire_all",
+    "status",
+    "many",
+    "stats",
+)
 
 
 class Verbs(ABC):
@@ -195,12 +207,31 @@ class Verbs(ABC):
         >>> price.invalidate_all()
         >>> price.peek("tea")
         """
+        self._check_all("Invalidate them one by one, or clear()")
+        return self._run(self.scope.bump(self.colour))
+
+    def expire_all(self) -> Any:
+        """Every value of this function is stale from now on, in every process, and served while one caller computes.
+
+        >>> @cached(stale=60)
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.expire_all()
+        >>> price.peek("tea").fresh <= 0
+        True
+        """
+        self._check_all("Expire them one by one, or expire_all()")
+        return self._run(self.scope.expire_all(self.colour))
+
+    def _check_all(self, remedy: str) -> None:
+        """OptionError, where its keys can't be told from others."""
         if self.options.get("key") is not None:
             raise OptionError(
                 f"the keys of {self.function.__qualname__} are its cache's own, as it has a key=: nobody knows which "
-                "they are. Invalidate them one by one, or clear() the cache (of a namespace that is its alone)"
+                f"they are. {remedy} the cache (of a namespace that is its alone)"
             )
-        return self._run(self.scope.bump(self.colour))
 
     def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *, workers: int = 1) -> Any:
         """The values of many calls, each a tuple of arguments or a mapping of them by name, in their order.

@@ -134,7 +134,7 @@ def test_every_verb_that_asks_an_engine_has_a_twin() -> None:
     """Without one, async code would block its loop for a round trip."""
     io = {"get_or_compute", "get_or_compute_many", "get", "get_many", "set", "set_many"}
     io |= {"expire", "invalidate", "invalidate_many", "peek", "clear", "add", "update", "touch", "close"}
-    io |= {"status", "keys", "expire_many"}
+    io |= {"status", "keys", "expire_many", "expire_all"}
     assert {verb for verb in io if not hasattr(Cache, f"a{verb}")} == set()
     plain = {name for name, _ in inspect.getmembers(Cache, inspect.isfunction) if not name.startswith("_")}
     twins = {f"a{verb}" for verb in io}

@@ -49,8 +49,8 @@ class MemoryEngine(Engine):
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
         keys, line = _Keys(shelf, clock), Line(clock)
-        self.claims = self.store = self.recalls = self.shows = self.lists = _Verbs(keys, BLOCKING)
-        self.aclaims = self.astore = self.ashows = self.alists = _Verbs(keys, SUSPENDING)
+        self.claims = self.store = self.recalls = self.shows = self.lists = self.softens = _Verbs(keys, BLOCKING)
+        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Verbs(keys, SUSPENDING)
         self.locks, self.alocks = _Locks(line, BLOCKING), _Locks(line, SUSPENDING)
         self._parts = keys, line
         forks.in_child(self._start_again)
@@ -169,6 +169,7 @@ class _Keys(Names):
         self.shelf = shelf
         self.pasts: Ending[Past] = Ending()
         self.bumps: dict[str, int] = {}
+        self.softer: dict[str, int] = {}
         self.generations: dict[str, str] = {}  # as they are told; another dict after every bump
         self.great_bumps = 0
         self.fading: deque[tuple[float, str]] = deque()
@@ -336,7 +337,11 @@ class _Verbs(Versioned):
         told = self._keys.generations  # before the bumps are read: what is told of older ones goes with it
         generation = told.get(scope)
         if generation is None:
-            generation = told[scope] = f"{self._keys.great_bumps}.{self._keys.bumps.get(scope, 0)}"
+            generation = f"{self._keys.great_bumps}.{self._keys.bumps.get(scope, 0)}"
+            softer = self._keys.softer.get("", 0), self._keys.softer.get(scope, 0)
+            if any(softer):
+                generation += f"~{softer[0]}.{softer[1]}"
+            told[scope] = generation
         return generation
 
     async def generation(self, scope: str) -> str:
@@ -344,6 +349,12 @@ class _Verbs(Versioned):
 
     async def generations(self, scope: str) -> Sequence[str]:
         return [await self.generation(scope)]
+
+    async def soften(self, scope: str) -> None:
+        with decisions.lock:
+            self._keys.check()
+            self._keys.softer[scope] = self._keys.softer.get(scope, 0) + 1
+            self._keys.generations = {}
 
     async def bump(self, scope: str) -> None:
         with decisions.lock:

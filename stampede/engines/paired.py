@@ -61,6 +61,7 @@ class Paired(Engine):
         self.claims = self.store = _Verbs(_versioned(store.store), self.locks, self._holds)
         astore = _versioned(store.astore) if store.astore is not None else _StoreBeside(store.store)
         self.aclaims = self.astore = _Verbs(astore, self.alocks, self._holds)
+        self.softens, self.asoftens = store.softens, store.asoftens  # whose generations ours are
         self._engines = store, locks
 
     @property

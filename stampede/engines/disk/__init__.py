@@ -60,8 +60,8 @@ class DiskEngine(Engine):
         self.directory = Path(directory).expanduser().absolute()
         self.silence = timeout  # of one who waits for a writer that is frozen
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
-        self.claims = self.store = self.shows = self.lists = _Keys(rows, BLOCKING, _here)
-        self.aclaims = self.astore = self.ashows = self.alists = _Keys(rows, SUSPENDING, in_thread)
+        self.claims = self.store = self.shows = self.lists = self.softens = _Keys(rows, BLOCKING, _here)
+        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Keys(rows, SUSPENDING, in_thread)
         self.looks = self.recalls = rows
         self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
         self._closing = finalize(self, _close, rows, os.getpid())
@@ -199,6 +199,9 @@ class _Keys(_Port, Versioned):
 
     async def bump(self, scope: str) -> None:
         await self._run(self._rows.bump, scope)
+
+    async def soften(self, scope: str) -> None:
+        await self._run(self._rows.soften, scope)
 
 
 class _Names(_Port):

@@ -361,16 +361,24 @@ class Rows:
                 found = [row[0] for row in connection.execute(sql, (scope,))]
             if now == MARK:
                 self.database.mend(opened, GENERATIONS)
-                return ".".join(found)
+                return _generation_of(found)
             if len(generations) > 10_000:
                 generations.clear()
-            generations[scope] = ".".join(found)
+            generations[scope] = _generation_of(found)
         return generations[scope]
 
     def bump(self, scope: str) -> None:
         with self.database.writing() as write:
             write.change_everything()
             write.execute("INSERT OR REPLACE INTO generations VALUES (?, ?)", (scope, os.urandom(4).hex()))
+
+    def soften(self, scope: str) -> None:
+        with self.database.writing() as write:
+            write.change_everything()
+            sql = "SELECT CAST(generation AS TEXT) FROM generations WHERE scope = ?"
+            hard = "".join(row[0].partition("~")[0] for row in write.execute(sql, (scope,)))
+            softer = f"{hard}~{os.urandom(4).hex()}"
+            write.execute("INSERT OR REPLACE INTO generations VALUES (?, ?)", (scope, softer))
 
     # -- locks --------------------------------------------------------------------------------------------------
 
@@ -485,6 +493,15 @@ def _good(row: tuple[Any, ...], ask: Ask, now: float) -> bool:
 def _entry(row: tuple[Any, ...], now: float) -> Entry[Any]:
     _, id, fresh, keep, cost, margin, ttl, raised, value = row[:9]
     return Entry(value, id, cost, margin, ttl, fresh - now, keep - now, bool(raised))
+
+
+def _generation_of(found: list[str]) -> str:
+    """Of all scopes' own part and a scope's own, each with what stands behind a `~`. A scope that was never bumped has
+    none."""
+    parts = [each.partition("~") for each in found]
+    hard = ".".join(hard for hard, _, _ in parts if hard)
+    softer = ".".join(softer for _, _, softer in parts)
+    return f"{hard}~{softer}" if softer.strip(".") else hard
 
 
 def _row(write: Write, number: int, raw: bytes) -> tuple[Any, ...] | None:

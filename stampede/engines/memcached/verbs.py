@@ -494,21 +494,24 @@ class Keys(Versioned):
                     wholes, owns = (
                         [replies[at].value, *(replies[at + 2].value.split() if noted else ())] for at in range(2)
                     )
-                    return [(whole + b"." + own).decode("ascii", "replace") for whole in wholes for own in owns]
+                    return [_name_of(whole, own) for whole in wholes for own in owns]
                 additions = [meta.add(name, _new_generation(), b"0", 0) for name in missing]
                 await link.ask(b"".join(additions), len(additions), twice=True)
         finally:
             self._line.give(link)
         raise EngineError("the server forgets generations as soon as they are stored")
 
-    async def bump(self, scope: str) -> None:
+    async def soften(self, scope: str) -> None:
+        await self.bump(scope, soft=True)
+
+    async def bump(self, scope: str, *, soft: bool = False) -> None:
         name = _scope_name(scope) if scope else _ALL
         servers = [self._line.servers.of(name)] if scope else self._line.servers.all
         failure: EngineError | None = None
         try:
             for server in servers:
                 try:
-                    await self._bumped(server, name)
+                    await (self._softened if soft else self._bumped)(server, name)
                 except EngineError as error:
                     failure = error  # and on to the others: what can be cleared is
             if failure is not None:
@@ -516,13 +519,27 @@ class Keys(Versioned):
         finally:
             self._generations.known.clear()
 
+    async def _softened(self, server: Server, name: bytes) -> None:
+        link = await self._line.reach(server)
+        try:
+            for _ in range(TRIES):
+                (old,) = await link.ask(meta.look(name), twice=True)
+                hard = _hard(old.value) or _new_generation()
+                body = hard + b"~" + _new_generation(), b"0", 0
+                command = meta.put(name, *body, old.cas) if old.code == b"VA" else meta.add(name, *body)
+                if (await link.ask(command))[0].code == b"HD":
+                    return
+            raise EngineError("others begin generations faster than this one can")
+        finally:
+            self._line.give(link)
+
     async def _bumped(self, server: Server, name: bytes) -> None:
         link, note = await self._line.reach(server), _note(name)
         try:
             for _ in range(TRIES):
                 old, ended = await link.ask(meta.look(name) + meta.look(note), 2, twice=True)
                 if old.code == b"VA":  # noted before it ends: nobody who sees the new one misses it
-                    ids = [old.value, *[id for id in ended.value.split() if id != old.value]]
+                    ids = [_hard(old.value), *[id for id in ended.value.split() if id != _hard(old.value)]]
                     body = b" ".join(ids[:MOST]), b"0", NOTED
                     command = meta.put(note, *body, ended.cas) if ended.code == b"VA" else meta.add(note, *body)
                     if (await link.ask(command))[0].code != b"HD":
@@ -572,6 +589,19 @@ def _scope_name(scope: str) -> bytes:
 def _note(name: bytes) -> bytes:
     """Where the generations are noted that ended a moment ago."""
     return b"p" + name[1:]
+
+
+def _hard(generation: bytes) -> bytes:
+    return generation.partition(b"~")[0]
+
+
+def _name_of(whole: bytes, own: bytes) -> str:
+    """Of all scopes' own id and a scope's own, each with what stands behind a `~`."""
+    (whole, _, softer), (own, _, softest) = whole.partition(b"~"), own.partition(b"~")
+    name = whole + b"." + own
+    if softer or softest:
+        name += b"~" + softer + b"." + softest
+    return name.decode("ascii", "replace")
 
 
 def _new_generation() -> bytes:

@@ -67,8 +67,8 @@ class RedisEngine(Engine):
         self.audience, self.silence = servers.scripts.audience, servers.silence
         self.many = servers.claims
         self.recalls = servers.claims
-        self.claims = self.store = self.shows = self.lists = servers.claims
-        self.aclaims = self.astore = self.ashows = self.alists = servers.aclaims
+        self.claims = self.store = self.shows = self.lists = self.softens = servers.claims
+        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = servers.aclaims
         self.locks, self.alocks = servers.locks, servers.alocks
         self.releases = servers.locks
         self._closing = finalize(self, _close, os.getpid(), servers)

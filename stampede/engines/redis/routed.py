@@ -140,6 +140,9 @@ class RoutedKeys(Versioned):
     async def bump(self, scope: str) -> None:
         await self._of_generations(lambda keys: keys.bump(scope))
 
+    async def soften(self, scope: str) -> None:
+        await self._of_generations(lambda keys: keys.soften(scope))
+
     async def _of_generations(self, verb: Callable[[Keys], Awaitable[T]]) -> T:
         try:
             return await self._ways.at(GENERATIONS, self._colour, lambda ports: verb(ports.keys))

@@ -73,6 +73,7 @@ class Scripts:
         self.expire, self.invalidate = load("expire"), load("invalidate")
         # A server forgets scripts when it ends, and nothing else of them is kept: the first call is one of a new run.
         self.generation, self.bump = load("generation", first=[b"first"]), load("bump")
+        self.soften = load("soften")
         self.renew = load("renew")
         self.acquire, self.release = load("acquire", before=entry + queue), load("release", before=entry + queue)
         self.standing = load("standing")

@@ -395,6 +395,13 @@ class Keys(Versioned):
         wholes, owns = [whole, *_noted(ended[0])], [own, *_noted(ended[1])]
         return [_name_of(each, other) for each in wholes for other in owns]
 
+    async def soften(self, scope: str) -> None:
+        key = _scope_key(scope) if scope else _ALL
+        try:
+            await self._line.ask(self._scripts.soften([key], _new_generation(), _new_generation()))
+        finally:
+            self._generations.forget()
+
     async def bump(self, scope: str) -> None:
         key = _scope_key(scope) if scope else _ALL
         try:
@@ -430,7 +437,12 @@ def _noted(string: bytes) -> list[bytes]:
 
 
 def _name_of(whole: bytes, own: bytes) -> str:
-    return blake2b(b"|".join((whole, own)), digest_size=6).hexdigest()
+    """Of all scopes' own id and a scope's own, each with what stands behind a `~`."""
+    (whole, _, softer), (own, _, softest) = whole.partition(b"~"), own.partition(b"~")
+    name = blake2b(b"|".join((whole, own)), digest_size=6).hexdigest()
+    if not softer and not softest:
+        return name
+    return f"{name}~{blake2b(b'|'.join((softer, softest)), digest_size=6).hexdigest()}"
 
 
 def _new_generation() -> bytes:

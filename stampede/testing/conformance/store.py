@@ -7,7 +7,7 @@ from math import inf
 
 from stampede.entry import new_id
 from stampede.ports import Ask, Asked, Versioned
-from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, case, some
+from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, case, some, there
 
 __all__ = ["StoreSuite"]
 
@@ -302,6 +302,34 @@ class StoreSuite(KeyedSuite):
             raise unittest.SkipTest("the store is not versioned")
         herd = [self.beside(store.replace("k", None, some())) for _ in range(HERD)]
         assert [await one for one in herd].count(True) == 1
+
+    # -- a scope that is made stale
+
+    @case
+    async def test_a_scope_is_softened(self) -> None:
+        """`expire_all` would be heard of by nobody, concern others' keys, or take away what is kept."""
+        softens = there(self.engine.asoftens if self.suspending else self.engine.softens)
+        scopes = ("f", "g", "")
+        before = [await self.store.generation(scope) for scope in scopes]
+        seen = set(before)
+        for _ in range(2):
+            await softens.soften("f")
+            after = await self.store.generation("f")
+            assert after not in seen
+            seen.add(after)
+            assert after.partition("~")[0] == before[0]
+            assert (await self.store.generations("f"))[0] == after
+            await self.until(lambda: self.far_store.generation("f"), after.__eq__, within=2.0)
+        assert [await self.store.generation(scope) for scope in scopes[1:]] == before[1:]
+        await softens.soften("")
+        for scope, old in zip(scopes, before, strict=True):
+            now = await self.store.generation(scope)
+            assert now not in seen
+            assert now.partition("~")[0] == old
+        await self.store.bump("f")
+        hard = (await self.store.generation("f")).partition("~")[0]
+        assert hard != before[0]
+        assert (await self.far_store.generations("f"))[0].partition("~")[0] == hard
 
     # -- lists
 

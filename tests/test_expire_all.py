@@ -1,0 +1,262 @@
+"""`expire_all`: what is kept is stale as a whole, and served while one computes; everywhere, on every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
+
+from faces import Number
+from memcached_server import shared_memcached
+from servers import shared_redis, wait_until
+
+from stampede import Cache, OptionError
+from stampede.engines.memory import MemoryEngine
+from stampede.engines.paired import Paired
+
+URLS: dict[str, Callable[[Path], tuple[str, bool]]] = {
+    "memory": lambda path: ("memory://", False),
+    "disk": lambda path: (f"disk://{path}", False),
+    "disk-local": lambda path: (f"disk://{path}", True),
+    "redis": lambda path: (shared_redis().url, False),
+    "redis-local": lambda path: (shared_redis().url, True),
+    "memcached": lambda path: (shared_memcached().url, False),
+    "memcached-local": lambda path: (shared_memcached().url, True),
+}
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+@pytest.fixture(params=list(URLS))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, bool]:
+    return URLS[request.param](tmp_path)
+
+
+@pytest.fixture(params=["", "shop"])
+def cache(request: pytest.FixtureRequest, place: tuple[str, bool]) -> Iterator[Cache]:
+    with Cache(place[0], local=place[1], namespace=request.param, ttl=600, stale=600, early=0) as cache:
+        cache.clear()
+        yield cache
+
+
+def run(answer: Any) -> Any:
+    return asyncio.run(answer) if asyncio.iscoroutine(answer) else answer
+
+
+def coloured(origin: Callable[[], Any], colour: str) -> Callable[..., Any]:
+    def blocking(n: int) -> Any:
+        return origin()
+
+    async def suspending(n: int) -> Any:
+        return origin()
+
+    return blocking if colour == "sync" else suspending
+
+
+class Place:
+    """An origin of one process, which is part of no key."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self) -> str:
+        return self.name
+
+
+@both
+def test_all_of_a_function_is_stale_and_kept(cache: Cache, colour: str) -> None:
+    """What is to be had anew would be served as fresh; or be gone, and everybody would wait."""
+    origin = Number()
+    f, g = cache.cached(coloured(origin, colour)), cache.cached(version=2)(coloured(Number(), colour))
+    assert [run(f(1)), run(f(2)), run(f(1)), run(g(1))] == [1, 2, 1, 1]
+    run(f.expire_all())
+    for key, value in ((1, 1), (2, 2)):
+        entry = run(f.peek(key))
+        assert (entry.value, entry.fresh <= 0 < entry.keep) == (value, True)
+        assert run(f.status(key)).fresh == 0
+    assert run(g.peek(1)).fresh > 0
+    assert [run(f(1)), run(f(1)), run(f(2)), run(f(2)), run(g(1))] == [3, 3, 4, 4, 1]
+    assert run(f.peek(1)).fresh > 0
+    run(f.expire_all())
+    assert [run(f(1)), run(f(1))] == [5, 5]
+    run(f.invalidate_all())
+    assert run(f.peek(1)) is None
+    assert [run(f(1)), run(f(1))] == [6, 6]
+    assert run(f.peek(1)).fresh > 0
+
+
+@both
+def test_it_is_served_while_one_computes(cache: Cache, colour: str) -> None:
+    """A herd would wait for what is to be had at once; and a failure would reach who can be served."""
+    f = cache.cached(coloured(lambda: origin(), colour))
+    origin: Any = Number()
+    assert run(f(1)) == 1
+    run(f.expire_all())
+    begun, over = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        begun.set()
+        over.wait(10)
+        return 2
+
+    origin = slow
+    thread = threading.Thread(target=lambda: run(f(1)))
+    thread.start()
+    begun.wait(10)
+    origin = Number()
+    assert run(f(1)) == 1
+    over.set()
+    thread.join()
+    assert run(f(1)) == 2
+    run(f.expire_all())
+
+    def fail() -> int:
+        raise ValueError
+
+    origin = fail
+    assert run(f(1)) == 2
+    g = cache.cached(version=2, stale=0)(coloured(lambda: origin(), colour))  # who wants nothing stale isn't given it
+    origin = Number()
+    assert run(g(1)) == 1
+    run(g.expire_all())
+    origin = fail
+    with pytest.raises(ValueError):
+        run(g(1))
+
+
+@both
+def test_all_of_a_cache(cache: Cache, colour: str) -> None:
+    """Its own keys, or its functions', or those with a `key=`, would stay fresh."""
+    f = cache.cached(coloured(Number(), colour))
+    g = cache.cached(key="g:{n}")(coloured(Number(), colour))
+    run(f(1)), run(g(1)), cache.set("k", 1)
+    run(cache.expire_all() if colour == "sync" else cache.aexpire_all())
+    assert cache.get_many(["k", "g:1"]) == {}
+    entry = cache.peek("k")
+    assert entry is not None
+    assert entry.value == 1
+    assert [run(f(1)), run(g(1)), run(f(1)), run(g(1))] == [2, 2, 2, 2]
+    assert cache.get_or_compute("k", lambda: 2) == 2
+    assert cache.get("k") == 2
+    with pytest.raises(OptionError, match="expire_all"):
+        g.expire_all()
+
+
+def test_what_is_set_afterwards_is_fresh(cache: Cache) -> None:
+    """What the user has stored a moment ago would be computed over."""
+    f = cache.cached(coloured(Number(), "sync"))
+    f(1)
+    f.expire_all()
+    f.set(7, 1)
+    assert f(1) == 7
+    cache.set("a", 0)
+    cache.expire_all()
+    cache.set_many({"a": 1, "b": 2})
+    assert cache.get_many(["a", "b"]) == {"a": 1, "b": 2}
+    assert cache.get_or_compute_many(["a", "b"], lambda keys: {}) == {"a": 1, "b": 2}
+    assert cache.get_or_compute_many(["c"], lambda keys: dict.fromkeys(keys, 3)) == {"c": 3}
+    assert cache.get("c") == 3
+    cache.expire_all()
+    assert cache.add("a", 3)
+    assert cache.update("a", lambda n: n + 1) == 4
+    assert cache.get("a") == 4
+    f.expire_all()
+    f.refresh(1)
+    assert f(1) == 2
+    assert f.many([(1,), (2,)]) == [2, 3]
+    cache.expire_all()
+    assert cache.touch("a", ttl=60)
+    assert cache.get("a") == 4
+    cache.expire_all()
+    assert cache.invalidate("a")
+    assert cache.peek("a") is None
+
+
+def test_what_was_begun_before_is_stale(cache: Cache) -> None:
+    """A computation that began before would be taken for what was asked for after it."""
+    values = iter(range(1, 9))
+    begun, over = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        begun.set()
+        over.wait(10)
+        return next(values)
+
+    def ask() -> None:
+        cache.get_or_compute("k", slow)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    begun.wait(10)
+    cache.expire_all()
+    over.set()
+    thread.join()
+    assert cache.get("k") is None
+    assert cache.get_or_compute("k", slow) == 2
+    assert cache.get_or_compute("k", slow) == 2
+
+
+def test_other_processes_hear_of_it(cache: Cache, place: tuple[str, bool]) -> None:
+    """Each would go on with what it has, and compute nothing anew."""
+    if place[0] == "memory://":
+        pytest.skip("there are none")
+    with Cache(place[0], local=place[1], namespace=cache.namespace, ttl=600, stale=600, early=0) as other:
+        f, g = cache.cached(coloured(Place("here"), "sync")), other.cached(coloured(Place("there"), "sync"))
+        assert [f(1), g(1), g(1)] == ["here"] * 3
+        cache.set("k", 1)
+        assert other.get("k") == 1
+        f.expire_all()
+        wait_until(lambda: g(1) == "there")
+        wait_until(lambda: f(1) == "there")
+        cache.expire_all()
+        wait_until(lambda: other.get("k") is None)
+        assert other.get_or_compute("k", lambda: 2) == 2
+        wait_until(lambda: cache.get("k") == 2)
+
+
+def test_what_another_process_had_begun(cache: Cache, place: tuple[str, bool]) -> None:
+    """It would be kept as fresh there, in its local tier, and be given to those who wait for it elsewhere."""
+    if place[0] == "memory://":
+        pytest.skip("there is none")
+    with Cache(place[0], local=place[1], namespace=cache.namespace, ttl=600, stale=600, early=0) as other:
+        begun, over = threading.Event(), threading.Event()
+
+        def slow() -> str:
+            begun.set()
+            over.wait(10)
+            return "old"
+
+        threads = [threading.Thread(target=lambda: other.get_or_compute("k", slow))]
+        threads[0].start()
+        begun.wait(10)
+        other.set("mark", 1)
+        assert other.get("mark") == 1
+        cache.expire_all()
+        wait_until(lambda: other.get("mark") is None)
+        got: list[Any] = []
+        threads.append(threading.Thread(target=lambda: got.append(cache.get_or_compute("k", lambda: "new"))))
+        threads[1].start()
+        wait_until(lambda: cache._core.flights._flights)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert got == ["new"]
+        assert other.get("k") in ("new", None)
+        assert other.get_or_compute("k", lambda: "newer") in ("new", "newer")
+
+
+def test_a_pair_of_engines() -> None:
+    """The generations are its store's, and so is this."""
+    with Cache(engine=Paired(MemoryEngine(sealed=True), MemoryEngine()), stale=600, early=0) as cache:
+        cache.set("k", 1)
+        cache.expire_all()
+        assert cache.get("k") is None
+        assert cache.peek("k") is not None
+        assert cache.get_or_compute("k", lambda: 2) == 2
+        assert cache.get("k") == 2
