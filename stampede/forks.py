@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["each", "in_child", "in_parent", "on_fork"]
 
@@ -28,8 +28,9 @@ class _Moment:
         if bound is None:
             self._hooks[number] = lambda: hook
         else:
-            method: Any = weakref.WeakMethod(hook, lambda _: self._hooks.pop(number, None))
-            self._hooks[number] = method
+            # No WeakMethod: its own callback fails when the interpreter ends, and says so.
+            owner, function = weakref.ref(bound, lambda _: self._hooks.pop(number, None)), cast("Any", hook).__func__
+            self._hooks[number] = lambda: None if (it := owner()) is None else function.__get__(it)
 
     def hooks(self) -> list[Hook]:
         """In the order in which they came."""

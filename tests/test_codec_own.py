@@ -320,3 +320,19 @@ def test_modules_are_named_in_settings() -> None:
             return json.decoder.JSONDecoder.__new__(json.decoder.JSONDecoder)
 
         assert decoder() is not decoder() and type(decoder()) is json.decoder.JSONDecoder
+
+
+class Bits:
+    """Its `__reduce__` is object's own, which leaves out what its `__new__` asks for: pickle can't read it either."""
+
+    def __new__(cls, bits: int) -> Bits:
+        made = super().__new__(cls)
+        made.bits = bits  # type: ignore[attr-defined]
+        return made
+
+
+def test_what_its_reduce_cannot_make_again_is_refused_when_it_is_stored() -> None:
+    """Else it is stored without a word, not believed at the next look, and computed at every call."""
+    for trust in (Bits, ME):
+        with pytest.raises(CodecError, match=r"Bits can't be made again .*missing 1 required"):
+            there_and_back(Bits(3), trust)

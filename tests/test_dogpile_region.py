@@ -390,6 +390,19 @@ def test_without_dogpile_its_pip_line_is_told(name: str) -> None:
     assert "pip install 'stampede-guard[dogpile]'" in done.stderr
 
 
+def test_an_interpreter_with_a_region_ends_quietly() -> None:
+    """Who runs the first lines of the page sees a traceback at the end of them."""
+    program = """if True:
+        from stampede.contrib.dogpile import make_region
+        region = make_region().configure("dogpile.cache.memory")
+        @region.cache_on_arguments()
+        def user(id): return {"id": id}
+        user(42)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_its_words_are_dogpiles() -> None:
     """`isinstance` of an application's own would not know our regions."""
     from dogpile.cache import CacheRegion as Theirs

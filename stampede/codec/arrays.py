@@ -56,7 +56,7 @@ DEEPEST = 32
 def dtype_parts(dtype: Any, left: int = DEEPEST) -> Any:
     """A dtype as text, or as tuples of such. CodecError: it holds objects, or more than its text tells."""
     if dtype.char == "T":
-        raise CodecError("an array of numpy's StringDType can't be stored: return it.astype('U')")
+        raise CodecError("an array of numpy's StringDType can't be stored: return np.array(it.tolist())")
     if dtype.hasobject:
         raise CodecError(
             "an array of objects can't be stored: give it a dtype, or return its .tolist(), or a pandas Series"
@@ -133,6 +133,7 @@ def parts_of(array: Any) -> tuple[Any, ...]:
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     if array.size == 0:
         return dtype, array.shape, order, b""
+    _refuse_broken(array)
     if order == "C" and not array.flags.c_contiguous:
         frozen = not array.flags.writeable
         array = np.array(array, order="C", copy=True)
@@ -159,6 +160,15 @@ def array_of(dtype: Any, shape: Any, order: Any, buffer: Any) -> Any:
     return array
 
 
+def _refuse_broken(array: Any) -> None:
+    """What would not be believed when it is read, and be computed at every call."""
+    try:
+        _check(array)
+    except CodecError as error:
+        instead = "it.view('u1') != 0" if "bool" in str(error) else "an array of texts that are made anew"
+        raise CodecError(f"an array with {error} can't be stored: return {instead}") from None
+
+
 def _check(array: Any) -> None:
     """Nothing in it that numpy would never have written, and that trips who reads it."""
     dtype = array.dtype
@@ -181,6 +191,8 @@ def _array(value: Any) -> tuple[Any, ...]:
 
 
 def _scalar(value: Any) -> tuple[Any, ...]:
+    if value.dtype.names is not None:
+        _refuse_broken(np.asarray(value))
     return "numpy.scalar", dtype_parts(value.dtype), value.tobytes()
 
 

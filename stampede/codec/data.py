@@ -38,9 +38,27 @@ def shape_for(kind: type) -> Shape | None:
 
 
 def advice(kind: type) -> str | None:
-    """What to return instead of a value of theirs that doesn't travel."""
-    package = package_of(kind)
-    return None if package is None else _shapes(package).ADVICE.get(kind.__name__)
+    """What to return instead of a value of theirs that doesn't travel, or of a class that stands on theirs."""
+    for base in kind.__mro__:
+        package = package_of(base)
+        if package is None:
+            continue
+        shapes = _shapes(package)
+        told: str | None = shapes.ADVICE.get(base.__name__)
+        if told is not None:
+            return told
+        if base is not kind and shapes.tag_of(base) is not None:
+            return f"return {_made(package, base)}, which is without what its class adds"
+    return None
+
+
+def _made(package: str, base: type) -> str:
+    if base.__name__ == "ndarray":
+        return "np.array(it)"
+    return f"{_SHORT.get(package, package)}.{base.__name__}(it)"
+
+
+_SHORT = {"numpy": "np", "pandas": "pd", "polars": "pl", "pyarrow": "pa"}
 
 
 def known_tag(tag: Any) -> bool:

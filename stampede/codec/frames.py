@@ -32,6 +32,8 @@ _ADVICE = {
     "SparseArray": "return its .to_dense()",
     "DataFrameGroupBy": "return what you compute of it",
     "SeriesGroupBy": "return what you compute of it",
+    "ExtensionArray": "return pd.Series(it)",
+    "BaseOffset": "return its .freqstr",
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from stampede.codec.values import Shape, expect
 from stampede.errors import CodecError
+from stampede.interruptions import pass_on
 
 __all__ = ["class_in", "reduced_shape", "within"]
 
@@ -46,7 +47,20 @@ def reduced_shape(kind: type, tag: str, trusted: Sequence[str]) -> Shape:
             raise CodecError(f"the __reduce__ of a {tag} gives what only pickle understands: use codec='pickle'")
         call, args, state, items, pairs = (*reduced, None, None, None)[:5]
         how, args = _named(call, args)
-        return tag, how, tuple(args), state, None if items is None else [*items], None if pairs is None else [*pairs]
+        parts = how, tuple(args), state, None if items is None else [*items], None if pairs is None else [*pairs]
+        _try_to_make(*parts)
+        return tag, *parts
+
+    def _try_to_make(*parts: Any) -> None:
+        """Or who reads it finds out, after each time it has been computed."""
+        try:
+            rebuild(*parts)
+        except Exception as error:
+            pass_on(error)
+            why = f"{type(error).__name__}: {error}"
+            raise CodecError(
+                f"a {tag} can't be made again of what its __reduce__ says ({why}): return plain values, or a dataclass"
+            ) from error
 
     def _named(call: Any, args: Any) -> tuple[str, Any]:
         if call is copyreg.__newobj__ and args[0] is kind:  # type: ignore[attr-defined]

@@ -187,10 +187,7 @@ def _pyarrow() -> tuple[dict[Any, str], dict[str, Lower], dict[str, Raise], dict
             "pyarrow.ChunkedArray": lambda value: ("pyarrow.ChunkedArray", pack(value)),
         },
         {"pyarrow.Table": read, "pyarrow.RecordBatch": make_batch, "pyarrow.ChunkedArray": unpack},
-        dict.fromkeys(
-            [f"{kind}Array" for kind in ("Int64", "Double", "String", "Boolean", "Timestamp", "List", "Struct")],
-            "return pa.chunked_array([it]), or its .to_pylist()",
-        ),
+        {"Array": "return pa.chunked_array([it]), or its .to_pylist()", "Scalar": "return its .as_py()"},
     )
 
 
