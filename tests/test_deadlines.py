@@ -158,6 +158,19 @@ def test_nobody_is_given_what_is_stale_where_the_new_one_comes_in_time(asked: As
     assert slow.calls == 1
 
 
+def test_what_was_made_stale_with_all_others_is_stale(asked: Asked, gates: Gates) -> None:
+    """By the engine's own account it is fresh: nobody would wait for the new one."""
+    asked.cache.set("k", "old")
+    asked.cache.expire_all()
+    slow = gates("new")
+    began = time.monotonic()
+    assert asked("k", slow, patience=BRIEF) == "old"
+    assert time.monotonic() - began >= BRIEF
+    waits = asked.begin("k", never, patience=LONG)
+    slow.open.set()
+    assert waits.result(LONG) == "new"
+
+
 def test_each_has_a_patience_of_its_own(asked: Asked, gates: Gates) -> None:
     """Who has little would wait for one who has much, and whose question came first."""
     asked.stale("k")
