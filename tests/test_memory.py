@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from cachetools import LFUCache, LRUCache, TTLCache
+from cachetools import LFUCache, LRUCache, TLRUCache, TTLCache
 
 from stampede.colour import run_blocking
 from stampede.engines.memory import MemoryEngine
@@ -303,9 +303,9 @@ def test_cachetools_ends_by_its_own_time() -> None:
     assert isinstance(claimed(engine, "k")[1], Granted)
 
 
-def test_cachetools_measures_residents_by_their_value() -> None:
-    """`getsizeof` couldn't tell how large a value is."""
-    store: Any = LRUCache(10, getsizeof=lambda resident: len(resident.value))
+def test_cachetools_measures_values() -> None:
+    """A `getsizeof` of one's own would measure something of ours, or fail at it."""
+    store: Any = LRUCache(10, getsizeof=len)
     engine = MemoryEngine(store=store)
     put(engine, "a", "xxxxxx")
     put(engine, "b", "xxxxxx")
@@ -314,7 +314,7 @@ def test_cachetools_measures_residents_by_their_value() -> None:
 
 def test_what_cachetools_has_no_room_for_is_too_large() -> None:
     """Its callers would get an error in place of the value, or an older value would stay in its place."""
-    store: Any = LRUCache(10, getsizeof=lambda resident: len(resident.value))
+    store: Any = LRUCache(10, getsizeof=len)
     engine = MemoryEngine(store=store)
     put(engine, "k", "old")
     token, _ = claimed(engine, "k", force=True)
@@ -329,6 +329,12 @@ def test_other_stores_are_refused(store: Any) -> None:
     """A plain dict would grow without end, and anything else would fail at the first call."""
     with pytest.raises(OptionError, match="cachetools"):
         MemoryEngine(store=store)
+
+
+def test_a_store_that_times_what_it_does_not_know_is_refused() -> None:
+    """`ttu` would be asked for the time of something of ours, at every call, and fail there."""
+    with pytest.raises(OptionError, match="ttl= a function"):
+        MemoryEngine(store=TLRUCache(10, ttu=lambda key, value, now: now + value["expires"]))
 
 
 def test_what_others_put_into_the_store_is_no_entry() -> None:

@@ -27,7 +27,7 @@ class MemoryEngine(Engine):
 
     `tier` is where the values are, for hits that need no claim. A resident comes in with `end = 0.0`: the cache
     draws the early moment. `store` puts a cachetools cache in its place: its policy evicts, every look takes a
-    lock, and its `getsizeof` is given residents (measure their `value`).
+    lock, and its `getsizeof` is given the values.
     """
 
     scheme = "memory"
@@ -96,6 +96,9 @@ class _Locked:
     def __init__(self, cache: Any) -> None:
         if not _is_cachetools(cache):
             raise OptionError(f"store is {type(cache).__name__!r}: give a cache of cachetools, such as LFUCache(1000)")
+        if hasattr(cache, "ttu"):
+            raise OptionError("a TLRUCache's ttu would be given entries of ours: give an LRUCache, and ttl= a function")
+        cache.getsizeof = _of_value(cache.getsizeof)
         self._cache = cache
 
     def get(self, key: str) -> Resident | None:
@@ -126,6 +129,11 @@ class _Locked:
 
         with decisions.lock:  # by the class above all policies: theirs would take it for a use
             return [Cache.__getitem__(self._cache, key) for key in self._cache]
+
+
+def _of_value(size: Callable[[Any], float]) -> Callable[[Any], float]:
+    """The same, of the value that a resident holds: people measure what they have stored."""
+    return lambda it: size(it.value if isinstance(it, Resident) else it)
 
 
 def _is_cachetools(cache: object) -> bool:
