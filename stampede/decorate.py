@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, cast
 
 from stampede.cached import Cached, Home
@@ -59,9 +60,22 @@ def _refuse(function: Any) -> None:
             f"@cached stands on the class {function.__qualname__}: all would share one object. Put it on the methods "
             "that are expensive, or on a def that makes one"
         )
-    if not callable(function) or not hasattr(function, "__qualname__"):
+    if not callable(function) or not hasattr(function, "__qualname__") or not hasattr(function, "__module__"):
         raise OptionError(f"@cached stands on {function!r}: it goes on a def (its options are named: @cached(ttl=60))")
+    if _is_of_one_object(function):
+        raise OptionError(
+            f"@cached stands on {function.__qualname__} of one {type(function.__self__).__qualname__}, and no key "
+            "would tell of which: put it on the method, in its class, or write a def with the object for a parameter"
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise OptionError(
             f"{function.__qualname__} is a generator function: what it yields can be had only once. Return a list of it"
         )
+
+
+def _is_of_one_object(function: Any) -> bool:
+    """Whether it is bound to what its name doesn't tell: all objects of a class would share their values."""
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, ModuleType) or type(owner).__name__ == "PyCapsule":  # pybind11's for all
+        return False
+    return not isinstance(owner, type) or f"{owner.__qualname__}.{function.__name__}" != function.__qualname__

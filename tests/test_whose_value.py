@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stampede import Cache, OptionError, cached, configure, get_cache
@@ -27,6 +29,44 @@ def _isolated() -> Iterator[None]:
 
 def at_the_top(x: int) -> int:
     return x
+
+
+class Shop:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def price(self, item: str) -> str:
+        return f"{item} of {self.name}"
+
+    @classmethod
+    def kind(cls) -> str:
+        return cls.__name__
+
+
+class Stall(Shop):
+    pass
+
+
+# -- functions that are bound to an object ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bound", [Shop("a").price, Stall.kind, ",".join, {}.get, str.upper, np.add.reduce], ids=lambda it: it.__name__
+)
+def test_a_method_of_one_object_is_refused(bound: Callable[..., Any]) -> None:
+    """In `self.price = cached(self.price)` all objects would be served what the first one's price was."""
+    with pytest.raises(OptionError, match=r"stands on .*def"):
+        cached(bound)
+
+
+def test_what_its_name_tells_is_no_method_of_one_object() -> None:
+    """A class method, a builtin, or a function of C, could be cached nowhere."""
+    assert [cached(Shop.kind)(), cached(int.from_bytes)(b"a", "big"), cached(math.sqrt)(4.0)] == ["Shop", 97, 2.0]
+
+
+def test_a_function_of_c_is_called_as_its_caller_does() -> None:
+    """It would be given what it says are its defaults, which is an error, or something else."""
+    assert [cached(np.sqrt)(4.0), cached(sorted)([2, 1]), cached(np.array)([1]).tolist()] == [2.0, [1, 2], [1]]
 
 
 # -- functions without a name of their own ----------------------------------------------------------------------------

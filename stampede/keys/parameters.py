@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from inspect import _ParameterKind as Kind
 from string import Formatter
-from types import NoneType
+from types import BuiltinFunctionType, NoneType
 from typing import Any
 
 from stampede.errors import OptionError
@@ -151,6 +151,11 @@ def _unused_suffix(names: list[str]) -> str:
 
 def _signature(fn: Callable[..., object]) -> inspect.Signature:
     try:
-        return inspect.signature(fn)
+        signature = inspect.signature(fn)
     except ValueError:  # a builtin that doesn't tell
         return _ANYTHING
+    inmost = inspect.unwrap(fn)
+    of_c = isinstance(inmost, BuiltinFunctionType) or type(inmost).__name__ == "ufunc"
+    if of_c and any(p.default is not p.empty for p in signature.parameters.values()):
+        return _ANYTHING  # to be given what it says are its defaults may mean something else
+    return signature
