@@ -613,6 +613,11 @@ class Cache:
         return f"<Cache {self.name}>"
 
     @property
+    def shared(self) -> bool:
+        """Do other processes have the same values?"""
+        return self.engine.shared
+
+    @property
     def down(self) -> bool:
         """Does the engine count as down in this process? Calls go on without it meanwhile."""
         return self._core.is_down()

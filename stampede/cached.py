@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -41,6 +42,8 @@ from stampede.verbs import VERBS, Verbs
 
 __all__ = ["Cached", "Home", "LateCache"]
 
+_log = logging.getLogger("stampede")
+
 KEYING = ("key", "version", "namespace", "ignore")
 CODING = ("codec", "trust", "signing_key", "compress", "max_bytes")
 
@@ -52,6 +55,8 @@ class Home(Protocol):
     policy: Policy
     namesakes: Namesakes
 
+    @property
+    def shared(self) -> bool: ...
     def scope(
         self, name: str, policy: Policy, returns: Any = None, *, called: str | None = None, **codec: Any
     ) -> Scope: ...
@@ -190,8 +195,11 @@ class Cached(Verbs):
                     self._identity = self._told_by()
                 namespace = self._namespace(home.namespace)
                 name = called = self._name(namespace)
+                if self._identity.edition and not home.shared:
+                    name += f"~{self._identity.edition}"  # what is kept there are objects, perhaps of another's classes
                 if self.options.get("key") is None:
                     home.namesakes.add(name, self._identity)
+                    self._warn_of_captured(home)
                     prefix = f"{name}:"
                 else:
                     name, prefix = quoted(namespace), in_namespace(namespace, "")  # a cache's own key
@@ -201,6 +209,15 @@ class Cached(Verbs):
                 self._scope = home.scope(name, policy, self._returns(), called=called, **coding)
                 self._home = home
             return self._scope
+
+    def _warn_of_captured(self, home: Home) -> None:
+        if self._identity.untold and not self._identity.named and self.options.get("version") is None and home.shared:
+            _log.warning(
+                "%s has captured %s, which nothing in its keys can tell: another process that has captured another one "
+                "is served the same values. A version= says that all are alike, or tells them apart",
+                self._identity.name,
+                " and ".join(self._identity.untold),
+            )
 
     def unbind(self) -> None:
         """Forget the cache: the next call finds it again."""

@@ -13,7 +13,7 @@ from keyword import iskeyword
 from typing import Any
 
 from stampede.interruptions import pass_on
-from stampede.keys import Parameters, are_fast
+from stampede.keys import GENERATED, Parameters, are_fast
 from stampede.local import Resident
 
 __all__ = ["Hot"]
@@ -131,7 +131,7 @@ def _factory(source: str, names: dict[str, Any]) -> Any:
     """The function inside another one, so that its means are closed over: faster than globals, and hidden."""
     lines = [f"def factory({', '.join(names)}):", *(f"    {line}" for line in source.splitlines())]
     name = source.partition("def ")[2].partition("(")[0]
-    return compile("\n".join([*lines, f"    return {name}"]), f"<stampede: {name}>", "exec")
+    return compile("\n".join([*lines, f"    return {name}"]), f"{GENERATED}{name}>", "exec")
 
 
 def _split(function: Callable[..., Any], parameters: Parameters) -> tuple[str | None, Parameters]:

@@ -179,6 +179,75 @@ def test_what_is_captured_after_the_decoration() -> None:
     assert [make(2)(3), make(3)(3)] == [8, 27]
 
 
+CAPTURING = """
+import re, sys, numpy, pandas
+from stampede import cached
+class Model:
+    def __init__(self, weights): self.weights, self.me = weights, self
+    def predict(self, x): return x
+n = int(sys.argv[1])
+def make(it):
+    return cached(lambda x: it)
+frame = pandas.DataFrame({"a": ["b"] * n}, index=pandas.date_range("2026", periods=n, tz="UTC"))
+model = Model([n])
+for it in (numpy.arange(n), {"a": numpy.float64(n)}, re.compile("a" * n), (pandas.Series([n]), {"x", "y"}), frame,
+           model, model.predict):
+    print(make(it).key(1))
+"""
+
+
+def test_what_is_captured_is_told_by_what_it_holds(tmp_path: Path) -> None:
+    """Another process that closes over another frame, another model, would be served the first one's values."""
+    script = tmp_path / "script.py"
+    script.write_text(CAPTURING)
+    one, again, two = (
+        _run([str(script), n], tmp_path, PYTHONHASHSEED=seed).split()
+        for n, seed in (("1", "1"), ("1", "2"), ("2", "1"))
+    )
+    assert one == again
+    assert not {*one} & {*two}
+    assert len({*one}) == len(one) == 7
+
+
+def test_a_cell_over_a_frame_may_be_run_again() -> None:
+    """It was an error: the frame is another object each time, and the very same to everybody."""
+    numpy = pytest.importorskip("numpy")
+
+    def make() -> Any:
+        array = numpy.arange(5)
+        return cached(lambda x: array[x])
+
+    assert make()(1) == make()(1) == 1
+
+
+def test_what_nothing_can_tell_is_told_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Other processes have other locks, sessions, clients: nobody could know that they share their values."""
+
+    def make(cache: Cache, **options: Any) -> Any:
+        lock = threading.Lock()
+        return cache.cached(**options)(lambda x: lock and x)
+
+    with Cache(f"disk://{tmp_path}") as shared:
+        assert make(shared)(1) == 1
+        assert [record.getMessage() for record in caplog.records if "has captured lock" in record.getMessage()]
+        caplog.clear()
+        assert make(shared, version=2)(1) == make(Cache())(1) == 1
+    assert not caplog.records
+
+
+def test_a_function_in_a_function_that_calls_itself() -> None:
+    """It has captured what stands around it, which was another one each time: an error at its second use."""
+
+    def solve(n: int) -> int:
+        @cached
+        def go(k: int) -> int:
+            return 1 + go(k - 1) if k else 0
+
+        return go(n)
+
+    assert [solve(3), solve(4)] == [3, 4]
+
+
 def test_two_caches_know_nothing_of_each_other() -> None:
     """A factory that makes a cache of its own for each function would be refused."""
 
@@ -290,6 +359,31 @@ def test_what_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         importlib.reload(module)
         assert module.price(1) == 1
         assert module.price.key(1) == older.key(1)
+    finally:
+        sys.modules.pop(file.stem)
+
+
+@pytest.mark.parametrize("annotated", ["R", "'R'", "list[R]"])
+def test_a_class_that_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, annotated: str) -> None:
+    """Where values are kept as they are, objects of the older class would come back, with its methods."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "classes_of_whose_value.py"
+    source = (
+        "from dataclasses import dataclass\nfrom stampede import cached\n"
+        "@dataclass\nclass R:\n    def twice(self): return {}\ndef made(): return R()\n"
+        f"@cached(version='code')\ndef make(x) -> {annotated}:\n    return [made()]\n"
+    )
+    file.write_text(source.format(1))
+    module: Any = importlib.import_module(file.stem)
+    try:
+        older, key = module.make(1), module.make.key(1)
+        importlib.invalidate_caches()
+        file.write_text(source.format(22))
+        importlib.reload(module)
+        assert module.make(1)[0].twice() == 22
+        assert type(older[0]) is not module.R
+        assert module.make.key(1) != key
     finally:
         sys.modules.pop(file.stem)
 

@@ -7,6 +7,7 @@ is told by a fingerprint of its code, and by what its closure had captured when 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -14,12 +15,11 @@ from functools import partial
 from hashlib import blake2b
 from inspect import unwrap
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from stampede.errors import KeyingError
-from stampede.interruptions import pass_on
-from stampede.keys.canonical import canonical
-from stampede.keys.names import MAIN, found_by_name, module_of, name_of
+from stampede.keys.contents import Contents
+from stampede.keys.names import GENERATED, MAIN, found_by_name, found_for_good, module_of, name_of
 
 __all__ = ["Identity", "identity_of"]
 
@@ -32,8 +32,11 @@ class Identity:
     qualname: str
     named: bool  # its name alone tells
     code: str  # the fingerprint of its code, and of what its closure captured
-    captured: tuple[tuple[str, Any], ...]  # what that can't tell: the captured names and objects that have no text
+    captured: tuple[tuple[str, Any], ...]  # what that may not tell: names and objects that may change, or have no text
     whole: bool  # nothing was captured that isn't there yet
+    untold: tuple[str, ...] = ()  # of these names, those of the latter
+    classes: tuple[type, ...] = ()  # that its code and its annotations name, and that may be made anew
+    edition: int = 0  # by these, where values are kept as they are
 
     @property
     def name(self) -> str:
@@ -50,9 +53,41 @@ def identity_of(function: Callable[..., Any], ignored: Collection[str] = ()) -> 
         qualname=function.__qualname__,
         named=_is_named(function, inmost),
         code=blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
-        captured=tuple(seen.untold),
+        captured=tuple(seen.captured),
+        untold=tuple(seen.untold),
         whole=not seen.empty,
+        classes=tuple(_classes(inmost)),
     )
+
+
+def _classes(function: Any) -> Iterator[type]:
+    """Those of Python code that it knows by a name of its module."""
+    variables = getattr(function, "__globals__", {})
+    annotated = (getattr(function, "__annotations__", None) or {}).get("return")
+    names = [
+        *_names(getattr(function, "__code__", None)),
+        *(_WORD.findall(annotated) if type(annotated) is str else ()),
+    ]
+    for found in (*(variables.get(name) for name in names), *_types(annotated)):
+        if isinstance(found, type) and not found_for_good(found):
+            yield found
+
+
+def _names(code: CodeType | None) -> Iterator[str]:
+    if code is not None:
+        yield from code.co_names
+        for each in code.co_consts:
+            if isinstance(each, CodeType):
+                yield from _names(each)
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for each in get_args(annotation):
+        yield from _types(each)
+
+
+_WORD = re.compile(r"\w+")
 
 
 def _is_named(function: Any, inmost: Any) -> bool:
@@ -77,11 +112,12 @@ def _unwrapped(function: Any) -> Any:
 
 
 class _Seen:
-    """Writes down what functions are made of, and notes what can't be written."""
+    """Writes down what functions are made of, and notes what can't be written down for good."""
 
     def __init__(self, ignored: Collection[str]) -> None:
         self._ignored = ignored
-        self.untold: list[tuple[str, Any]] = []
+        self.captured: list[tuple[str, Any]] = []
+        self.untold: list[str] = []
         self.empty = False
         self._inside: list[Any] = []
 
@@ -103,7 +139,9 @@ class _Seen:
                 layer = layer.func
                 continue
             code = getattr(layer, "__code__", None)
-            if code is None:
+            if code is not None and code.co_filename.startswith(GENERATED):
+                pass  # a hit of ours
+            elif code is None:
                 yield f"<{name_of(layer)}>" if hasattr(layer, "__qualname__") else self._told("function", layer)
             else:
                 yield _written(code)
@@ -137,28 +175,36 @@ class _Seen:
 
     def _told(self, name: str, value: Any) -> str:
         """The text of something captured; its class's name where it has none."""
+        contents = Contents(self._named)
+        try:
+            text = contents.text(value)
+        except KeyingError:
+            self.untold.append(name)
+            text = f"<a {name_of(type(value))}>"
+        if name in self.untold or not contents.is_data:
+            self.captured.append((name, value))
+        return text
+
+    def _named(self, value: Any) -> str | None:
+        """The text of what goes by its name, or is code."""
         if isinstance(value, FunctionType):
             inmost = _unwrapped(value)
             if not isinstance(inmost, FunctionType):
-                return self._told(name, inmost)
+                return f"<{name_of(inmost)}>" if hasattr(inmost, "__qualname__") else None
             return f"<{name_of(value)}>" if _is_named(value, inmost) else self.function(value)
         if isinstance(value, ModuleType):
             return f"<{value.__name__}>"
+        if isinstance(value, BuiltinFunctionType) and (
+            value.__self__ is None or isinstance(value.__self__, ModuleType)
+        ):
+            return f"<{value.__module__}:{value.__qualname__}>"
         if isinstance(value, (MethodType, BuiltinFunctionType)):
-            owner = value.__self__
-            if owner is None or isinstance(owner, ModuleType):
-                return f"<{value.__module__}:{value.__qualname__}>"
-            return f"{self._told(name, owner)}.{value.__name__}"
-        if isinstance(value, type) and found_by_name(value):
+            return f"{self._told(value.__name__, value.__self__)}.{value.__name__}"
+        if isinstance(value, type):
+            if not found_by_name(value):
+                raise KeyingError(f"another class may have the name of {value.__qualname__}")
             return f"<{name_of(value)}>"
-        try:
-            return canonical(value)
-        except KeyingError:
-            pass
-        except Exception as error:  # its own `__stampede_key__`
-            pass_on(error)
-        self.untold.append((name, value))
-        return f"<a {name_of(type(value))}>"
+        return None
 
 
 def _written(code: CodeType) -> str:

@@ -9,6 +9,9 @@ from typing import Any
 
 from stampede.interruptions import pass_on
 
+GENERATED = "<stampede: "
+"""How names of files begin in which the code is that we have made around a function."""
+
 MAIN = ("__main__", "__mp_main__")  # the second: what multiprocessing's spawn makes of the first
 
 
@@ -17,10 +20,15 @@ def name_of(thing: Any) -> str:
     return f"{module_of(thing)}:{thing.__qualname__}"
 
 
+def found_for_good(cls: type) -> bool:
+    """Whether nobody can make another one of its name."""
+    return not cls.__flags__ & _HEAP
+
+
 def found_by_name(cls: type) -> bool:
     """Whether its name leads to it, as pickle wants it, too. If not, another class may have the very name."""
-    if not cls.__flags__ & _HEAP:
-        return True  # nobody can make another one
+    if found_for_good(cls):
+        return True
     found: Any = sys.modules.get(cls.__module__)
     try:
         for part in cls.__qualname__.split("."):
