@@ -83,7 +83,7 @@ class BadBytes(Event):
 
 @dataclass(frozen=True, slots=True)
 class Invalidated(Event):
-    """`invalidate`, `expire`, `set`, `invalidate_all` or `clear` was called here."""
+    """`invalidate`, `expire`, `set`, `invalidate_all`, `expire_all` or `clear` was called here."""
 
     verb: str
 

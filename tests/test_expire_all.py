@@ -15,9 +15,9 @@ pytest.importorskip("pymemcache")
 
 from faces import Number
 from memcached_server import shared_memcached
-from servers import shared_redis, wait_until
+from servers import RedisServer, shared_redis, wait_until
 
-from stampede import Cache, OptionError
+from stampede import Cache, EngineError, OptionError
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 
@@ -59,14 +59,12 @@ def coloured(origin: Callable[[], Any], colour: str) -> Callable[..., Any]:
     return blocking if colour == "sync" else suspending
 
 
-class Place:
-    """An origin of one process, which is part of no key."""
+SAID = {0: "old"}
 
-    def __init__(self, name: str) -> None:
-        self.name = name
 
-    def __call__(self) -> str:
-        return self.name
+def said(n: int) -> str:
+    """One function, as two processes have it."""
+    return SAID[0]
 
 
 @both
@@ -202,18 +200,20 @@ def test_what_was_begun_before_is_stale(cache: Cache) -> None:
     assert cache.get_or_compute("k", slow) == 2
 
 
-def test_other_processes_hear_of_it(cache: Cache, place: tuple[str, bool]) -> None:
+def test_other_processes_hear_of_it(cache: Cache, place: tuple[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would go on with what it has, and compute nothing anew."""
     if place[0] == "memory://":
         pytest.skip("there are none")
     with Cache(place[0], local=place[1], namespace=cache.namespace, ttl=600, stale=600, early=0) as other:
-        f, g = cache.cached(coloured(Place("here"), "sync")), other.cached(coloured(Place("there"), "sync"))
-        assert [f(1), g(1), g(1)] == ["here"] * 3
+        f, g = cache.cached(said), other.cached(said)
+        assert [f(1), g(1), g(1)] == ["old"] * 3
+        monkeypatch.setitem(SAID, 0, "new")
+        assert g(1) == "old"
         cache.set("k", 1)
         assert other.get("k") == 1
         f.expire_all()
-        wait_until(lambda: g(1) == "there")
-        wait_until(lambda: f(1) == "there")
+        wait_until(lambda: g(1) == "new")
+        wait_until(lambda: f(1) == "new")
         cache.expire_all()
         wait_until(lambda: other.get("k") is None)
         assert other.get_or_compute("k", lambda: 2) == 2
@@ -249,6 +249,21 @@ def test_what_another_process_had_begun(cache: Cache, place: tuple[str, bool]) -
         assert got == ["new"]
         assert other.get("k") in ("new", None)
         assert other.get_or_compute("k", lambda: "newer") in ("new", "newer")
+
+
+def test_an_engine_that_can_not_be_asked() -> None:
+    """Swallowed, what was to be had anew would be fresh after the outage."""
+    server = RedisServer()
+    try:
+        with Cache(server.url, stale=600, early=0) as cache:
+            f = cache.cached(coloured(Number(), "sync"))
+            assert f(1) == 1
+            server.stop()
+            for verb in (cache.expire_all, f.expire_all):
+                with pytest.raises(EngineError):
+                    verb()
+    finally:
+        server.close()
 
 
 def test_a_pair_of_engines() -> None:
