@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -23,7 +23,7 @@ from stampede.flight import Flight, inside_all
 from stampede.land import drop, land, never_begun, quietly, served
 from stampede.loaders import Answer, Loader, Wanted
 from stampede.outcome import Landing, empty
-from stampede.patience import End, allowance, overdue
+from stampede.patience import End, allowance, closed, overdue
 from stampede.places import Place
 from stampede.policy import Policy
 from stampede.ports import Granted, Ticket
@@ -238,15 +238,14 @@ class _Batch:
         seconds = max(allowance(each.call, each.kept) for each in left)
         waits = seconds > 0 or any(each.kept is None for each in left)
         work = self._refresh(left, end)
-        for wanted in left:
-            wanted.flight.hand_over()
-            wanted.flight.led_by(work)
         try:
+            for wanted in left:
+                wanted.flight.hand_over()
+                wanted.flight.led_by(work)
             longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in left)
-            cancel = place.spawn(work, lambda: _never_begun(work.close, left, end), longest, waits=waits)
+            cancel = place.spawn(work, lambda: _never_begun(work, left, end), longest, waits=waits)
         except BaseException:
-            with suppress(ValueError):  # another thread is at it already
-                _never_begun(work.close, left, end)
+            _never_begun(work, left, end)
             raise
         if granted:
             landings |= await self._compute(granted)
@@ -342,9 +341,10 @@ def _served_late(wanted: Wanted) -> Landing:
     return served(wanted.call, wanted.kept, "computing", until=wanted.call.policy.lease)
 
 
-def _never_begun(close: Callable[[], object], left: list[Wanted], end: End[Any]) -> None:
-    """The task was cancelled, perhaps before its first step."""
-    close()
+def _never_begun(work: Coroutine[Any, Any, Any], left: list[Wanted], end: End[Any]) -> None:
+    """The task was cancelled, perhaps before its first step; or who was to begin it was interrupted."""
+    if not closed(work):
+        return
     for wanted in left:
         never_begun(wanted.call, wanted.flight)
     end.bell.ring()

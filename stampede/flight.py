@@ -37,6 +37,21 @@ class _Unheard(Bell):
 _unheard = _Unheard()
 
 
+class _Next(Bell):
+    """The bell behind another one, which rings with it if nobody has rung that: who was to may have been interrupted
+    between the two."""
+
+    __slots__ = ("_before",)
+
+    def __init__(self, before: Bell) -> None:
+        super().__init__()
+        self._before = before
+
+    def ring(self) -> None:
+        self._before.ring()
+        super().ring()
+
+
 class Flight:
     """All callers of one key in this process."""
 
@@ -368,7 +383,7 @@ class Flights:
             if not flight.detached:
                 flight.offered = landing
                 if bell is not _unheard:
-                    flight.bell = Bell()
+                    flight.bell = _Next(bell)
             self._forget(flight)
         bell.ring()
 

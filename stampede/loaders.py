@@ -101,7 +101,7 @@ class Together:
 
     async def _values(self, keys: list[str]) -> Mapping[Any, Any]:
         names = [self._names[key] for key in keys]
-        values = await self._colour.call(lambda: self._function(names))
+        values = await self._colour.call(lambda: self._function([*names]))  # which is the function's own
         return mapped(values, names)
 
     def _picked(self, values: Mapping[Any, Any], key: str) -> Any:

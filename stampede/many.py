@@ -84,7 +84,8 @@ class Many:
     async def _kept(
         self, scope: Scope, ids: list[Any], call: Callable[[Any], Arguments], block: Block | None
     ) -> dict[Any, Any]:
-        names = self._keys(ids, call, self.one.key_of_call)
+        keys = {id: call(id).of(self.one.key_of_call)() for id in ids}
+        names = {key: id for id, key in keys.items()}  # of those that are the same to its key=, one
         look = scope.at_hand if block is None else functools.partial(scope.at_hand_of, block)
         found = {key: there.value for key in names if (there := look(key)) is not None}
         missing = [key for key in names if key not in found]
@@ -106,14 +107,14 @@ class Many:
             except BaseException:
                 empty(landings)  # one error may be that of many keys
                 raise
-        return {id: found[key] for key, id in names.items() if key in found}
+        return {id: found[key] for id, key in keys.items() if key in found}
 
     async def _straight(self, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:
         values: dict[Any, Any] = {}
         size = self._chunk or len(ids) or 1
         for start in range(0, len(ids), size):
             some = ids[start : start + size]
-            given = mapped(await self.one.colour.call(call(some).of(self.function)), some)
+            given = mapped(await self.one.colour.call(call([*some]).of(self.function)), some)
             values |= {id: given[id] for id in some if id in given}
         return values
 

@@ -15,7 +15,7 @@ from stampede.flight import Flight, nested
 from stampede.land import never_begun, served
 from stampede.outcome import Landing, LeftOut
 
-__all__ = ["End", "allowance", "alone", "beside", "limit", "overdue", "spare", "timed_out"]
+__all__ = ["End", "allowance", "alone", "beside", "closed", "limit", "overdue", "spare", "timed_out"]
 
 T = TypeVar("T")
 
@@ -168,13 +168,18 @@ def _spawned(
         flight.led_by(work)
         return place(call, work, unborn, waits=waits)
     except BaseException:
-        try:
-            work.close()
-        except ValueError:
-            pass  # another thread is at it already
-        else:
+        if closed(work):
             never_begun(call, flight)
         raise
+
+
+def closed(work: Coroutine[Any, Any, Any]) -> bool:
+    """It is not to be begun. False: another thread is at it already."""
+    try:
+        work.close()
+    except ValueError:
+        return False
+    return True
 
 
 # -- for nobody's -------------------------------------------------------------------------------------------------

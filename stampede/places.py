@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any
 
 from stampede.colour import Colour, hold_task, run_blocking, running_loop, soon
@@ -43,8 +44,8 @@ class Place:
     def spawn(
         self, work: Coroutine[Any, Any, Any], unborn: Callable[[], object], longest: float, *, waits: bool = False
     ) -> Callable[[], object] | None:
-        """Have it done; `unborn` is called if a task is cancelled, since that may be before its first step. After so
-        many seconds it is taken for hung. What cancels it, if anything can.
+        """Have it done; `unborn` is called when a task has ended: it may have been cancelled, or interrupted, before
+        its first step. After so many seconds it is taken for hung. What cancels it, if anything can.
 
         Where its caller `waits` it is inside what he computes, so that what asks for that is told; else outside of it.
         """
@@ -54,7 +55,7 @@ class Place:
         loop = running_loop()
         if self._colour.suspending and loop is not None:
             task = hold_task(loop.create_task(work, context=context))
-            task.add_done_callback(lambda ended: unborn() if ended.cancelled() else None)
+            task.add_done_callback(lambda ended: unborn())
             return lambda: soon(loop, task.cancel)
         thread, self._thread = self._thread or Reserved(self._workers), None
         self._workers.run(thread, lambda: context.run(_done, work), longest)
@@ -62,5 +63,6 @@ class Place:
 
 
 def _done(work: Coroutine[Any, Any, Any]) -> None:
-    if getattr(work, "cr_frame", work) is not None:  # or who had it done was interrupted as he did, and has closed it
+    """Unless it was closed: its caller was interrupted when he had just given it away."""
+    if getcoroutinestate(work) == CORO_CREATED:
         run_blocking(work)

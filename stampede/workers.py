@@ -46,7 +46,7 @@ class Reserved:
                 workers._taken, self.counts = workers._taken - 1, False
 
     def __del__(self) -> None:
-        if self.counts:
+        if getattr(self, "counts", False):  # or it was interrupted while it was made
             self.free()
 
 

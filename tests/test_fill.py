@@ -22,6 +22,7 @@ from stampede.testing.explorer import (
     Report,
     Scenario,
     _Flights,
+    any_world,
     ask,
     asking,
     expire,
@@ -154,6 +155,16 @@ def test_two_faults_among_many(tally: list[Report]) -> None:
     report = roam(crowd, faults=FAULTS, budget=3, runs=1500, seed=7)
     tally.append(report)
     assert report.violation is None, str(report)
+
+
+def test_options_that_nobody_has_thought_of_together(tally: list[Report]) -> None:
+    """Some mixture of patience, deadlines, refreshes beside, invalidations and expiries breaks a promise."""
+    for seed in range(40):
+        world = any_world(seed)
+        for faults in ((), FAULTS):
+            report = roam(world, faults=faults, runs=20, seed=seed)
+            tally.append(report)
+            assert report.violation is None, f"{world}\n{report}"
 
 
 def test_the_same_schedule_gives_the_same_story() -> None:

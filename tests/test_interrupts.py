@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Event
 from time import monotonic, sleep
@@ -27,7 +28,10 @@ from memcached_server import shared_memcached
 from servers import shared_redis
 
 from stampede import Cache, EngineError, WaitTimeout
+from stampede.entry import Entry
+from stampede.flight import Flights
 from stampede.guarded_locks import _sides
+from stampede.outcome import Landing
 from stampede.places import _beside, _refreshers
 from stampede.ports import Ask, Granted
 
@@ -42,6 +46,12 @@ LONG, LONGER = 5, 30  # seconds; leases are much longer, and may be looked at af
 EVERY = 1_000_000
 AT_MOST = {"memory": EVERY, "disk": 60, "redis": 60, "memcached": 40}  # moments of one verb; SWEEP=whole for all
 ENGINES = ["memory://?entries=20", "memory://?codec=sealed", "disk://{}", "redis", "memcached"]
+
+
+def engines_and(verbs: list[str], more: list[str]) -> pytest.MarkDecorator:
+    """Each of these verbs on all engines, and of more ones, which differ above them, on one."""
+    some = [(engine, verb) for engine in ENGINES for verb in verbs] + [(ENGINES[0], verb) for verb in more]
+    return pytest.mark.parametrize("cache, verb", some, indirect=["cache"])
 
 
 @pytest.fixture(autouse=True)
@@ -134,11 +144,12 @@ def swept(
         still(number)
 
 
-@pytest.mark.parametrize("verb", ["call", "refresh", "many", "set"])
+@engines_and(["call", "refresh", "many", "set"], ["deadline", "deadline of many"])
 @thrown_in
 def test_a_call_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor, verb: str) -> None:
     """A key would hang for ever in all other threads, or for a lease in other processes."""
-    function = cache.cached(lambda number: number)
+    verb, limited = verb.removeprefix("deadline").removeprefix(" of ") or "call", verb.startswith("deadline")
+    function = cache.cached(deadline=LONGER if limited else None)(lambda number: number)
     act = verb_of(function, verb)
 
     def still(number: int) -> None:
@@ -147,6 +158,59 @@ def test_a_call_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor, ver
 
     function(-1)
     swept(cache, act, still)
+
+
+@pytest.mark.parametrize("cache", [ENGINES[0], "redis"], indirect=True)
+@pytest.mark.parametrize("terms", [{}, {"deadline": LONGER}, {"chunk": 1}], ids=["all", "beside", "chunks"])
+@thrown_in
+def test_a_loader_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor, terms: dict[str, Any]) -> None:
+    """The keys of those that nobody loads any more would hang."""
+
+    @cache.cached.many(**terms)
+    def function(numbers: list[int]) -> dict[int, int]:
+        return {number: number for number in numbers}
+
+    def still(number: int) -> None:
+        ids = [number, -number - 1000]
+        assert other.submit(function, ids).result(LONG) == {each: each for each in ids}
+        nothing_is_left(cache)
+
+    function([-1])
+    swept(cache, lambda number: function([number, -number - 1000]), still)
+
+
+@pytest.mark.parametrize("verb", ["call", "many"])
+@thrown_in
+def test_an_impatient_call_that_is_interrupted(cache_of_objects: Cache, other: ThreadPoolExecutor, verb: str) -> None:
+    """What is stale would stay so for ever, or whoever comes later would wait for as long."""
+    serial = count()
+    function = cache_of_objects.cached(patience=LONGER, stale=600)(lambda number: next(serial))
+    act = verb_of(function, verb)
+    for number in range(-3, 1000):
+        for each in (number, -number - 1000):
+            function.set(-1, each, ttl=0)
+
+    def still(number: int) -> None:
+        assert other.submit(act, number).result(LONG) != -1
+        nothing_is_left(cache_of_objects)
+
+    swept(cache_of_objects, act, still)
+    until(lambda: not _beside._taken, LONG)
+
+
+@thrown_in
+def test_a_leader_that_is_interrupted_as_it_offers_what_is_stale() -> None:
+    """Its followers, who would rather wait for what is fresh, would wait for a bell that nobody rings any more."""
+    for number in range(100):
+        flights, rung = Flights(), Event()
+        flight, _ = flights.join("k", None)
+        flights.join("k", None)[0].bell.listen(rung.set)
+        error = interrupted(partial(flights.offer, flight, Landing(Entry("stale", b"stale"))), number)
+        if error is None:
+            break
+        flights.end(flight, None)
+        assert rung.is_set(), error
+    assert number > 5
 
 
 @thrown_in
@@ -258,10 +322,11 @@ def is_new(thing: object) -> bool:
 
 # A client that has no stack left to connect with drops its socket as it is; which closes itself, and says so.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-@pytest.mark.parametrize("verb", ["call", "refresh", "many"])
+@engines_and(["call", "refresh", "many"], ["deadline", "deadline of many"])
 def test_a_call_at_the_end_of_the_stack(cache: Cache, other: ThreadPoolExecutor, verb: str) -> None:
     """A RecursionError is an ordinary exception, and comes where there is no stack for a `finally` either."""
-    function = cache.cached(lambda number: number)
+    verb, limited = verb.removeprefix("deadline").removeprefix(" of ") or "call", verb.startswith("deadline")
+    function = cache.cached(deadline=LONGER if limited else None)(lambda number: number)
     act = verb_of(function, verb)
 
     def deep(frames: int, number: int) -> Any:
@@ -290,17 +355,24 @@ def test_a_call_at_the_end_of_the_stack(cache: Cache, other: ThreadPoolExecutor,
     nothing_is_left(cache)
 
 
+@engines_and(["call"], ["deadline", "loader", "loader with a deadline"])
 @thrown_in
-def test_a_task_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor) -> None:
+def test_a_task_that_is_interrupted(cache: Cache, other: ThreadPoolExecutor, verb: str) -> None:
     """The same for a caller that suspends, and its computation, which is a task of its own."""
+    terms: Any = {"deadline": LONGER} if "deadline" in verb else {}
 
-    @cache.cached
+    @cache.cached(**terms)
     async def function(number: int) -> int:
         await asyncio.sleep(0)
         return number
 
+    @cache.cached.many(**terms)
+    async def loader(numbers: list[int]) -> dict[int, int]:
+        await asyncio.sleep(0)
+        return {number: number for number in numbers}
+
     async def call(number: int) -> int:
-        return await function(number)
+        return (await loader([number, -number - 1000]))[number] if "loader" in verb else await function(number)
 
     def still(number: int) -> None:
         assert runner.run(asyncio.wait_for(call(number), LONG)) == number

@@ -751,3 +751,38 @@ def test_a_mapping_that_is_no_dict() -> None:
             return id == 1
 
     assert cached.many(lambda ids: Rows())([1, 2]) == {1: 1}
+
+
+@colours
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_the_list_is_the_function_s_own(cache: Cache, colour: str, chunk: int | None) -> None:
+    """One that takes ids out of its list as it goes would fail, or find that it has nothing for any of them."""
+
+    def users(ids: list[int]) -> dict[int, int]:
+        found = {}
+        while ids:
+            id = ids.pop()
+            found[id] = id
+        return found
+
+    async def ausers(ids: list[int]) -> dict[int, int]:
+        return users(ids)
+
+    f = cache.cached.many(chunk=chunk)(users if colour == "sync" else ausers)
+    assert had(f([1, 2, 3])) == {1: 1, 2: 2, 3: 3}
+    assert had(f([2, 3, 4])) == {2: 2, 3: 3, 4: 4}
+    assert had(f.one(5)) == 5
+    with stampede.bypassed():
+        assert had(f([1, 2, 3])) == {1: 1, 2: 2, 3: 3}
+    f2: Any = cache.get_or_compute_many
+    assert f2(["a", "b"], lambda keys: {keys.pop(): 1 for _ in range(2)}) == {"a": 1, "b": 1}
+
+
+@colours
+def test_ids_of_one_key(cache: Cache, colour: str) -> None:
+    """Of two ids that `key=` makes the same of, one would be left out, as if it weren't in the database."""
+    table = Table()
+    users = table.loader(cache, colour)
+    assert list(had(users(["1", 2, 1]))) == ["1", 2, 1]
+    assert len(table.asked[0]) == 2
+    assert had(users(["1", 1]))["1"] == had(users([1]))[1]

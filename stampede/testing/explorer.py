@@ -34,8 +34,8 @@ from stampede.policy import Policy
 from stampede.testing.ports import TRAPPING, Model, Shield, Spawn, Trap, TrapHold, TrapPort, told
 
 __all__ = [
-    "FAULTS", "Boom", "Process", "Report", "Scenario", "Violation", "ask", "asking", "expire", "explore", "failing",
-    "hung", "invalidate", "put", "roam", "slow", "then",
+    "FAULTS", "Boom", "Process", "Report", "Scenario", "Violation", "any_world", "ask", "asking", "expire", "explore",
+    "failing", "hung", "invalidate", "put", "roam", "slow", "then",
 ]  # fmt: skip
 
 FAULTS = {
@@ -163,6 +163,46 @@ class Scenario:
     news: bool = False  # wake-ups bring the value along
     alone: bool = False  # callers may compute unstored: they are nested, or values are unkept
     expires: bool = False  # values may end in mid-scenario: computations aren't counted
+
+
+def any_world(seed: int) -> Scenario:
+    """A random one: options that allow callers to go, or to be served what is stale, in any mixture."""
+    dice = random.Random(seed)
+    moments = [0.0, 1.0, 9.0, 50.0]
+
+    def some(**chances: tuple[float, list[Any]]) -> dict[str, Any]:
+        return {name: dice.choice(values) for name, (chance, values) in chances.items() if dice.random() < chance}
+
+    expires = False
+
+    def act() -> Script:
+        nonlocal expires
+        if dice.random() < 0.6:
+            terms = some(
+                patience=(0.3, moments), deadline=(0.3, moments), force=(0.15, [True]), look=(0.15, [True]),
+                stale=(0.1, [0]),
+            )  # fmt: skip
+            return ask(origin=dice.choice([quick, quick, quick, failing, slow(5), slow(45)]), **terms)
+        verb = dice.choice([invalidate, invalidate, put, expire])
+        expires = expires or verb is expire
+        return verb()
+
+    policy = some(
+        patience=(0.6, moments), deadline=(0.5, moments), wait=(0.3, moments), background=(0.3, [True]),
+        max_hold=(0.3, [30.0]), retry_after=(0.2, [3.0]), cache_if=(0.15, [lambda value: False]),
+    )  # fmt: skip
+    acts = [[[act() for _ in range(dice.choice([1, 1, 2, 3]))] for _ in range(dice.choice([1, 1, 2, 3]))]
+            for _ in range(dice.choice([1, 2, 2, 3]))]  # fmt: skip
+    kept = dice.choice([None, (-1, 100), (-1, 100), (50, 100), (-1, 4)])
+    return Scenario(
+        [[then(*each) for each in callers] for callers in acts],
+        Policy(early=0.0, **policy),
+        kept=kept,
+        local=dice.random() < 0.3,
+        news=dice.random() < 0.4,
+        alone="cache_if" in policy,
+        expires=expires or kept in ((50, 100), (-1, 4)),
+    )
 
 
 # -- the ledger: what happened, in the order of the engine's effects ----------------------------------------------
@@ -311,6 +351,7 @@ class Fibre:
         self.work = work
         self.context: Context = copy_context()
         self.trap = Trap("start", "begins")
+        self.asked = False  # once: it needs another name for what it asks for next
         self.caller: Caller | None = None
         self.owner: Caller | None = None  # for whom it works, whatever it asks for meanwhile
         self.root = True  # somebody's call, not the library's own work beside it
@@ -475,7 +516,8 @@ class Process:
         trial, ledger = self.trial, self.trial.ledger
         fibre = trial.running
         assert fibre is not None
-        label = f"{fibre.label}{'' if fibre.caller is None else f'.{len(ledger.callers)}'}"
+        label = f"{fibre.label}.{len(ledger.callers)}" if fibre.asked else fibre.label
+        fibre.asked = True
         caller = Caller(label, self, key, ledger.returned[key], self.told[key], force, fibre.caller is not None)
         outer, fibre.caller = fibre.caller, caller
         ledger.callers.append(caller)
@@ -669,7 +711,7 @@ class Trial:
         )
 
     def start(self, parent: Fibre, fibre: Fibre) -> Fibre:
-        fibre.root, fibre.caller, fibre.owner = False, parent.caller, parent.caller
+        fibre.root, fibre.caller, fibre.owner, fibre.asked = False, parent.caller, parent.caller, True
         self.fibres.append(fibre)
         fibre.step()
         return fibre
