@@ -119,7 +119,7 @@ async def admitted(call: Call, flight: Flight) -> Landing | Granted:
     finally:
         if not isinstance(answer, Granted):
             means.flights.end(flight, answer)
-    if isinstance(answer, Granted) and answer.entry is not None and not call.force:
+    if isinstance(answer, Granted) and answer.entry is not None:
         means.flights.offer(flight, Landing(answer.entry, until=call.policy.lease, as_of=call.asked))
     try:
         return answer
@@ -229,7 +229,7 @@ async def asked(call: Call, ask: Ask) -> Reply:
         if call.means.era.mark and type(reply) is not Found:
             call.means.era.told(reply.entry)
         if call.policy.refuses_stale and type(reply) is not Found and reply.entry is not None:
-            reply.entry = reply.entry if reply.entry.fresh > 0 else None
+            reply.entry = refused(call, reply, reply.entry)
         return reply
     except GeneratorExit:
         drop(call)
@@ -237,6 +237,15 @@ async def asked(call: Call, ask: Ask) -> Reply:
     except BaseException:
         await release(call)
         raise
+
+
+def refused(call: Call, reply: Reply, entry: Entry[Any]) -> Entry[Any] | None:
+    """None of what is stale for this call; its followers may have said nothing against it."""
+    if entry.fresh > 0:
+        return entry
+    if call.flight is not None and isinstance(reply, (Busy, Granted)):
+        call.means.flights.offer(call.flight, Landing(entry, until=call.policy.lease, as_of=call.asked))
+    return None
 
 
 async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:

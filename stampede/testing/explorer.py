@@ -734,9 +734,12 @@ class Trial:
         if call is None or call.force or caller.cancelled or self.ledger.objection:
             return
         policy, waited = call.policy, call.waited
-        stale = self.scenario.kept is not None and self.scenario.kept[0] <= 0 and not self.ledger.epochs[caller.key]
+        fresh, keep = self.scenario.kept or (0.0, 0.0)
+        stale = fresh <= 0 and self.now < keep and not (self.ledger.epochs[caller.key] or policy.refuses_stale)
         failed = any(each.end in ("failed", "cancelled") for each in self.ledger.computations.values())
-        if stale and not failed and caller.value == "kept" and waited < (policy.patience or 0.0) - MOMENT:
+        failed = failed or policy.cache_if is not None
+        least = min(policy.patience or 0.0, inf if policy.limit is None else policy.limit)
+        if stale and not failed and caller.value == "kept" and waited < least - MOMENT:
             self.ledger.objects(f"{caller.label} was served what is stale, and had patience left")
         longest = policy.patience if stale and policy.patience is not None else policy.deadline
         if longest is not None and waited > longest + MOMENT and not self.spent:
