@@ -343,7 +343,8 @@ class Cached(Verbs):
     ) -> Any:
         caller, ttl = _Caller(self, scope, args, kwargs), self.ttl_of(args, kwargs)
         policy = None if ttl is None else scope.policy.with_options(ttl=ttl)
-        return scope.fetch(self.colour, key, caller, policy, force=force, home=caller, once=once)
+        origin = functools.partial(self.origin, *args, **kwargs)
+        return scope.fetch(self.colour, key, origin, policy, force=force, home=caller, once=once)
 
     def _take_home(self, scope: Scope, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
@@ -373,7 +374,7 @@ class Cached(Verbs):
 
 
 class _Caller:
-    """One call's arguments: how its value is computed, and where its resident may live."""
+    """One call's arguments: where its resident may live."""
 
     __slots__ = ("_args", "_cached", "_kwargs", "_scope")
 
@@ -382,9 +383,6 @@ class _Caller:
         self._scope = scope
         self._args = args
         self._kwargs = kwargs
-
-    def __call__(self) -> Any:
-        return self._cached.origin(*self._args, **self._kwargs)
 
     def take_home(self, resident: Resident) -> None:
         self._cached._take_home(self._scope, resident, self._args, self._kwargs)

@@ -212,7 +212,11 @@ class _Blocking:
     suspending = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        return kept_whole(called(function))
+        try:  # as `called` does it: a function that calls itself has a frame less for each of its calls
+            value = function()
+        except StopIteration as end:
+            raise Stopped(end) from end
+        return kept_whole(value)
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         gate = threading.Lock()
@@ -231,11 +235,11 @@ class _Blocking:
         finally:
             bell.forget(let_through)
 
-    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await coroutine
+    def whole(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return coroutine
 
-    async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
-        return await work
+    def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> Coroutine[Any, Any, T]:
+        return work
 
 
 class _Suspending:

@@ -924,6 +924,19 @@ def test_recursion_with_other_arguments() -> None:
     assert fib.stats().computations == 61
 
 
+def test_recursion_takes_few_frames() -> None:
+    """A recursive function that was written for lru_cache would fail at a depth that Python lets it have."""
+    frames: list[int] = []
+
+    @cached(ttl=None)
+    def depth(n: int) -> int:
+        frames.append(len(inspect.stack(0)))
+        return 0 if n == 0 else 1 + depth(n - 1)
+
+    assert depth(2) == 2
+    assert frames[2] - frames[1] <= 10
+
+
 def test_recursion_that_is_too_deep_leaves_nothing_behind() -> None:
     """Python's stack may end anywhere in our own code: what was begun there must still be given back."""
 

@@ -19,7 +19,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from stampede import Cache, events
+from stampede import Cache, cached, events
 from stampede.errors import EngineError, OptionError
 from stampede.metrics import Counters, Observers, OpenTelemetryObserver, PrometheusObserver, Stats, log_events
 from stampede.metrics.families import FAMILIES
@@ -268,6 +268,31 @@ def test_a_refusing_cache_if_is_no_warning(log: pytest.LogCaptureFixture) -> Non
     """It does what the user asked for, perhaps at every call."""
     log_events(events.Unkept("f", "f(1)", "cache_if refused it"))
     assert [record.levelname for record in log.records] == ["DEBUG"]
+
+
+def test_what_cannot_be_kept_is_told_of_each_kind_of_key(log: pytest.LogCaptureFixture) -> None:
+    """Of two keys of one cache, or of two functions with a key= of one name, the second would be slow for ever."""
+    for scope, key in [("", "a"), ("", "b"), ("", "b"), ("", "user:1"), ("", "user:2"), ("f", "x:1"), ("f", "y:1")]:
+        log_events(events.Unkept(scope, key, "a lock can't be stored"))
+    for n in range(100):
+        log_events(events.Unkept("f", f"f:({n})", "a lock can't be stored"))
+        log_events(events.Unkept("g", f"{n}", "a lock can't be stored"))
+    told = [record.args[0] for record in log.records if record.levelname == "ERROR" and record.args]
+    assert told[:6] == [repr(key) for key in ("a", "b", "user:1", "x:1", "y:1", "f:(0)")]
+    assert len(told) == 6 + 20  # who names a key for each value is not told of each
+
+
+def test_a_recursion_that_is_too_deep_is_told_once(log: pytest.LogCaptureFixture) -> None:
+    """A thousand levels, each with a line: nobody finds the one in which it failed."""
+
+    @cached(ttl=None)
+    def depth(n: int) -> int:
+        return 0 if n == 0 else 1 + depth(n - 1)
+
+    with pytest.raises(RecursionError):
+        depth(2000)
+    assert len([record for record in log.records if record.levelname == "WARNING"]) == 1
+    assert "RecursionError" in log.text
 
 
 def test_keys_can_be_left_out(log: pytest.LogCaptureFixture) -> None:

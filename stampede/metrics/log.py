@@ -38,28 +38,38 @@ def log_events(event: events.Event, *, keys: bool = True) -> None:
 def _level(event: events.Event) -> int:
     match event:
         case events.Unkept(why=why):
-            return (
-                DEBUG if why.startswith(("cache_if", "ttl")) else _once(event.scope)
-            )  # that one is as the user wants it
+            as_the_user_wants_it = why.startswith(("cache_if", "ttl"))
+            return DEBUG if as_the_user_wants_it or not _first(event.scope, _kind_of(event)) else ERROR
         case events.LeaseLost(invalidated=True):
             return DEBUG  # as it should be
+        case events.Failed(error=RecursionError()):  # of all calls that are under way, at once
+            return WARNING if _first(event.scope, "recursion") else DEBUG
         case events.Failed() | events.LeaseLost() | events.BadBytes() | events.EngineDown() | events.EngineUp():
             return WARNING
         case _:
             return DEBUG
 
 
-def _once(scope: str) -> int:
+def _first(scope: str, what: str) -> bool:
     """Who looks at what goes wrong sees it once for each function, and who looks at everything, each time."""
-    if scope in _told:
-        return DEBUG
-    if len(_told) < MOST:
-        _told[scope] = None
-    return ERROR
+    told = _told.get(scope)
+    if told is None:
+        if len(_told) >= MOST:
+            return True
+        told = _told[scope] = set()
+    if what in told or len(told) >= KINDS:
+        return False
+    told.add(what)
+    return True
 
 
-_told: dict[str, None] = {}
-MOST = 10_000
+def _kind_of(event: events.Event) -> str:
+    """Of keys that somebody has named himself, the word that they begin with; the others are all of one function."""
+    return "" if event.scope and event.key.startswith(f"{event.scope}:") else event.key.partition(":")[0]
+
+
+_told: dict[str, set[str]] = {}
+MOST, KINDS = 10_000, 20
 
 
 def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
