@@ -292,6 +292,10 @@ def test_a_format_string_is_filled_from_the_bound_arguments() -> None:
         ("{0}", "names '0'"),
         ("{customer", "no format string"),
         ("{customer}{year}", "side by side"),
+        ("user", r"names none of the parameters of report.*'report:\{customer\}'.*ignore="),
+        (f"user:{id}", "no f before the quotes"),
+        ("user:%s", "names none"),
+        ("user:{{customer}}", "names none"),
         (7, "a plain function"),
     ],
 )
@@ -299,6 +303,13 @@ def test_a_key_that_the_signature_cannot_fill_is_refused_at_decoration(key: Any,
     """Broken: the first call in production finds the typo."""
     with pytest.raises(OptionError, match=said):
         make(report, key=key)
+
+
+def test_a_key_without_fields_is_for_calls_that_nothing_tells_apart() -> None:
+    """Broken: a value that all calls share can't have a name of its own."""
+    assert make(lambda: 0, key="all-books")() == "p:all-books"
+    assert make(report, key="report", ignore=["customer", "year"])(1) == "p:report"
+    assert make(lambda self: 0, key="mine", bound=True)(object()) == "p:mine"
 
 
 def test_an_async_key_function_is_refused_at_decoration() -> None:

@@ -45,7 +45,7 @@ def key_maker(
     if key is None:
         return _by_arguments(parameters, prefix, bound)
     if isinstance(key, str):
-        return _by_format(parameters, prefix, key)
+        return _by_format(parameters, prefix, key, bound)
     return _by_function(prefix, key)
 
 
@@ -185,10 +185,12 @@ def _by_function(prefix: str, key: Any) -> KeyMaker:
     return by_function
 
 
-def _by_format(parameters: Parameters, prefix: str, template: str) -> KeyMaker:
+def _by_format(parameters: Parameters, prefix: str, template: str, bound: bool) -> KeyMaker:
     code = Code(parameters)
     fields, names = fields_in(template), sorted(names_in(template))
     _check_names(template, names, parameters)
+    if not names:
+        _check_shared(template, parameters, bound)
     bare = [name for name in names if name in fields]
     fill = partial(_fill, parameters.qualname, prefix, template, _pieces(template), bare)
     passed = ", ".join(f"{name}={name}" for name in names)
@@ -235,6 +237,17 @@ def _check_names(template: str, names: list[str], parameters: Parameters) -> Non
             raise OptionError(
                 f"key {template!r} names {name!r}, which is no parameter of {parameters.qualname}: {hint}"
             )
+
+
+def _check_shared(template: str, parameters: Parameters, bound: bool) -> None:
+    """A key without fields is one for all calls: that is meant where nothing is left that could tell them apart."""
+    told = [p.name for p in parameters.keyed if not (bound and p.name in ("self", "cls"))]
+    if told:
+        raise OptionError(
+            f"key {template!r} names none of the parameters of {parameters.qualname}: whatever it is called with, all "
+            f"would be given one value. Name them, as in key='{parameters.qualname.rpartition('.')[2]}:{{{told[0]}}}' "
+            f"(no f before the quotes); if one value for all is meant, say ignore={told!r}, or give a function as key="
+        )
 
 
 def _fill(qualname: str, prefix: str, template: str, pieces: list[_Piece], bare: list[str], /, **values: Any) -> str:
