@@ -120,7 +120,7 @@ def _zone(zone: Any) -> Any:
 def lazy(kind: type) -> frozenset[str]:
     """What an instance may lose: its class makes it anew, or nobody asks."""
     names = (name for base in kind.__mro__ for name, each in vars(base).items() if isinstance(each, cached_property))
-    return frozenset({*names, "__orig_class__", "__pydantic_fields_set__"})
+    return frozenset({*names, "__orig_class__"})
 
 
 @lru_cache(1024)

@@ -18,12 +18,13 @@ from typing import Any
 from stampede.codec.alike import alike
 from stampede.codec.annotations import BUILTIN
 from stampede.codec.data import advice, package_of
+from stampede.codec.models import why_not
 from stampede.codec.rows import advice as rows_advice
 from stampede.codec.rows import is_row
 from stampede.codec.shapes import is_model
 from stampede.interruptions import pass_on
 
-__all__ = ["foreign", "not_alike", "where"]
+__all__ = ["foreign", "left_out", "not_alike", "where"]
 
 _ONCE = (GeneratorType, AsyncGeneratorType, CoroutineType, map, filter, zip)
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
@@ -85,11 +86,19 @@ def _reduces(value: Any) -> bool:
 def not_alike(value: Any, read: Any, codec: str) -> str:
     """Why a value is refused that would come back from this codec as another one."""
     value, read, place = where(value, read)
+    if (left := left_out(value, read)) is not None:
+        return left
     kind, other = type(value), type(read)
     what = f"{f'its {place} is ' if place else ''}a {_named(kind)}"
     if kind is not other:
         return f"{what}, which would come back from {codec} as a {_named(other)}: {_annotation(value, kind, codec)}"
     return f"{what} that would come back from {codec} without something, or as another: {_sealed(value, kind)}"
+
+
+def left_out(value: Any, read: Any = None) -> str | None:
+    """Why it is refused, if that is for a pydantic model in it, of which pydantic itself makes another one."""
+    found = why_not(value, read)
+    return None if found is None else f"{found[1]}: {_sealed(found[0], type(found[0]))}"
 
 
 def _named(kind: type) -> str:

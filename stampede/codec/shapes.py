@@ -12,6 +12,7 @@ from typing import Any
 
 from stampede.codec.alike import lazy, slots_of
 from stampede.codec.annotations import BUILTIN, fields_of, is_namedtuple, is_pydantic, reach
+from stampede.codec.pydantics import plain_shape
 from stampede.codec.reduced import class_in, reduced_shape, within
 from stampede.codec.rows import row_shape
 from stampede.codec.values import Lower, Shape
@@ -69,6 +70,9 @@ def _shape(kind: type, tag: str) -> Shape | None:
         return _enum(kind, tag)
     if is_pydantic(kind):
         return _model(kind, tag)
+    plain = plain_shape(kind, tag)
+    if plain is not None:
+        return plain
     if is_namedtuple(kind):
         return _namedtuple(kind, tag)
     if (is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")) and _is_plain_object(kind):

@@ -9,7 +9,8 @@ from typing import Any, get_origin
 from stampede.codec.alike import alike
 from stampede.codec.annotations import fingerprint_of, is_pydantic, reach
 from stampede.codec.data import package_of, shape_for
-from stampede.codec.remedies import foreign, not_alike, where
+from stampede.codec.models import model_of, tree_of_model
+from stampede.codec.remedies import foreign, left_out, not_alike, where
 from stampede.codec.rows import is_row
 from stampede.codec.trees import tree_of, value_of, without_scalars
 from stampede.errors import CodecError, MissingExtra, OptionError
@@ -19,8 +20,6 @@ from stampede.interruptions import pass_on
 class Structured:
     """A body of msgspec's. What is not certain to come back is read back when it is stored, and refused if
     it has changed.
-
-    Which fields of a pydantic model had been given, and which were defaults, is the one thing that is lost.
     """
 
     def __init__(self, name: str, returns: Any = None) -> None:
@@ -65,6 +64,8 @@ class Structured:
                 raise CodecError(not_alike(value, plain, self._name)) from error
             if is_row(type(given)):
                 raise CodecError(foreign(given, self._name)) from error
+            if (left := left_out(value)) is not None:
+                raise CodecError(left) from error
             why = f"a {type(value).__qualname__} is not what the function's return annotation says"
             raise CodecError(f"{why}: {error}. Mend the annotation, or use codec='sealed'") from error
 
@@ -86,7 +87,7 @@ def _hashable(part: Any) -> bool:
 def _give(json: bool, value: Any) -> Any:
     """What msgspec knows nothing of, in its words."""
     if is_pydantic(type(value)):
-        return value.model_dump(mode="json", round_trip=True)
+        return tree_of_model(value)
     if package_of(type(value)) is not None:
         plain = without_scalars(value)
         if plain is not value:
@@ -98,7 +99,7 @@ def _give(json: bool, value: Any) -> Any:
 
 def _take(kind: Any, plain: Any) -> Any:
     if is_pydantic(kind):
-        return kind.model_validate(plain)
+        return model_of(kind, plain)
     origin = get_origin(kind) or kind
     if package_of(origin) is not None:
         made = value_of(plain) if type(plain) in (dict, list) else origin(plain)
