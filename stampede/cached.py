@@ -94,7 +94,7 @@ class Cached(Verbs):
         if callable(namespace):
             absent = absent.difference(arguments_named("namespace", namespace, self.parameters))
         self._absent = absent.difference(self.parameters.names[:1]) if bound else absent
-        if isinstance(key, str):
+        if key is not None:
             self._key_maker("")  # a field that the signature can't fill is an error of this line
         enrolled.add(self)
         forks.in_child(self._start_again)

@@ -400,12 +400,27 @@ def test_nobody_else_pays_for_them() -> None:
 
 def test_numpys_scalars_are_keys() -> None:
     """Else a function that is called with an element of an array can't be cached, or shares another's value."""
-    keys = [canonical(each) for each in (*SCALARS[:-4], *SCALARS[-3:], 3, -3, 1.5, True, "a\0")]
+    keys = [canonical(each) for each in (*SCALARS, np.longdouble(1), np.float64(1), 3, -3, 1.5, True, "a\0")]
     assert len({*keys}) == len(keys)
     assert canonical(np.int64(1)) == "numpy:int64(1)" and canonical(np.bool_(True)) == "numpy:bool(True)"
     assert canonical(np.datetime64("2020", "ns")) == canonical(np.datetime64("2020", "ns"))
-    with pytest.raises(KeyingError, match="longdouble"):
-        canonical(np.longdouble("1.1"))
+    assert canonical(np.longdouble("1.1")) == canonical(np.longdouble("1.1")) != canonical(np.longdouble(1.1))
+
+
+def test_what_pandas_and_numpy_name_things_by_is_a_key() -> None:
+    """Else a function of a month, or of a dtype, can't be cached but by a key= of one's own."""
+    things: list[Any] = [
+        pd.NA, pd.NaT, pd.Period("2020-01", "M"), pd.Period("2020-01", "D"), pd.Period("2020-02", "M"),
+        pd.Interval(1, 2), pd.Interval(1.0, 2.0), pd.Interval(1, 2, closed="both"), *map(np.dtype, "fdlqb?"),
+        np.dtype(">f8"), np.dtype("U3"), np.dtype("U4"), np.dtype("M8[s]"), np.dtype("M8[ns]"),
+        pd.Interval(pd.Timestamp("2020"), pd.Timestamp("2021")),
+    ]  # fmt: skip
+    keys = [canonical(thing) for thing in things]
+    assert len({*keys}) == len(keys)
+    assert keys[2] == "pandas:Period(600,'M')" and canonical(np.dtype("float64")) == canonical(np.dtype("f8"))
+    for other in (np.dtype("O"), np.dtype("f8,f8"), np.dtype("f8", metadata={"a": 1}), np.arange(3), pd.Series([1])):
+        with pytest.raises(KeyingError, match=r"pass what it was made of.*ignore=.*key="):
+            canonical(other)
 
 
 def test_zones_of_pytz_come_back() -> None:

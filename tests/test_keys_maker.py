@@ -496,3 +496,13 @@ def test_wrapped_functions_partials_and_builtins_have_keys() -> None:
     assert make(wrapper)(1) == make(wrapper)(customer=1) == "p:(1,year=2026)"
     assert make(functools.partial(report, year=1))(2) == "p:(2,year=1)"
     assert make(max)(1, 2, default=3) == "p:(*(1,2),**{'default':3})"
+
+
+def test_a_key_function_may_take_whatever_it_is_given() -> None:
+    """Builders such as cachetools' hashkey, and a function whose own parameter is called f, would be refused."""
+
+    def of(f: str, n: int) -> None: ...
+
+    assert key_maker(of, prefix="p:", key=lambda *args, **kwargs: f"{args}")(1, 2) == "p:(1, 2)"
+    assert key_maker(of, prefix="p:", key=lambda f, *args: f"{f}")("a", 2) == "p:a"
+    assert key_maker(report, prefix="p:", key=lambda first, *args: f"{first}")(1) == "p:1"

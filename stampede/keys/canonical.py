@@ -22,12 +22,13 @@ from zoneinfo import ZoneInfo
 from stampede.errors import KeyingError
 from stampede.keys.models import attributes, beside, generic, hidden, is_row
 from stampede.keys.names import found_by_name, name_of
-from stampede.keys.numbers import numpys
+from stampede.keys.numbers import numpys, pandas_own
 
-__all__ = ["REMEDIES", "canonical", "name_of", "word"]
+__all__ = ["REMEDIES", "canonical", "name_of", "remedies", "word"]
 
 DEPTH = 100
-REMEDIES = "give its class a `__stampede_key__` method, leave its parameter out with `ignore=`, or pass a `key=`"
+OTHERS = "leave its parameter out with `ignore=`, or pass a `key=`"
+REMEDIES = f"give its class a `__stampede_key__` method, {OTHERS}"
 OF_A_ROW = "pass its primary key instead, or give its class a `__stampede_key__` method"  # to ignore it would be unsafe
 
 Moment = TypeVar("Moment", datetime, time)
@@ -45,6 +46,18 @@ def canonical(value: object) -> str:
 def word(name: str) -> str:
     """A name as it is where it is one, else quoted. Only ASCII: Python versions differ in what else is a letter."""
     return name if name.isascii() and name.isidentifier() else _str(name, 0)
+
+
+def package_of(cls: type) -> str:
+    module = cls.__module__
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def remedies(cls: type) -> str:
+    """What helps against a value of a class without an identity, which may be nobody's to change."""
+    if package_of(cls) in ("numpy", "pandas", "polars", "pyarrow"):
+        return f"pass what it was made of (a path, a query, a date) and make it inside, {OTHERS}"
+    return REMEDIES
 
 
 def _write(value: Any, left: int) -> str:
@@ -70,8 +83,11 @@ def _instance(value: Any, left: int) -> str:
         return f"<{_class(value)}>"
     if issubclass(cls, Enum):
         return _enum(value, left)
-    if cls.__module__ == "numpy" and (text := numpys(value)) is not None:
+    package = package_of(cls)
+    if package == "numpy" and (text := numpys(value)) is not None:
         return text
+    if package == "pandas" and (own := pandas_own(value)) is not None:
+        return f"{own[0]}({','.join(_texts(own[1], left))})"
     for base in cls.__mro__[1:]:
         if _EXACT.get(base, _NONE)[0] is base:
             return _subclass(value, base, left)
@@ -79,7 +95,7 @@ def _instance(value: Any, left: int) -> str:
             return _reduced(value, name_of(cls), base, left)  # pytz makes classes of which nobody can find one
     parts = attributes(value)
     if parts is None:
-        raise KeyingError(f"{name_of(cls)} has no stable identity: {OF_A_ROW if is_row(cls) else REMEDIES}")
+        raise KeyingError(f"{name_of(cls)} has no stable identity: {OF_A_ROW if is_row(cls) else remedies(cls)}")
     private = hidden(value)
     beside = f"{',' if parts else ''}**{_dict(private, left - 1)}" if private else ""
     return f"{_class(cls)}({_named(parts, left)}{beside})"

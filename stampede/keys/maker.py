@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stampede.errors import KeyingError, OptionError
 from stampede.interruptions import pass_on
-from stampede.keys.canonical import REMEDIES, canonical, name_of
+from stampede.keys.canonical import canonical, name_of, remedies
 from stampede.keys.models import is_frozen
 from stampede.keys.parameters import Parameter, Parameters, fields_in, names_in
 from stampede.policy import nearest
@@ -46,7 +46,7 @@ def key_maker(
         return _by_arguments(parameters, prefix, bound)
     if isinstance(key, str):
         return _by_format(parameters, prefix, key, bound)
-    return _by_function(prefix, key)
+    return _by_function(parameters, prefix, key)
 
 
 # -- by the arguments -----------------------------------------------------------------------------------------
@@ -174,9 +174,20 @@ def _self_text(value: Any) -> str:
 # -- by the user's own words ----------------------------------------------------------------------------------
 
 
-def _by_function(prefix: str, key: Any) -> KeyMaker:
+_ITSELF = ("f", "fn", "func", "function")
+"""What a key builder of aiocache's calls its first parameter, which it is given before the arguments of the call."""
+
+
+def _by_function(parameters: Parameters, prefix: str, key: Any) -> KeyMaker:
     if not callable(key) or iscoroutinefunction(key):
         raise OptionError(f"key is {key!r}: give a plain function of the arguments, or a format string")
+    given = Parameters(key).all
+    first, variadic = given[0].name if given else "", any(part.kind is Kind.VAR_POSITIONAL for part in given)
+    if variadic and first in _ITSELF and first not in parameters.names:
+        raise OptionError(
+            f"key is a function whose first parameter is {first!r}: it is given the arguments of the call, and not the "
+            "function before them. Take that parameter out"
+        )
 
     def by_function(*args: Any, **kwargs: Any) -> str:
         result = key(*args, **kwargs)
@@ -189,6 +200,7 @@ def _by_format(parameters: Parameters, prefix: str, template: str, bound: bool) 
     code = Code(parameters)
     fields, names = fields_in(template), sorted(names_in(template))
     _check_names(template, names, parameters)
+    _check_words(template, parameters)
     if not names:
         _check_shared(template, parameters, bound)
     bare = [name for name in names if name in fields]
@@ -230,6 +242,20 @@ def _within(text: str, end: str) -> str:
     return text.replace("%", "%25").replace(end, f"%{ord(end):02X}") if end and (end in text or "%" in text) else text
 
 
+def _check_words(template: str, parameters: Parameters) -> None:
+    """Refuse a format specification that no value has a meaning for: a word, as cashews calls its formatters."""
+    known = {parameter.name for parameter in parameters.all}
+    for _, field, spec, _ in Formatter().parse(template):
+        if field in known and spec in _WORDS:
+            raise OptionError(
+                f"key {template!r} asks for {field!r} as {spec!r}, which is no format of Python's: give a function "
+                f"of the arguments, such as key=lambda {field}: ..."
+            )
+
+
+_WORDS = ("lower", "upper", "hash", "len", "jwt")
+
+
 def _check_names(template: str, names: list[str], parameters: Parameters) -> None:
     for name in names:
         if name not in parameters.names:
@@ -252,9 +278,10 @@ def _check_shared(template: str, parameters: Parameters, bound: bool) -> None:
 
 def _fill(qualname: str, prefix: str, template: str, pieces: list[_Piece], bare: list[str], /, **values: Any) -> str:
     for name in bare:
-        if _shows_address(type(values[name])):
-            cls = name_of(type(values[name]))
-            raise KeyingError(f"{qualname}: parameter {name!r}: {cls} has no text but its address: {REMEDIES}")
+        kind = type(values[name])
+        if _shows_address(kind):
+            cls = name_of(kind)
+            raise KeyingError(f"{qualname}: parameter {name!r}: {cls} has no text but its address: {remedies(kind)}")
     try:
         return prefix + "".join([before + _within(field.format(**values), end) for before, field, end in pieces])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
