@@ -119,7 +119,7 @@ async def admitted(call: Call, flight: Flight) -> Landing | Granted:
     finally:
         if not isinstance(answer, Granted):
             means.flights.end(flight, answer)
-    if isinstance(answer, Granted) and answer.entry is not None:
+    if isinstance(answer, Granted) and answer.entry is not None and not call.force:
         means.flights.offer(flight, Landing(answer.entry, until=call.policy.lease, as_of=call.asked))
     try:
         return answer
@@ -243,7 +243,7 @@ def refused(call: Call, reply: Reply, entry: Entry[Any]) -> Entry[Any] | None:
     """None of what is stale for this call; its followers may have said nothing against it."""
     if entry.fresh > 0:
         return entry
-    if call.flight is not None and isinstance(reply, (Busy, Granted)):
+    if call.flight is not None and isinstance(reply, (Busy, Granted)) and not call.force:
         call.means.flights.offer(call.flight, Landing(entry, until=call.policy.lease, as_of=call.asked))
     return None
 

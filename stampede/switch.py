@@ -182,13 +182,13 @@ def bypassed(cache: Any = None) -> Iterator[None]:
 
 @contextmanager
 def _inside(block: Block) -> Iterator[None]:
-    before = _around.get()
-    switch.open(block)
     try:
-        _around.set((*before, block))
+        switch.open(block)
+        _around.set((*_around.get(), block))
         for cached in list(enrolled):
             cached.forget_fast()  # they find their values without asking; and learn nothing while the switch is thrown
         yield
     finally:
-        _around.set(before)
+        # And no more than this one: generators, whose context is their callers', leave their blocks in any order.
+        _around.set(tuple(each for each in _around.get() if each is not block))
         switch.close(block)

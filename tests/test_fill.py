@@ -105,9 +105,6 @@ WORLDS = {
     "patience and failing": Scenario(
         [[ask(origin=failing), ask()], [ask(origin=failing)]], Policy(early=0.0, patience=9.0), kept=(-1, 100)
     ),
-    "patience beside a refresh": Scenario(
-        [[ask(force=True, origin=slow(25)), ask(patience=1.0)]], Policy(early=0.0), kept=(-1, 100)
-    ),
     "patience behind one who wants nothing stale": Scenario(
         [[ask(stale=0), ask(patience=1.0)], [ask(origin=slow(25))]], Policy(early=0.0), kept=(-1, 100)
     ),

@@ -18,14 +18,14 @@ pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
 from faces import Number
-from herd import Herd
+from herd import Herd, had
 from memcached_server import shared_memcached
 from servers import shared_redis
 
 import stampede
 from stampede import Cache, RecursiveComputation
 from stampede.local import Resident
-from stampede.switch import switch
+from stampede.switch import _around, switch
 from stampede.testing import disabled
 
 URLS: dict[str, Callable[[Path], tuple[str, bool]]] = {
@@ -234,6 +234,25 @@ def test_nobody_else_is_concerned(cache: Cache) -> None:
             await task
 
     asyncio.run(main())
+
+
+def test_generators_leave_their_blocks_in_any_order(cache: Cache) -> None:
+    """The second one's would be left with the first one's, and its caller be in a block that is long closed."""
+    f = Counted(cache, "sync")
+
+    def reload() -> Iterator[int]:
+        with stampede.refreshing():
+            yield 0
+            yield had(f())
+
+    assert had(f()) == 1
+    first, second = reload(), reload()
+    assert next(first) == next(second) == 0
+    first.close()
+    assert next(second) == 2
+    second.close()
+    assert _around.get() == ()
+    assert had(f()) == 2
 
 
 def test_a_task_that_outlives_the_block_goes_the_usual_way(cache: Cache) -> None:

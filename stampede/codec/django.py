@@ -13,7 +13,7 @@ from typing import Any
 from zlib import crc32
 
 from django.db import connections
-from django.db.models.base import ModelState
+from django.db.models.base import Model, ModelState
 from django.db.models.fields.files import FieldFile
 from django.utils import functional
 
@@ -47,13 +47,23 @@ class _Facts:
         return crc32(",".join(sorted(self.fields)).encode())
 
     @cached_property
-    def accessors(self) -> dict[str, str]:
-        """By the names under which prefetched objects are kept, the managers' names."""
+    def several(self) -> dict[str, tuple[str, Any]]:
+        """By the names under which prefetched objects are kept, the managers' names, and what the objects are."""
         found = {}
         for field in self._kind._meta.get_fields():
-            found[field.name] = field.name
-            if field.auto_created and not field.concrete:
-                found[field.name] = found[field.get_accessor_name()] = field.get_accessor_name()
+            if field.one_to_many or field.many_to_many:
+                name = field.get_accessor_name() if field.auto_created and not field.concrete else field.name
+                found[field.name] = found[name] = name, field.related_model
+        return found
+
+    @cached_property
+    def single(self) -> dict[str, Any]:
+        """By the names under which selected objects are kept, what they are."""
+        found = {}
+        for field in self._kind._meta.get_fields():
+            if field.is_relation and not (field.one_to_many or field.many_to_many):
+                name = field.get_accessor_name() if field.auto_created and not field.concrete else field.name
+                found[name] = field.related_model or Model  # of any, where a row itself says of which
         return found
 
     @cached_property
@@ -98,11 +108,16 @@ def row_shape(kind: Any, tag: str) -> Shape:
         made._state = ModelState()
         made._state.db, made._state.adding = db, False
         vars(made).update({name: _both_ways(each, made) for name, each in beside.items()})
-        made._state.fields_cache.update({name: _both_ways(each, made) for name, each in selected.items()})
+        for name, each in selected.items():
+            model, there = facts.single[name], _both_ways(each, made)
+            made._state.fields_cache[name] = there if there is None else _of(model, there, tag)
         if prefetched:
-            queries = {
-                name: _queried(made, facts.accessors[name], _both_ways(each, made)) for name, each in prefetched.items()
-            }
+            queries = {}
+            for name, each in prefetched.items():
+                expect((each,), list)
+                accessor, model = facts.several[name]
+                found = [_of(model, one, tag) for one in _both_ways(each, made)]
+                queries[name] = _queried(made, accessor, found)
             made._prefetched_objects_cache = queries
         return made
 
@@ -149,6 +164,12 @@ def _both_ways(there: Any, made: Any) -> Any:
     one, *back = there
     one._state.fields_cache.update(dict.fromkeys(back, made))
     return one
+
+
+def _of(model: Any, there: Any, tag: str) -> Any:
+    if not isinstance(there, model if model is Model else model._meta.concrete_model):
+        raise CodecError(f"a {tag} leads to something else")
+    return there
 
 
 def _queried(made: Any, accessor: str, found: list[Any]) -> Any:

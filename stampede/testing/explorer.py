@@ -742,7 +742,8 @@ class Trial:
         if stale and not failed and caller.value == "kept" and waited < least - MOMENT:
             self.ledger.objects(f"{caller.label} was served what is stale, and had patience left")
         longest = policy.patience if stale and policy.patience is not None else policy.deadline
-        if longest is not None and waited > longest + MOMENT and not self.spent:
+        refreshed = any(each.force and each.process is caller.process for each in self.ledger.callers)
+        if longest is not None and waited > longest + MOMENT and not (self.spent or (stale and refreshed)):
             self.ledger.objects(f"{caller.label} has waited for {waited:.3g} s")
 
     # -- choices
