@@ -295,7 +295,8 @@ class Cache:
 
     @showing(PolicyOptions)
     def touch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
-        """Give the value that is kept a new end (`ttl=`, `stale=`), from now on. False: nothing is kept.
+        """Give the value that is kept a new end, from now on: `ttl=` and `stale=`, or else the cache's own, whatever
+        it was set with. False: nothing is kept.
 
         >>> cache.set("session 7", {"user": 5}, ttl=60)
         >>> cache.touch("session 7", ttl="1h"), cache.touch("session 8", ttl="1h")

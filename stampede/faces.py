@@ -6,7 +6,7 @@ together with one of those options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
@@ -19,18 +19,19 @@ from stampede.settings import LocalSettings
 from stampede.status import Status
 
 __all__ = [
-    "CacheOptions", "CachedAsync", "CachedFunction", "Decorate", "DecorateLoosely", "DecorateWith", "LockOptions",
-    "LooselyCached", "LooselyCachedAsync", "MoreOptions", "Options", "PolicyOptions", "StrictOptions", "Tables",
+    "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateLoosely", "DecorateWith",
+    "LocalTable", "LockOptions", "LooselyCached", "LooselyCachedAsync", "MoreOptions", "Options", "Origins",
+    "PolicyOptions", "StrictOptions", "Tables", "TryLockOptions",
 ]  # fmt: skip
 
 P = ParamSpec("P")
 P2 = ParamSpec("P2")
 K = ParamSpec("K")
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 Hook: TypeAlias = Callable[[Callable[[], object]], object]
 Codec: TypeAlias = Literal["sealed", "msgpack", "json", "pickle"] | ValueCodec
-Tables: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 class NamespaceOf(Protocol):
@@ -66,9 +67,16 @@ class PolicyOptions(MoreOptions, total=False):
     ttl: TimeToLive
 
 
+class Several(Protocol[S_co]):
+    """Some of these, in a list, a tuple or a set. A text has another `__contains__`, and is not some texts."""
+
+    def __contains__(self, item: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[S_co]: ...
+
+
 class _Coding(PolicyOptions, total=False):
     codec: Codec
-    trust: Sequence[str | type | ModuleType]
+    trust: Several[str | type | ModuleType]
     signing_key: str | bytes | Sequence[str | bytes] | None
     compress: int | str | bool | None
     max_bytes: int | str | None
@@ -92,21 +100,44 @@ class Options(_Keying, total=False):
     ignore: str | Collection[str]
 
 
+class LocalTable(TypedDict, total=False):
+    """A local tier's table."""
+
+    entries: int
+    ttl: Seconds
+
+
 class CacheOptions(_Coding, total=False):
     """What `Cache`, `configure` and a settings file's table take beside the URLs."""
 
     namespace: str
-    local: bool | Mapping[str, Any] | LocalSettings | None
+    local: bool | LocalTable | LocalSettings | None
     on_engine_error: Literal["local", "raise"]
 
 
-class LockOptions(TypedDict, total=False):
-    """What a lock takes beside its name and its engine."""
+class CacheTable(CacheOptions, total=False):
+    """A cache's whole table."""
+
+    url: str
+    locks: str | None
+
+
+Tables: TypeAlias = Mapping[str, CacheTable]
+Origins: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+
+class TryLockOptions(TypedDict, total=False):
+    """What a lock that is never waited for takes beside its name and its engine."""
 
     lease: float | str | timedelta
-    wait: Seconds
     max_hold: Seconds
     release_via: Hook | None
+
+
+class LockOptions(TryLockOptions, total=False):
+    """What any lock takes."""
+
+    wait: Seconds
 
 
 # -- decorated functions ------------------------------------------------------------------------------------------

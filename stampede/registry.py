@@ -30,9 +30,11 @@ from stampede.faces import (
     MoreOptions,
     N,
     Options,
+    Origins,
     PolicyOptions,
     StrictOptions,
     Tables,
+    TryLockOptions,
 )
 from stampede.many_faces import (
     DecorateManyLoosely,
@@ -151,13 +153,13 @@ class _Configured(CacheOptions, total=False):
     url: str
     locks: str | None
     caches: Tables
-    origins: Tables
+    origins: Origins
 
 
 @overload
 def configure(settings: str | os.PathLike[str] | Mapping[str, Any] | Settings, /) -> None: ...
 @overload
-def configure(*, caches: Tables = ..., origins: Tables = ...) -> None: ...
+def configure(*, caches: Tables = ..., origins: Origins = ...) -> None: ...
 @overload
 def configure(*, url: str = ..., locks: str | None = ..., **options: Unpack[CacheOptions]) -> None: ...
 
@@ -217,7 +219,7 @@ def _replace(registry: Registry, *, close: bool = True) -> Registry:
 
 @overload
 def isolated(
-    *, caches: Tables = ..., origins: Tables = ..., clock: Clock | None = ...
+    *, caches: Tables = ..., origins: Origins = ..., clock: Clock | None = ...
 ) -> AbstractContextManager[None]: ...
 @overload
 def isolated(
@@ -420,5 +422,14 @@ class Lock(_Bound):
     __doc__ = locks.Lock.__doc__
 
 
+_Bound.__init__.__qualname__ = "Lock.__init__"  # in the words of Python's own errors
+
+
 class try_lock(_Bound, locks.TryLock):
     __doc__ = locks.TryLock.__doc__
+
+    @showing(TryLockOptions, **locks.defaults)
+    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[TryLockOptions]) -> None:
+        if options.pop("wait", 0) != 0:  # type: ignore[typeddict-item]
+            raise OptionError("try_lock never waits: leave wait= out, or use Lock")
+        super().__init__(name, on=on, **options)

@@ -118,6 +118,7 @@ AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]
     (lambda: Cache().get_or_compute("k", 5), OptionError, ValueError, "'k' is 5.*callable"),  # type: ignore[arg-type]
     (lambda: Cache().get_or_compute("k", plain, tll=5), OptionError, ValueError, "did you mean 'ttl'"),  # type: ignore[call-arg]
     (lambda: Cache().set("k", 1, ttl=-1), OptionError, ValueError, "ttl is -1"),
+    (lambda: try_lock("a", wait=5), OptionError, ValueError, "never waits.*Lock"),  # type: ignore[call-arg]
     (lambda: Lock("", on="memory://"), OptionError, ValueError, "name of a lock is ''"),
     (lambda: Lock(5, on="memory://"), OptionError, ValueError, "name of a lock is 5"),  # type: ignore[arg-type]
     (lambda: Lock("a", on="memroy://"), OptionError, ValueError, "did you mean 'memory'"),

@@ -998,3 +998,10 @@ def test_a_lock_is_not_copied(act: Callable[[object], object]) -> None:
     for lock in (Lock("a", on="memory://"), try_lock("a", on="memory://")):
         with pytest.raises(TypeError, match="can't be copied or pickled"):
             act(lock)
+
+
+def test_a_wrong_call_of_a_lock_is_told_in_its_own_name() -> None:
+    """`Lock("a", 10)` would be an error of a class that nobody has heard of."""
+    for kind in (Lock, try_lock):
+        with pytest.raises(TypeError, match=rf"^{kind.__name__}.__init__\(\) takes 2"):
+            kind("a", 10)  # type: ignore[call-arg]

@@ -289,3 +289,16 @@ def locks() -> None:
     Lock("nightly", on=5)  # wrong
     try_lock("nightly", leese=5)  # wrong
     Lock(threading.Lock())  # wrong
+
+
+def tables_and_lists() -> None:
+    configure(caches={"a": {"url": "memory://", "local": {"entries": 5, "ttl": "1s"}}})
+    configure(caches={"a": {"urll": "memory://"}})  # wrong
+    Cache(local={"entrys": 5})  # wrong
+    Cache(trust=["shop.Price"])
+    Cache(trust=(threading, Shop))
+    Cache(trust={Shop})
+    Cache(trust="shop.Price")  # wrong
+    try_lock("a", lease=5)
+    try_lock("a", wait=5)  # wrong
+    Lock("a", wait=5)
