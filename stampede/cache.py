@@ -99,6 +99,8 @@ class Cache:
         self.counters = Counters()
         self.observers = Observers([self.counters, log_events, *observers])
         self.engine = engine or open_engine(settings.url)
+        if isinstance(self.engine, MemoryEngine) and settings.codec == "sealed" and self.engine.codec is not None:
+            self.settings = replace(settings, codec=self.engine.codec)
         if settings.locks is not None:
             locks = open_engine(settings.locks)
         if locks is not None:

@@ -17,7 +17,7 @@ from stampede import forks, returns
 from stampede import lock as locks
 from stampede.cache import Cache
 from stampede.decorate import decorate
-from stampede.engines import open_engine
+from stampede.engines import check_url, open_engine
 from stampede.engines.url import safe_url, scheme_of
 from stampede.errors import OptionError, SettingsError
 from stampede.faces import (
@@ -62,6 +62,8 @@ K = TypeVar("K")
 S = TypeVar("S")
 T = TypeVar("T")
 Clock: TypeAlias = Callable[[], float]
+DEFAULT_NAME = "default"
+"""The cache of all who name none."""
 
 
 class Registry:
@@ -105,7 +107,10 @@ class Registry:
         return cache
 
     def _opened(self, name: str) -> Cache:
-        return Cache.of(self.settings.cache(name))
+        settings = self.settings
+        if name == DEFAULT_NAME and (missed := settings.no_default()):
+            _log.warning("%s", missed)
+        return Cache.of(settings.cache(name))
 
     def engine(self, url: str) -> Engine:
         """The engine of this URL: one for the process, and so one pool of connections."""
@@ -193,6 +198,21 @@ _OWN = ("memory", "null")  # schemes of what a process has for itself
 
 
 def _settings_of(settings: Any, tables: Mapping[str, Any]) -> Settings:
+    """What was given, with URLs by which an engine can be opened."""
+    given = _read(settings, tables)
+    alone = tables and not tables.keys() <= {"caches", "origins"}  # the default cache's own settings
+    for name, cache in given.caches.items():
+        for key, url in (("url", cache.url), ("locks", cache.locks)):
+            try:
+                if url is not None:
+                    check_url(url)
+            except OptionError as error:
+                at = "" if alone else f"[caches.{name}] "
+                raise SettingsError(f"{given.source}: {at}{key}: {error}") from error
+    return given
+
+
+def _read(settings: Any, tables: Mapping[str, Any]) -> Settings:
     if settings is not None and tables:
         raise SettingsError("configure() takes a file, a mapping or keywords: one of them")
     if isinstance(settings, (str, os.PathLike)):

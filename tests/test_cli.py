@@ -209,6 +209,12 @@ def test_check_goes_on_beyond_an_engine_out_of_reach(home: Path) -> None:
     assert stampede(home, "check", "--cache", "default")
 
 
+def test_check_tells_that_no_cache_is_the_default_one(home: Path) -> None:
+    """Who has misspelt it would not learn that each process keeps values for itself."""
+    (home / "stampede.toml").write_text('[caches.defualt]\nurl = "memory://"\n')
+    assert "there is no [caches.default], only 'defualt': is 'defualt' meant?" in stampede(home, "check")
+
+
 class Unversioned:
     """A store that can't tell whether what it replaces is what was seen."""
 

@@ -505,3 +505,67 @@ def test_the_cache_is_the_one_of_now() -> None:
     assert cache_without_dogpiling("k", lambda: 1) == 1
     configure(ttl=5)
     assert cache_without_dogpiling("k", lambda: 2) == 2
+
+
+# -- what is misspelt -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url, said",
+    [
+        ("reddis://localhost:6379", "there is no engine 'reddis://': did you mean 'redis'"),
+        ("disk:///x?max_byte=5", "has no option 'max_byte': did you mean 'max_bytes'"),
+        ("disk://", "names no directory"),
+        ("memory://?entires=5", "did you mean 'entries'"),
+        ("memory://?codec=sealde", "codec is 'sealde': did you mean 'sealed'"),
+        ("null://?a=1", "it takes none"),
+        ("file://?a=1", "it takes none"),
+        ("redis://localhost:notaport/0", "notaport"),
+        ("redis://localhost/abc", "'abc' is no number of a database"),
+        ("redis://localhost/0?ttl=5", "has no option 'ttl': it takes those of redis-py"),
+        ("redis://localhost/0?tracking=perhaps", "tracking is 'perhaps'"),
+        ("redis+sentinel://localhost:26379", "name the service"),
+        ("redis+cluster://localhost:0", "'0' is no port"),
+        ("memcached://localhost:port", "memcached://localhost:port: "),
+        ("memcached://localhost?timeuot=1", "did you mean 'timeout'"),
+    ],
+)
+def test_a_url_that_can_not_be_is_an_error_of_configure(url: str, said: str) -> None:
+    """Broken: an application starts with a typo in its settings, and each of its requests is an error."""
+    with pytest.raises(SettingsError) as alone:
+        configure(url=url)
+    assert str(alone.value).startswith("configure(): url: ") and said in str(alone.value)
+    with pytest.raises(SettingsError) as among:
+        configure(caches={"default": {}, "reports": {"url": "memory://", "locks": url}})
+    assert str(among.value).startswith("configure(): [caches.reports] locks: ") and said in str(among.value)
+    assert get_cache().settings.url == "memory://"
+
+
+def test_a_default_cache_that_is_misspelt_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Broken: each process keeps values for itself, though a shared engine is configured, and nobody is told."""
+    configure(caches={"defualt": {}})
+    f = cached(counting())
+    with caplog.at_level(logging.WARNING, "stampede"):
+        assert f(1) == f(1) == 1
+    (told,) = [each.getMessage() for each in caplog.records]
+    assert "configure(): there is no [caches.default], only 'defualt': is 'defualt' meant?" in told
+
+
+def test_who_never_asks_for_a_default_cache_needs_none(caplog: pytest.LogCaptureFixture) -> None:
+    """Broken: a warning that nobody can end."""
+    configure(caches={"shop": {}, "reports": {}})
+    with caplog.at_level(logging.WARNING, "stampede"):
+        assert cached(cache="shop")(counting())(1) == 1
+        get_cache("reports").set("k", 1)
+    assert not caplog.records
+
+
+def test_the_codec_of_a_memory_url_is_the_one_that_encodes() -> None:
+    """Broken: a test in memory finds nothing of what production's codec refuses."""
+    value = {1: (1, 2)}
+    for name, kept in (("sealed", True), ("msgpack", False), ("json", False)):
+        with Cache(f"memory://?codec={name}") as cache:
+            assert cache.get_or_compute("k", lambda: value) == value
+            assert (cache.peek("k") is not None) == kept
+    with Cache("memory://?codec=sealed", codec="json") as cache:
+        assert cache.get_or_compute("k", lambda: value) == value and cache.peek("k") is None

@@ -32,6 +32,8 @@ def check(screen: Screen, settings: Settings, name: str | None) -> int:
             notes += [f"{each}: {note}" for note in said]
             failed += not well
             board.show(each, engine, ping, _local(cache), cache.codec)
+    if name is None and (missed := settings.no_default()):
+        screen.say(missed)
     for note in notes:
         screen.say(note)
     return 1 if failed else 0

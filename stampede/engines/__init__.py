@@ -13,7 +13,7 @@ from stampede.errors import MissingExtra, OptionError
 from stampede.policy import nearest
 from stampede.ports import Engine
 
-__all__ = ["engine_of", "open_engine", "safe_url", "schemes"]
+__all__ = ["check_url", "engine_of", "open_engine", "safe_url", "schemes"]
 
 # scheme: (module, extra of the package); the module has `from_url(url, **options) -> Engine`
 _KNOWN = {
@@ -56,6 +56,20 @@ def open_engine(url: str, **options: Any) -> Engine:
     return engine
 
 
+def check_url(url: str) -> None:
+    """OptionError for a URL that no engine can be opened by. Nothing is connected, or made; what is not to be known
+    yet, such as a package that is missing, is told by `open_engine`."""
+    scheme = scheme_of(url)
+    if scheme not in _KNOWN:
+        if scheme not in _foreign():
+            raise _no_engine(scheme)
+        return
+    try:
+        import_module(_KNOWN[scheme][0]).check_url(url)
+    except ModuleNotFoundError:
+        pass
+
+
 def engine_of(client: object) -> Engine:
     """The engine to which a client object of some library leads: connections are made as its own are."""
     if isinstance(client, Engine):
@@ -84,8 +98,12 @@ def _opener(scheme: str) -> Opener:
     elif scheme in (foreign := _foreign()):
         opener = foreign[scheme].load()
     else:
-        raise OptionError(f"there is no engine {scheme + '://'!r}: {nearest(scheme, _here())}")
+        raise _no_engine(scheme)
     return opener
+
+
+def _no_engine(scheme: str) -> OptionError:
+    return OptionError(f"there is no engine {scheme + '://'!r}: {nearest(scheme, _here())}")
 
 
 def _foreign() -> dict[str, EntryPoint]:

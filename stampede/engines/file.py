@@ -70,11 +70,21 @@ class FileEngine(Engine):
 def from_url(url: str, **options: Any) -> FileEngine:
     """`file:///run/lock/app`; `file://~/locks` is in the home; `file://` alone is this user's own directory."""
     options_of(url, options, {})
+    path = _path_of(url)
+    return FileEngine(path.removeprefix("/") if path.startswith("/~") else path) if path.strip("/") else FileEngine()
+
+
+def check_url(url: str) -> None:
+    options_of(url, {}, {})
+    _path_of(url)
+
+
+def _path_of(url: str) -> str:
     parts = parts_of(url)
     path = unquote(parts.netloc + parts.path)
     if "\0" in path:
         raise OptionError(f"{safe_url(url)!r} names no directory: write file:///run/app, or file:// alone")
-    return FileEngine(path.removeprefix("/") if path.startswith("/~") else path) if path.strip("/") else FileEngine()
+    return path
 
 
 def default_directory() -> Path:

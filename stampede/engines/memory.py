@@ -17,9 +17,10 @@ from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import OptionError, TooLarge
 from stampede.interruptions import pass_on
 from stampede.local import Resident, Tier
+from stampede.policy import nearest
 from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Shown, Versioned
 
-__all__ = ["MemoryEngine", "from_url"]
+__all__ = ["MemoryEngine", "check_url", "from_url"]
 
 
 class MemoryEngine(Engine):
@@ -35,6 +36,8 @@ class MemoryEngine(Engine):
     pushes = True
     fair = True
     coherent = False
+    codec: str | None = None
+    """The one its URL names, by which a cache encodes that names none itself."""
 
     def __init__(
         self,
@@ -72,9 +75,25 @@ class MemoryEngine(Engine):
 
 def from_url(url: str, **options: Any) -> MemoryEngine:
     """`memory://?entries=10000`; with a codec (`memory://?codec=sealed`) it holds bytes, as production would."""
-    given = options_of(url, options, {"entries": whole, "codec": text, "store": anything, "clock": anything})
-    sealed = given.pop("codec", None) is not None
-    return MemoryEngine(**given, sealed=sealed)
+    given = options_of(url, options, _KINDS)
+    codec = given.pop("codec", None)
+    engine = MemoryEngine(**given, sealed=codec is not None)
+    engine.codec = codec
+    return engine
+
+
+def check_url(url: str) -> None:
+    options_of(url, {}, _KINDS)
+
+
+def _codec(name: str, value: Any) -> str:
+    if text(name, value) not in _CODECS:
+        raise OptionError(f"{name} is {value!r}: {nearest(value, _CODECS)}")
+    return str(value)
+
+
+_CODECS = ("sealed", "msgpack", "json", "pickle")
+_KINDS = {"entries": whole, "codec": _codec, "store": anything, "clock": anything}
 
 
 # -- where values are ---------------------------------------------------------------------------------------------

@@ -38,6 +38,10 @@ def from_url(url: str, **options: Any) -> NullEngine:
     return NullEngine()
 
 
+def check_url(url: str) -> None:
+    options_of(url, {}, {})
+
+
 class _Nothing:
     """Claims and Store of nothing, in both colours: no verb suspends."""
 

@@ -87,6 +87,18 @@ class Settings:
             raise SettingsError(f"there are no settings, and so no [caches.{name}]: call configure(caches=...)")
         raise SettingsError(f"{self.source}: there is no [caches.{name}]: {nearest(name, ['default', *self.caches])}")
 
+    def no_default(self) -> str | None:
+        """What is to be told to who asks for the default cache, where others are written and it isn't; else None."""
+        if not self.caches or "default" in self.caches:
+            return None
+        hint, names = nearest("default", self.caches), ", ".join(map(repr, sorted(self.caches)))
+        meant = f"{hint.removesuffix('?').replace('did you mean', 'is')} meant? " if hint.startswith("did") else ""
+        return (
+            f"{self.source}: there is no [caches.default], only {names}: {meant}What asks for no cache by its name, as "
+            "@cached without cache= does, is kept in the memory of each process. Name one of them default, say "
+            "@cached(cache=...), or write [caches.default] with url = 'memory://' if that is meant"
+        )
+
 
 _SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:passw|secret|token|key|credential)[^=&;]*=)[^&;]*")
 

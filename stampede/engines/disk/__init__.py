@@ -86,8 +86,15 @@ class DiskEngine(Engine):
 
 def from_url(url: str, **options: Any) -> DiskEngine:
     """`disk:///var/cache/app?max_bytes=1000000000&timeout=2`; `disk://~/app` is in the home, `disk://app` here."""
-    given = options_of(url, options, {"max_bytes": whole, "timeout": number})
-    return DiskEngine(directory_of(url), **given)
+    return DiskEngine(directory_of(url), **options_of(url, options, _KINDS))
+
+
+def check_url(url: str) -> None:
+    options_of(url, {}, _KINDS)
+    directory_of(url)
+
+
+_KINDS = {"max_bytes": whole, "timeout": number}
 
 
 def directory_of(url: str) -> Path:

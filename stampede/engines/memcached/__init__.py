@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
@@ -18,7 +18,7 @@ from stampede.engines.memcached.servers import Servers
 from stampede.engines.memcached.suspending import SuspendingLine
 from stampede.engines.memcached.verbs import Costs, Generations, Keys
 from stampede.engines.memcached.witnesses import Witnesses
-from stampede.engines.url import anything, flag, number, options_of
+from stampede.engines.url import anything, flag, number, options_of, parts_of
 from stampede.ports import Engine
 
 __all__ = ["MemcachedEngine", "from_url"]
@@ -102,11 +102,19 @@ class MemcachedEngine(Engine):
 
 def from_url(url: str, **options: Any) -> MemcachedEngine:
     """`memcached://host:port,host:port`, or `memcached:///path/of.sock`."""
-    parts = urlsplit(url)
-    servers: Sequence[str] = [each for each in parts.netloc.split(",") if each]
-    if not servers and parts.path.strip("/"):
-        servers = [unquote(parts.path)]
-    return MemcachedEngine(*servers, **options_of(url, options, _KINDS))
+    return MemcachedEngine(*_servers_of(url), **options_of(url, options, _KINDS))
+
+
+def check_url(url: str) -> None:
+    options = options_of(url, {}, _KINDS)
+    options.pop("sign", None)
+    Servers(_servers_of(url), options)
+
+
+def _servers_of(url: str) -> Sequence[str]:
+    parts = parts_of(url)
+    servers = [each for each in parts.netloc.split(",") if each]
+    return servers or ([unquote(parts.path)] if parts.path.strip("/") else [])
 
 
 _KINDS = {

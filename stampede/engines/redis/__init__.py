@@ -30,7 +30,7 @@ from stampede.engines.redis.news import Stamps
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
 from stampede.engines.redis.shard import Shard
-from stampede.engines.url import flag, scheme_of
+from stampede.engines.url import flag, parts_of, scheme_of
 from stampede.errors import OptionError
 from stampede.ports import Engine, Ticket
 
@@ -125,6 +125,19 @@ def from_url(url: str, **options: Any) -> RedisEngine:
     if tracking is not None:
         tracking = flag("tracking", tracking)
     return RedisEngine(url, tracking=tracking, **options)
+
+
+def check_url(url: str) -> None:
+    """Options are those of a connection that is made, and not connected."""
+    tracking = dict(parse_qsl(parts_of(url).query)).get("tracking")
+    if tracking is not None:
+        flag("tracking", tracking)
+    if scheme_of(url) == "redis+cluster":
+        of_cluster_url(url, {})
+    elif scheme_of(url) == "redis+sentinel":
+        of_sentinel_url(url, {}).close()
+    else:
+        clients.of_url(url, {}).close()
 
 
 def of_client(client: Any) -> RedisEngine:

@@ -6,6 +6,7 @@ again by ourselves, since we know that each verb may be sent twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -98,7 +99,7 @@ class Server:
         try:
             self.connection()
         except (TypeError, ValueError) as wrong:
-            raise OptionError(f"{name}: {wrong}") from wrong
+            raise OptionError(f"{name}{_said(wrong)}") from wrong
 
     def connection(self, **options: Any) -> Connection:
         """One connection of the blocking colour, not yet connected."""
@@ -142,9 +143,18 @@ def of_url(url: str, options: Mapping[str, Any]) -> Server:
         found = parse_url(url)
     except ValueError as wrong:
         raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
+    database = urlsplit(url).path.strip("/")
+    if not url.startswith("unix") and database and not database.isdecimal():
+        raise OptionError(f"{safe_url(url)}: {database!r} is no number of a database, as in redis://localhost:6379/0")
     found.pop("tracking", None)  # the engine's own
     kind = found.pop("connection_class", None)
     return Server(safe_url(url), "Connection" if kind is None else kind.__name__, found | dict(options))
+
+
+def _said(wrong: Exception) -> str:
+    """What redis-py says of an option, without the names of its classes."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(wrong))
+    return f" has no option {unknown[1]!r}: it takes those of redis-py's connections" if unknown else f": {wrong}"
 
 
 def several(url: str, port: int) -> tuple[list[Address], dict[str, Any]]:
