@@ -141,7 +141,6 @@ def every_set(value: Any) -> Any:
         (Strict, Strict(day=date(2026, 1, 1), both=(1, 2))),
         (Link, Link(url="https://example.org/a?b=%20c")),
     ],
-    ids=repr,
 )
 def test_a_model_comes_back_with_the_fields_that_were_given(name: str, returns: Any, value: Any) -> None:
     """Broken: FastAPI's response_model_exclude_unset answers otherwise on a hit; a model with aliases is never kept."""
@@ -166,7 +165,6 @@ def test_which_fields_were_given_is_part_of_a_model() -> None:
         (Louder(text="a"), "Louder.text comes back as another, by a validator or a serializer of it: 'a!!'"),
         (Raw(raw=b"\xff"), "Raw.raw is bytes that are no UTF-8"),
     ],
-    ids=repr,
 )
 def test_what_pydantic_changes_is_refused_for_that_reason(name: str, value: Any, why: str) -> None:
     """Broken: the advice is to mend an annotation that is right; what is advised here is done."""
