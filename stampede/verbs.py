@@ -207,7 +207,7 @@ class Verbs(ABC):
         >>> price.invalidate_all()
         >>> price.peek("tea")
         """
-        self._check_all("Invalidate them one by one, or clear()")
+        self._check_all("invalidate", "clear")
         return self._run(self.scope.bump(self.colour))
 
     def expire_all(self) -> Any:
@@ -222,16 +222,22 @@ class Verbs(ABC):
         >>> price.peek("tea").fresh <= 0
         True
         """
-        self._check_all("Expire them one by one, or expire_all()")
+        self._check_all("expire", "expire_all")
         return self._run(self.scope.expire_all(self.colour))
 
-    def _check_all(self, remedy: str) -> None:
+    def _check_all(self, verb: str, all_of_it: str) -> None:
         """OptionError, where its keys can't be told from others."""
-        if self.options.get("key") is not None:
-            raise OptionError(
-                f"the keys of {self.function.__qualname__} are its cache's own, as it has a key=: nobody knows which "
-                f"they are. {remedy} the cache (of a namespace that is its alone)"
-            )
+        key, name = self.options.get("key"), self.function.__name__
+        if key is None:
+            return
+        prefix = key.partition("{")[0] if isinstance(key, str) else ""
+        each = f"{'await ' if self.suspending else ''}{name}.cache.{'a' if self.suspending else ''}{verb}_many"
+        by_prefix = f"by what they begin with, {each}({name}.cache.keys({prefix or '...'!r})); "
+        raise OptionError(
+            f"the keys of {self.function.__qualname__} are its cache's own, as it has a key=: nobody knows which they "
+            f"are. Say which ({by_prefix if 'namespace' not in self.options else ''}or one by one), or {all_of_it}() "
+            "the cache (of a namespace that is its alone)"
+        )
 
     def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *, workers: int = 1) -> Any:
         """The values of many calls, each a tuple of arguments or a mapping of them by name, in their order.

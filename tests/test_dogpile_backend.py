@@ -161,10 +161,13 @@ def test_a_refused_value_fails_no_request(url: str, caplog: pytest.LogCaptureFix
         assert region.get_or_create("k", lambda: thing) is thing
         assert region.get_or_create("k", lambda: thing) is thing
         assert region.get_or_create_multi(["a", "b"], lambda *keys: [thing, 1]) == [thing, 1]
-    assert len(caplog.records) == 1
+        for key in ("shop:price|tea", "shop:price|salt", "shop:stock|tea"):  # each function of the region is told of
+            assert region.get_or_create(key, lambda: thing) is thing
+    told = [record.getMessage().partition(" of the region on ")[0] for record in caplog.records]
+    assert told == ["'k'", "'a'", "'shop:price|tea'", "'shop:stock|tea'"]
     assert region.get("k") is NO_VALUE
     assert region.get_multi(["a", "b"]) == [NO_VALUE, 1]
-    with pytest.raises(CodecError, match="can't be stored"):
+    with pytest.raises(CodecError, match=r"'k': .*can't be stored"):
         region.set("k", thing)
     with pytest.raises(CodecError, match="can't be stored"):
         made(url, strict=True).get_or_create("k", lambda: thing)

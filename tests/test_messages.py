@@ -251,6 +251,31 @@ def test_who_has_no_settings_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_pat
             get_cache("reports")
 
 
+@pytest.mark.parametrize(
+    "verb, remedy",
+    [("invalidate_all", "cache.invalidate_many(user.cache.keys('user:'))"), ("expire_all", "cache.expire_many(")],
+)
+def test_who_names_his_keys_is_told_how_to_invalidate_them(verb: str, remedy: str) -> None:
+    """ "nobody knows which they are", where he has just said which."""
+    with isolated():
+
+        @stampede.cached(key="user:{id}")
+        def user(id: int) -> int:
+            return id
+
+        assert [user(1), user(2)] == [1, 2]
+        with pytest.raises(stampede.OptionError) as told:
+            getattr(user, verb)()
+        assert remedy in str(told.value)
+        assert user.cache.invalidate_many(user.cache.keys("user:")) == 2
+
+
+def test_a_key_of_a_dict_is_named_as_one() -> None:
+    """ "its 's key is a int"."""
+    with isolated(codec="json"), pytest.raises(stampede.CodecError, match=r"^its key is an int, which .* as a str:"):
+        get_cache().set("k", {1: 2})
+
+
 def test_engines_that_are_not_there_are_not_offered() -> None:
     """Who takes the offer would be refused again."""
     with pytest.raises(stampede.OptionError) as told:

@@ -89,9 +89,9 @@ def not_alike(value: Any, read: Any, codec: str) -> str:
     if (left := left_out(value, read)) is not None:
         return left
     kind, other = type(value), type(read)
-    what = f"{f'its {place} is ' if place else ''}a {_named(kind)}"
+    what = f"{f'its {place} is ' if place else ''}{_a(kind)}"
     if kind is not other:
-        return f"{what}, which would come back from {codec} as a {_named(other)}: {_annotation(value, kind, codec)}"
+        return f"{what}, which would come back from {codec} as {_a(other)}: {_annotation(value, kind, codec)}"
     return f"{what} that would come back from {codec} without something, or as another: {_sealed(value, kind)}"
 
 
@@ -99,6 +99,11 @@ def left_out(value: Any, read: Any = None) -> str | None:
     """Why it is refused, if that is for a pydantic model in it, of which pydantic itself makes another one."""
     found = why_not(value, read)
     return None if found is None else f"{found[1]}: {_sealed(found[0], type(found[0]))}"
+
+
+def _a(kind: type) -> str:
+    name = _named(kind)
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _named(kind: type) -> str:
@@ -114,7 +119,7 @@ def where(value: Any, read: Any, place: str = "") -> tuple[Any, Any, str]:
                 if not alike(value[key], read[key]):
                     return where(value[key], read[key], f"{place}[{key!r}]")
             else:
-                return key, next(iter(read)), f"{place}'s key"
+                return key, next(iter(read)), f"{place}'s key" if place else "key"
     return value, read, place
 
 

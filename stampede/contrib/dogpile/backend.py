@@ -44,6 +44,9 @@ ARGUMENTS = ("url", "cache", "ttl", "lease", "max_hold", "codec", "strict", *_CA
 MEANWHILE = 5.0
 """Seconds for which this process keeps what it has computed while the engine could not be asked."""
 
+MOST_TOLD = 20
+"""Of so many kinds of keys people are told that they can't be kept: each once, and keys may be mangled."""
+
 _REFUSED = b"\x00stampede can't keep this: "
 """What the serializer gives for a value that it refuses, before the reason."""
 
@@ -74,7 +77,7 @@ class StampedeBackend(BytesBackend):
         lease, hold = seconds("lease", given.get("lease", 10.0)), seconds("max_hold", given.get("max_hold", 600.0))
         self.max_hold = hold
         self._strict = bool(given.get("strict", False))
-        self._told = False
+        self._told_of: set[str] = set()  # what the keys begin with that were told to be refused
         if isinstance(given.get("trust"), str):  # out of an ini file
             given["trust"] = [each.strip() for each in given["trust"].split(",")]
         self.cache = given.get("cache") or _opened(given)
@@ -144,7 +147,7 @@ class StampedeBackend(BytesBackend):
             _log.warning("what was computed for %r is kept here only, for %g s: %s", [*kept], MEANWHILE, trouble)
             self._keep_meanwhile(kept)
         except CodecError as refusal:  # too large
-            self._refuse(str(refusal), strict=self._strict or not computed)
+            self._refuse([*kept], str(refusal), strict=self._strict or not computed)
 
     # (BytesBackend has them apart, and so they are the same.)
     def get_serialized(self, key: str) -> SerializedReturnType:
@@ -178,7 +181,7 @@ class StampedeBackend(BytesBackend):
         refused = value.partition(b"|")[2] if isinstance(value, bytes) and _REFUSED in value else b""
         if refused.startswith(_REFUSED):
             why = refused.removeprefix(_REFUSED).decode("utf-8", "replace")
-            self._refuse(why, strict=self._strict or not computed)
+            self._refuse([key], why, strict=self._strict or not computed)
             return False
         if mutex is not None and mutex.lost:
             _log.warning("%r took longer than its mutex stood: its value isn't kept, as there may be a newer one", key)
@@ -193,12 +196,20 @@ class StampedeBackend(BytesBackend):
         meanwhile = self._meanwhile
         return NO_VALUE if meanwhile is None else meanwhile.get(key, NO_VALUE)
 
-    def _refuse(self, why: str, *, strict: bool) -> None:
+    def _refuse(self, keys: Sequence[str], why: str, *, strict: bool) -> None:
+        named = ", ".join(map(repr, keys))
         if strict:
-            raise CodecError(why)
-        if not self._told:
-            self._told = True
-            _log.error("a value of a region on %s can't be kept, and is computed each time: %s", self.cache.name, why)
+            raise CodecError(f"{named}: {why}")
+        kinds = {_function_of(key) for key in keys} - self._told_of
+        if kinds and len(self._told_of) < MOST_TOLD:
+            self._told_of |= kinds
+            where = f"the region on {self.cache.name}"
+            _log.error("%s of %s can't be kept, and is computed each time: %s", named, where, why)
+
+
+def _function_of(key: str) -> str:
+    """What stands in a key before the arguments, as dogpile's own key generators make it; or its first word."""
+    return key.rpartition("|")[0] or key.partition(":")[0]
 
 
 def _nobody() -> Any:
