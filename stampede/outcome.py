@@ -180,7 +180,10 @@ def _whole(kind: Any, arguments: tuple[Any, ...], facts: dict[str, Any]) -> Base
         name, args, more = facts["cause"]
         cause: Any = getattr(builtins, name.removeprefix("builtins."), None)
         if isinstance(cause, type) and issubclass(cause, BaseException):
-            error.__cause__ = _whole(cause, tuple(args), more)
+            try:
+                error.__cause__ = _whole(cause, tuple(args), more)
+            except Exception as failure:  # as of a group of none: only foreign bytes say so
+                pass_on(failure)
     for name, value in facts.get("slots", {}).items():
         if name in slots_of(kind):
             setattr(error, name, value)

@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from stampede import Cache, CodecError
 from stampede.codec import make_codec
 from stampede.entry import Entry
-from stampede.outcome import own_copy
+from stampede.outcome import Landing, landed, own_copy
+from stampede.policy import Policy
 
 KEY, ID = "k", b"12345678"
 
@@ -176,3 +177,16 @@ def test_an_exception_that_is_none_is_a_miss(value: Any) -> None:
     blob = codec.encode(KEY, Entry(value, ID, raised=True))
     with pytest.raises(CodecError):
         codec.decode(KEY, blob)
+
+
+@pytest.mark.parametrize(
+    "cause", [["ExceptionGroup", ["none", []], {}], ["ValueError", [], {"slots": {"args": 5}}]], ids=repr
+)
+def test_a_cause_that_can_t_be_made_is_none(cause: Any) -> None:
+    """Else hostile bytes, which were believed, give callers an error that nobody has raised."""
+    codec = make_codec()
+    entry = codec.decode(
+        KEY, codec.encode(KEY, Entry(("builtins.KeyError", ("k",), {"cause": cause}), ID, raised=True))
+    )
+    with pytest.raises(KeyError, match="k"):
+        landed(Landing(entry), Policy(raises=(KeyError,)))
