@@ -81,7 +81,7 @@ class CodedClaims(_Coded):
         restless.partial = True  # of all others it may have what is good
         raise restless
 
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
         return await self._port.fill(key, token, self.closed(key, entry))
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:

@@ -96,7 +96,7 @@ class Front:
         if tier is None or entry is None or entry.raised:
             return None
         resident = tier.get(key)
-        if resident is None or resident.entry.id != entry.id or not _holds(resident):
+        if resident is None or resident.entry.id != entry.id or not _holds(resident) or self._is_over(resident):
             resident = self._resident(key, scope, entry, landing, sample)
             if resident is None:
                 return None
@@ -126,7 +126,16 @@ class Front:
                 return None  # a change may be under way: the next call reads it under a ticket
             ticket = sample
         fresh = landing.at + (entry.fresh if self._believed is None else min(entry.fresh, self._believed))
-        return Resident(key, scope, entry, 0.0, fresh, landing.at + entry.keep, ticket)
+        keep = entry.keep
+        if ticket is sample and self._believed is not None:
+            keep = min(
+                keep, self._believed
+            )  # whatever others do to it, nobody tells us: beyond that it isn't even stale
+        return Resident(key, scope, entry, 0.0, fresh, landing.at + keep, ticket)
+
+    def _is_over(self, resident: Resident) -> bool:
+        """It was believed for as long as it may be: the engine has confirmed it, and a new one begins."""
+        return self._shared and resident.fresh <= _clock()
 
     def drop(self, key: str) -> None:
         """This process changes the key: what it keeps, and what it is about to keep, is true no more."""

@@ -78,7 +78,9 @@ async def store(
     except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
         await release(call)
         return Landing(error=trouble, as_of=call.now)
-    call.tell(events.Computed, why, cost, stored)
+    call.tell(events.Computed, why, cost, bool(stored))
+    if stored is None:
+        return Landing(entry, error, as_of=call.asked)  # then its lease stood, and later nobody knows
     if not stored:
         late = cost > longest
         overruled = not late and call.flight is not None and call.flight.detached

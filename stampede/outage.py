@@ -37,10 +37,9 @@ PARTLY = 60.0
 class _Lease:
     """One that the engine granted."""
 
-    __slots__ = ("key", "late", "patience")
+    __slots__ = ("late", "patience")
 
-    def __init__(self, key: str, patience: float, *, late: bool = False) -> None:
-        self.key: str | None = key  # unless it was invalidated: what comes of it is not to be kept here
+    def __init__(self, patience: float, *, late: bool = False) -> None:
         self.patience = patience  # for which its caller waits for the engine yet
         self.late = late  # or may do so yet: who asked was interrupted
 
@@ -106,21 +105,22 @@ class Outage(Questions):
             self._tell(events.EngineDown("", "", self.engine, error, self.strict))
 
     def forget(self, key: str) -> None:
-        """What the refuge keeps of this key is not to be served any more, nor what is being computed."""
-        for lease in list(self.granted.values()):
-            if lease.key == key:
-                lease.key = None
+        """What the refuge keeps of this key is not to be served any more."""
         if self.used:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.invalidate(key))
 
     def forget_all(self) -> None:
         """The same for all keys."""
-        for lease in list(self.granted.values()):
-            lease.key = None
         if self.used:
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
+
+    def outlived(self, key: str) -> None:
+        """The engine answers for this key: by the next time that it does not, what was kept here may be too old."""
+        assert self.refuge.store is not None
+        if self.refuge.tier.get(key) is not None:
+            run_blocking(self.refuge.store.invalidate(key))
 
     def owe(self, key: str, token: bytes) -> bool:
         """Have a lease given back, with others, and in nobody's time. False: it isn't the engine's."""
@@ -213,15 +213,17 @@ class GuardedClaims:
                 else:
                     outage.unknown.add(key, token, late=True)
             except BaseException:  # interrupted: what may have been granted is given back, and no more patiently
-                outage.granted[token] = _Lease(key, ask.patience, late=True)
+                outage.granted[token] = _Lease(ask.patience, late=True)
                 raise
             else:
                 if type(reply) is not Late:
                     if probing:  # or it was asked before the trouble, and its answer says nothing of that
                         outage.answered()
+                    if outage.used:
+                        outage.outlived(key)
                     if isinstance(reply, Granted):
                         left = ask.patience if not began else ask.patience - (time.monotonic() - began)
-                        outage.granted[token] = _Lease(key, left)
+                        outage.granted[token] = _Lease(left)
                     return reply
                 if reply is Late.LATE:
                     outage.unknown.add(key, token, late=True)  # now, too: its loop may rest when it is answered
@@ -249,37 +251,33 @@ class GuardedClaims:
         finally:
             lease.patience -= time.monotonic() - began
 
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
+        """None: it was begun under a lease of the engine, which can't say whether that stood to the end. Somebody may
+        have invalidated the key there since, of which nobody tells us: so it isn't kept here, either."""
         outage = self._outage
         keeps = outage.refugees.pop(token, None)
-        if keeps is None:
-            keeps = REFUGE_TTL
-            stored: bool | Late = Late.LATE
-            try:
-                work, late = partial(self._port.fill, key, token, entry), partial(outage.filled, key, token)
-                stored = await self._asked(key, token, work, late)
-            except EngineClosed:
-                return False
-            except EngineError as error:
-                outage.failed(error)
-                outage.unknown.add(key, token)
-                if error.interrupted:
-                    stored = False
-            if type(stored) is not Late:
-                outage.granted.pop(token, None)
-                return stored
-            if stored is Late.UNASKED:
-                outage.unknown.add(key, token)  # or it would stand to its end, and nobody has it
-            if outage.strict:
-                outage.granted.pop(token, None)
-                raise outage.trouble() from outage.last
-            lease = outage.granted.pop(token, None)
-            if lease is None or lease.key is None:
-                return False  # invalidated since: it must not outlive that here
-            outage.used = True
-            await self._refuge.claim(key, token, Ask(lease=REFUGE_TTL, force=True))
-        brief = min(entry.fresh, keeps)
-        return await self._refuge.fill(key, token, replace(entry, fresh=brief, keep=brief))
+        if keeps is not None:
+            brief = min(entry.fresh, keeps)
+            return await self._refuge.fill(key, token, replace(entry, fresh=brief, keep=brief))
+        stored: bool | Late | None = Late.LATE
+        try:
+            work, late = partial(self._port.fill, key, token, entry), partial(outage.filled, key, token)
+            stored = await self._asked(key, token, work, late)
+        except EngineClosed:
+            return False
+        except EngineError as error:
+            outage.failed(error)
+            outage.unknown.add(key, token)
+            if error.interrupted:
+                stored = False
+        outage.granted.pop(token, None)
+        if not isinstance(stored, Late):
+            return stored
+        if stored is Late.UNASKED:
+            outage.unknown.add(key, token)  # or it would stand to its end, and nobody has it
+        if outage.strict:
+            raise outage.trouble() from outage.last
+        return None
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         outage = self._outage

@@ -122,8 +122,9 @@ class Claims(Protocol):
         """
         ...
 
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        """Store if the lease stands; drop the lease and wake the herd. False: the lease was lost, nothing changed."""
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
+        """Store if the lease stands; drop the lease and wake the herd. False: the lease was lost, nothing changed.
+        None, by who guards an engine: that can't say whether it stood."""
         ...
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:

@@ -820,6 +820,16 @@ def test_an_old_server_is_named() -> None:
     checked(server, b"VERSION 1.7.0")
 
 
+def test_what_the_server_has_confirmed_is_believed_again(server: MemcachedServer) -> None:
+    """The local tier would be of use for one second of an entry's life, and each later call ask the server."""
+    with Cache(server.url, local={"entries": 10, "ttl": 0.05}, early=0) as cache:
+        for _ in range(3):
+            assert cache.get_or_compute("k", lambda: 1) == 1
+            (resident,) = cache._core.front.tier.residents()
+            assert cache._core.front.hit(resident.key) is resident
+            until(lambda resident=resident: resident.fresh < time.monotonic())
+
+
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_value_that_was_refused_is_not_believed(server: MemcachedServer, colour: str) -> None:
     """What another process has invalidated while it was computed would be in this one's local tier for a second."""

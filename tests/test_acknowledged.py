@@ -1,0 +1,115 @@
+"""Promises 4 and 7 together: what was invalidated before a server died is served to nobody who calls afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from herd import Herd, Origin, until
+
+from stampede import Cache, events
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+@pytest.fixture(params=["redis", "memcached"])
+def server(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A server of the test's own, to be killed."""
+    if request.param == "redis":
+        pytest.importorskip("redis")
+        from servers import RedisServer
+
+        mine: Any = RedisServer()
+    else:
+        pytest.importorskip("pymemcache")
+        from memcached_server import MemcachedServer
+
+        mine = MemcachedServer()
+    with closing(mine):
+        yield mine
+
+
+@pytest.fixture
+def opened(server: Any) -> Iterator[Callable[..., Cache]]:
+    """Caches as of several processes."""
+    caches: list[Cache] = []
+
+    def cache(**options: Any) -> Cache:
+        caches.append(Cache(server.url, ttl=60, **options))
+        return caches[-1]
+
+    yield cache
+    for each in caches:
+        each.close()
+
+
+def _value(cache: Cache, colour: str, way: str, origin: Callable[[], Any]) -> Any:
+    """What the key's value is, asked in one of the ways there are."""
+
+    async def suspending() -> Any:
+        return await asyncio.to_thread(origin)
+
+    async def loading(keys: list[str]) -> dict[str, Any]:
+        return dict.fromkeys(keys, await suspending())
+
+    if way == "batch" and colour == "sync":
+        return cache.get_or_compute_many(["k"], lambda keys: {"k": origin()})["k"]
+    if way == "batch":
+        return asyncio.run(cache.aget_or_compute_many(["k"], loading))["k"]
+    if way == "refresh" and colour == "sync":
+        return cache.cached(key="k")(origin).refresh()
+    if way == "refresh":
+
+        async def refreshed() -> Any:
+            return await cache.cached(key="k")(suspending).refresh()
+
+        return asyncio.run(refreshed())
+    if colour == "sync":
+        return cache.get_or_compute("k", origin)
+    return asyncio.run(cache.aget_or_compute("k", suspending))
+
+
+@both
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("way", ["call", "batch", "refresh"])
+def test_what_was_begun_before_a_server_died_is_kept_for_nobody(
+    server: Any, opened: Callable[..., Cache], way: str, local: bool, colour: str
+) -> None:
+    """Its key may have been invalidated since, and only the dead server knew: for 5 s all would get the old value."""
+    told: list[events.Event] = []
+    asked, other = opened(local=local, observers=[told.append]), opened()
+    under_way, later = Origin(), Origin(open=True)
+    holding = Herd(lambda: _value(asked, colour, way, lambda: -under_way()))
+    under_way.has_begun()
+    following = Herd(lambda: _value(asked, colour, "call", later))
+    until(lambda: any(flight.callers == 2 for flight in list(asked._core.flights._flights.values())))
+    other.invalidate("k")
+    server.stop()
+    under_way.let_on()
+    assert holding.join() == [-1]
+    assert following.join() == [1]
+    assert [_value(asked, colour, "call", later) for _ in range(3)] == [1] * 3  # begun in the outage, and kept
+    assert not [each for each in told if isinstance(each, events.LeaseLost)]
+
+
+@both
+def test_what_a_local_tier_has_no_news_of_is_not_served_when_both_are_down(
+    server: Any, opened: Callable[..., Cache], colour: str
+) -> None:
+    """It was invalidated long ago, and nobody has told the tier, which believes its values for a moment only."""
+    asked, other = opened(local={"entries": 10, "ttl": 0.02}, stale=60), opened()
+    assert _value(asked, colour, "call", lambda: 1) == 1
+    assert other.invalidate("k")
+    believed = time.monotonic() + 0.05
+    until(lambda: time.monotonic() > believed)
+    server.stop()
+
+    def failing() -> Any:
+        raise OSError("the origin is down")
+
+    with pytest.raises(OSError, match="the origin is down"):
+        _value(asked, colour, "call", failing)
