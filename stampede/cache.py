@@ -595,7 +595,7 @@ class Cache:
         >>> cache.close()
         >>> cache.get("k")
         Traceback (most recent call last):
-        stampede.errors.EngineClosed: memory: the engine was closed
+        stampede.errors.EngineClosed: memory: the engine was closed: open another Cache, or call configure() again, ...
         """
         self._core.close()
         self.engine.close()

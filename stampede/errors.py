@@ -113,11 +113,14 @@ class EngineClosed(EngineError):
     >>> cache.close()
     >>> cache.set("k", 1)
     Traceback (most recent call last):
-    stampede.errors.EngineClosed: memory: the engine was closed
+    stampede.errors.EngineClosed: memory: the engine was closed: open another Cache, or call configure() again, ...
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name}: the engine was closed")
+        super().__init__(
+            f"{name}: the engine was closed: open another Cache, or call configure() again, "
+            "as in the lifespan that has closed it"
+        )
 
 
 class WaitTimeout(StampedeError, TimeoutError):

@@ -69,9 +69,11 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Unkept(Event):
-    """The value went to its callers and can't be stored: `why` tells (too large, cache_if, no codec for it)."""
+    """The value can't be stored: `why` tells (too large, cache_if, no codec for it). It went to its callers; with
+    `strict`, they were raised an error."""
 
     why: str
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ async def store(
             call.means.trial(call.key, entry, strict=call.policy.strict)
         stored = await call.means.colour.whole(call.means.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
-        landing = await unkept(call, entry, error, str(refusal))
+        landing = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)
         return Landing(error=refusal, as_of=landing.as_of) if call.policy.strict else landing
     except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
         await release(call)
@@ -89,11 +89,13 @@ async def store(
     return Landing(entry, error, stored=True, at=at, as_of=at)
 
 
-async def unkept(call: Call, entry: Entry[Any], error: BaseException | None, why: str) -> Landing:
+async def unkept(
+    call: Call, entry: Entry[Any], error: BaseException | None, why: str, *, strict: bool = False
+) -> Landing:
     """The value goes to this flight; other processes are told not to wait for it."""
     as_of = await stood(call)
     await release(call, Verdict("unkept", message=why))
-    call.tell(events.Unkept, why)
+    call.tell(events.Unkept, why, strict)
     return Landing(entry, error, as_of=as_of)
 
 

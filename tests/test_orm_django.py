@@ -30,6 +30,7 @@ from django.core.files.base import ContentFile
 from django.db import connection, models
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject
+from django.utils.translation import gettext_lazy
 
 from stampede import CodecError, KeyingError, cached
 from stampede.codec import make_codec
@@ -222,6 +223,7 @@ REFUSED = {
     "a query": (r"return list\(it\)", lambda: Author.objects.all(), {"returns": Author}),
     "a manager": (r"return list\(it\.all\(\)\)", lambda: Author.objects, {"returns": Author}),
     "a lazy object": ("return that one", lambda: SimpleLazyObject(lambda: Author.objects.get()), {"returns": Author}),
+    "a lazy text": (r"return str\(it\)", lambda: gettext_lazy("price"), {}),
     "a new file": ("save it first", lambda: with_file(Author.objects.get()), {"returns": Author}),
     "by msgpack": ("use codec='sealed'", lambda: Author.objects.get(), {"name": "msgpack", "returns": Author}),
     "by json": ("use codec='sealed'", lambda: Author.objects.get(), {"name": "json", "returns": Author}),

@@ -24,6 +24,7 @@ from stampede import (
     configure,
     get_cache,
 )
+from stampede.errors import EngineClosed
 from stampede.testing import FakeClock, disabled, isolated
 
 ROOT = Path(__file__).parent.parent
@@ -569,3 +570,15 @@ def test_the_codec_of_a_memory_url_is_the_one_that_encodes() -> None:
             assert (cache.peek("k") is not None) == kept
     with Cache("memory://?codec=sealed", codec="json") as cache:
         assert cache.get_or_compute("k", lambda: value) == value and cache.peek("k") is None
+
+
+def test_a_closed_cache_says_the_way_on() -> None:
+    """Broken: an application whose lifespan runs twice ends in errors that don't say where to configure."""
+    configure(url="memory://")
+    f = cached(counting())
+    f(1)
+    get_cache().close()
+    with pytest.raises(EngineClosed, match=r"call configure\(\) again, as in the lifespan"):
+        f(2)
+    configure(url="memory://")
+    assert f(1) == 2

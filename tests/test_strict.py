@@ -122,3 +122,13 @@ def test_memory_warns_once_that_no_other_engine_would_keep_it(caplog: pytest.Log
 
 def run(answer: Any) -> Any:
     return asyncio.run(answer) if inspect.isawaitable(answer) else answer
+
+
+@both
+def test_the_log_says_what_strict_does(tmp_path: Path, colour: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The log would say that a value was served, of which an error was raised."""
+    f = Cache(f"disk://{tmp_path}", strict=True).cached(colours(lambda: Session(), colour))
+    with caplog.at_level(logging.ERROR, "stampede"), pytest.raises(CodecError):
+        run(f())
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert "can't be kept, which is an error here (strict)" in said and "served" not in said

@@ -59,6 +59,7 @@ def advice(kind: type) -> str | None:
 ADVICE = {
     "django.QuerySet": "it has not asked the database yet, or would ask it again: return list(it)",
     "django.SimpleLazyObject": "it stands for another object: return that one",
+    "django.Promise": "it is translated anew wherever it is shown: return str(it)",
     "django.BaseManager": "return list(it.all())",
     "sqlalchemy.Result": "its first reader would use it up: return it.all()",
     "sqlalchemy.ScalarResult": "its first reader would use it up: return it.all()",

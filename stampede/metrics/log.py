@@ -93,7 +93,8 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
             text = "the value of %s is its caller's only: the key was invalidated or set meanwhile, or its lease ended"
             return text, what
         case events.Unkept():
-            return "%s is served, and is not kept: %s", what, event.why
+            text = "%s can't be kept, which is an error here (strict): %s"
+            return text if event.strict else "%s is served, and is not kept: %s", what, event.why
         case events.BadBytes():
             return "what the engine holds for %s is not believed, and computed anew: %s", what, event.why
         case events.Invalidated():
