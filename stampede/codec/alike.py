@@ -58,6 +58,8 @@ def _of_one_kind(kind: type, mine: list[Any], theirs: list[Any]) -> bool:
     if kind is dict or kind is OrderedDict:
         return _inside_alike(mine, theirs) and _alike(_flat(map(dict.values, mine)), _flat(map(dict.values, theirs)))
     if kind is set or kind is frozenset:
+        if {*map(type, _flat(mine)), *map(type, _flat(theirs))} <= {str}:
+            return mine == theirs
         return all(map(_sets_alike, mine, theirs))
     if issubclass(kind, Enum):
         return all(map(is_, mine, theirs))

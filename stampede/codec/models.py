@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import deque
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime
+from decimal import Decimal
+from functools import cache, lru_cache
 from itertools import islice
+from types import NoneType
 from typing import Any
+from uuid import UUID
 
 from stampede.codec.alike import alike
 from stampede.codec.annotations import is_pydantic
@@ -51,8 +55,8 @@ def model_of(kind: Any, tree: Any) -> Any:
         made = kind.model_validate(tree, **how)
     if unset is not None:
         for model, names in zip(_models(made), unset, strict=True):
-            given = {*type(model).__pydantic_fields__, *(model.__pydantic_extra__ or ())}.difference(names)
-            object.__setattr__(model, "__pydantic_fields_set__", given)
+            if names:  # all were given that have been read
+                model.__pydantic_fields_set__.difference_update(names)
     return made
 
 
@@ -78,19 +82,31 @@ def _unset(model: Any) -> list[str]:
 def _models(value: Any) -> Iterator[Any]:
     """The models in a value, in an order that comes back; not those in sets, which have none."""
     todo = [value]
-    while todo:
-        each = todo.pop()
-        kind = type(each)
-        if is_pydantic(kind):
+    for each in todo:  # which grows meanwhile
+        kind: Any = type(each)
+        names = _fields(kind)
+        if names is not None:
             yield each
-            todo += [each.__dict__.get(name) for name in kind.__pydantic_fields__]
-            todo += (each.__pydantic_extra__ or {}).values()
+            held = each.__dict__
+            inside: Iterable[Any] = [held.get(name) for name in names]
+            if each.__pydantic_extra__:
+                inside = [*inside, *each.__pydantic_extra__.values()]
         elif kind is dict:
-            todo += each.values()
+            inside = each.values()
         elif isinstance(each, (list, tuple, deque)):
-            todo += each
-        elif hasattr(kind, "__dataclass_fields__"):
-            todo += [getattr(each, name, None) for name in kind.__dataclass_fields__]
+            inside = each
+        else:
+            inside = [getattr(each, name, None) for name in getattr(kind, "__dataclass_fields__", ())]
+        todo += [part for part in inside if type(part) not in _LEAVES]
+
+
+_LEAVES = frozenset({NoneType, bool, int, float, str, bytes, datetime, date, UUID, Decimal})
+
+
+@lru_cache(1024)
+def _fields(kind: Any) -> tuple[str, ...] | None:
+    """The names of a model's fields; None of what is none."""
+    return tuple(kind.__pydantic_fields__) if is_pydantic(kind) else None
 
 
 def _why_not_dumped(value: Any, error: Exception) -> str:

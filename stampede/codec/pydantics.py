@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any
 
 from stampede.codec.values import Shape, expect
@@ -13,6 +14,11 @@ __all__ = ["plain_shape"]
 
 def plain_shape(kind: Any, tag: str) -> Shape | None:
     """The shape of a URL's type, or of a secret's; None for another one."""
+    return _shape(kind, tag)
+
+
+@lru_cache(1024)
+def _shape(kind: Any, tag: str) -> Shape | None:
     core, networks = sys.modules.get("pydantic_core"), sys.modules.get("pydantic.networks")
     if core is not None and (kind in (core.Url, core.MultiHostUrl) or _is_url(kind, networks)):
         return _url(kind, tag)

@@ -10,6 +10,7 @@ from stampede.codec.alike import alike
 from stampede.codec.annotations import fingerprint_of, is_pydantic, reach
 from stampede.codec.data import package_of, shape_for
 from stampede.codec.models import model_of, tree_of_model
+from stampede.codec.pydantics import plain_shape
 from stampede.codec.remedies import foreign, left_out, not_alike, where
 from stampede.codec.rows import is_row
 from stampede.codec.trees import tree_of, value_of, without_scalars
@@ -88,6 +89,9 @@ def _give(json: bool, value: Any) -> Any:
     """What msgspec knows nothing of, in its words."""
     if is_pydantic(type(value)):
         return tree_of_model(value)
+    shape = plain_shape(type(value), "")
+    if shape is not None:
+        return shape.lower(value)[1]
     if package_of(type(value)) is not None:
         plain = without_scalars(value)
         if plain is not value:
@@ -100,6 +104,9 @@ def _give(json: bool, value: Any) -> Any:
 def _take(kind: Any, plain: Any) -> Any:
     if is_pydantic(kind):
         return model_of(kind, plain)
+    shape = plain_shape(kind, "") if isinstance(kind, type) else None
+    if shape is not None:
+        return shape.rebuild(plain)
     origin = get_origin(kind) or kind
     if package_of(origin) is not None:
         made = value_of(plain) if type(plain) in (dict, list) else origin(plain)
