@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 from stampede import events, returns
 from stampede.batch import fetch_many
 from stampede.codec import make_codec
-from stampede.colour import BLOCKING, SUSPENDING, Colour, Stopped, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, Colour, Stopped, in_thread, run_blocking
 from stampede.core import Core, Scope
 from stampede.decorate import decorate
 from stampede.engines import engine_of, open_engine, safe_url
@@ -588,8 +588,9 @@ class Cache:
         """Let go of the engine's connections and threads, for good; to be called again, it does nothing more.
 
         Whoever waits, for a value or a lock, gets EngineError at once, and so does every verb from then on, whatever
-        `on_engine_error` says. Computations under way end: their callers get the value, and it is not stored. Leases
-        and locks that are held end with their time, as they can't be given back any more.
+        `on_engine_error` says. Computations under way end: their callers get the value, and it is not stored; their
+        leases are given back, within a second, so that others needn't wait for them. Locks that are held end with
+        their time: what is done under them goes on.
 
         >>> cache = Cache()
         >>> cache.close()
@@ -597,14 +598,24 @@ class Cache:
         Traceback (most recent call last):
         stampede.errors.EngineClosed: memory: the engine was closed: open another Cache, or call configure() again, ...
         """
-        self._core.close()
+        give_back = self._core.close()
+        if give_back is not None:
+            give_back()
+        self._end()
+
+    def _end(self) -> None:
         self.engine.close()
         returns.closed(self.engine)
         if self._core.front.tier is not None:
             self._core.front.tier.clear()
 
     async def aclose(self) -> None:
-        self.close()
+        give_back = self._core.close()
+        try:
+            if give_back is not None:
+                await in_thread(give_back)
+        finally:
+            self._end()
 
     def __enter__(self) -> Cache:
         return self

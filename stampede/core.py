@@ -80,11 +80,16 @@ class Core:
     def damaged(self, key: str, why: str) -> None:
         self.note(events.BadBytes, "", key, why)
 
-    def close(self) -> None:
-        """Before its engine is: whoever hears of that finds it so."""
-        self.closed = True
-        if self.outage is not None:
-            self.outage.closed = True
+    def close(self) -> Callable[[], object] | None:
+        """Before its engine is: whoever hears of that finds it so. What is left to do by then, if there is anything:
+        its computations' leases are given back, or others would wait for them to end. It may take a moment."""
+        self.closed, outage = True, self.outage
+        held = [(hold.key, hold.token) for hold in keeper.disowned(self)]
+        if outage is None:
+            return None
+        outage.closed = True
+        held = [(key, token) for key, token in held if token not in outage.refugees]
+        return partial(outage.unknown.give_back, held, CLOSING) if held or outage.unknown else None
 
     def is_down(self) -> bool:
         return self.outage is not None and self.outage.down
@@ -122,6 +127,9 @@ class Core:
         if self.outage is not None:
             self.outage.forget_all()
 
+
+CLOSING = 1.0
+"""Seconds for leases to be given back while a cache is closed: an engine that hangs keeps nobody."""
 
 MOST_TOLD = 1000
 
@@ -534,6 +542,7 @@ class Scope:
             drop=lambda: self._lost(call),
             owe=lambda: self._owe(call.key, call.token),
             alive=None if call.flight is None else call.flight.is_under_way,
+            of=self.core,
         )
 
     def _lost(self, call: Call) -> None:

@@ -65,6 +65,7 @@ class Hold:
         "foreign",
         "key",
         "lease",
+        "of",
         "on_lost",
         "owe",
         "port",
@@ -85,6 +86,7 @@ class Hold:
         on_lost: Callable[[], object] | None = None,
         since: float | None = None,
         owe: Callable[[], object] | None = None,
+        of: object = None,
     ) -> None:
         now = time.monotonic()
         self._keeper = keeper
@@ -93,6 +95,7 @@ class Hold:
         self.port, self.key, self.token, self.lease = port, key, token, lease
         self.drop = drop  # gives the lease back, blocking: when its holder is gone, or at exit
         self.owe = owe  # has it given back at exit with others of its engine, if that hears of many at once
+        self.of = of  # whose computations' it is: that may be closed under them
         self.alive = alive  # False: the holder can never end (its loop was closed)
         self.on_lost = on_lost
         self.due = inf  # when the keeper looks at it again
@@ -123,6 +126,7 @@ class Hold:
         # The keeper's queue has it until its time comes: the call behind these, with its arguments, needn't wait, nor
         # the engine, which may be closed by then, and has descriptors.
         self.port, self.drop, self.owe, self.alive, self.on_lost = _nobody, _nothing, None, None, None
+        self.of = None
 
     def disown(self) -> None:
         """The interpreter ends: give the lease back while there are engines; what is computed has no place to go to."""
@@ -238,6 +242,14 @@ class Keeper:
             hold.ended = hold.foreign = True  # all at once: what is computed meanwhile is not stored
         for hold in holds:
             hold.disown_with_others()
+
+    def disowned(self, of: object) -> list[Hold]:
+        """All that computations of this one hold, for it to give back: what they give isn't stored any more."""
+        holds = [hold for hold in list(self._holds) if hold.of is of]
+        for hold in holds:
+            hold.ended = hold.foreign = True
+            self.remove(hold)
+        return holds
 
     def let_go(self, hold: Hold) -> None:
         """Have a lease given back, and soon, whose holder is gone. From a finalizer: nothing is asked here."""

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from stampede import forks
@@ -114,6 +114,15 @@ class _Owed(ABC):
         """The engine can be asked, as somebody has just seen."""
         if self._due:
             self._hurry.set()
+
+    def give_back(self, held: Iterable[tuple[str, bytes]], patience: float) -> None:
+        """These, and what is owed already, before the engine is closed: within so many seconds, whatever it does."""
+        with self._lock:
+            self._due |= {token: _Debt(key, False) for key, token in held}
+        if self:
+            thread = begun("stampede-closing", lambda: _quietly(self, last=True))
+            if thread is not None:
+                thread.join(patience)
 
     def try_all(self, *, last: bool = False) -> bool:
         """Give back what can be given back now, unless the engine has just been found down; the last time even then.

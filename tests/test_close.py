@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from faces import Face
 from herd import PATIENCE, Herd, until
 from memcached_server import shared_memcached
 from proxy import Proxy
-from servers import shared_redis
+from servers import RedisServer, shared_redis
 
-from stampede import Cache, EngineError, Lock, LockLost, events
+from stampede import Cache, EngineError, Lock, LockLost, cached, configure, events
 from stampede.entry import new_id
 from stampede.errors import EngineClosed
 from stampede.metrics import Stats
+from stampede.testing import isolated
 
 KINDS = ["memory", "sealed", "disk", "redis", "local", "memcached", "paired"]
 
@@ -86,9 +88,10 @@ def test_who_waits_is_told_at_once(cache: Cache, colour: str) -> None:
 
         return wait
 
-    leader = Herd(lambda: cache.get_or_compute("k", compute, lease=60))
+    # As other processes: one waits for the other's lease, not for its flight.
+    holder, other = Cache(engine=cache.engine), Cache(engine=cache.engine)
+    leader = Herd(lambda: holder.get_or_compute("k", compute, lease=60))
     assert begun.wait(PATIENCE)
-    other = Cache(engine=cache.engine)  # as another process: it waits for the lease, not for the flight
     acquire = Lock(name, on=cache, wait=60)
     waiters = Herd(
         waiting(acquire.acquire, acquire.aacquire),
@@ -106,6 +109,105 @@ def test_who_waits_is_told_at_once(cache: Cache, colour: str) -> None:
     assert leader.join() == [1]
     with pytest.raises((EngineError, LockLost)):
         held.release()
+
+
+SHARED = pytest.mark.parametrize("kind", ["disk", "redis", "memcached", "paired"])
+
+
+@pytest.fixture
+def process(kind: str, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
+    """Caches of one engine, as of several processes."""
+    urls: dict[str, Callable[[], str]] = {
+        "redis": lambda: shared_redis().url,
+        "memcached": lambda: shared_memcached().url,
+    }
+    locks = f"file://{tmp_path}/f" if kind == "paired" else None
+    url = urls.get(kind, lambda: f"disk://{tmp_path}/d")()
+    caches: list[Cache] = []
+
+    def cache(**options: Any) -> Cache:
+        caches.append(Cache(url, locks=locks, **options))
+        return caches[-1]
+
+    yield cache
+    for each in caches:
+        each.close()
+
+
+@SHARED
+@pytest.mark.parametrize("verb", ["close", "aclose"])
+@pytest.mark.parametrize("way", ["call", "batch"])
+def test_what_is_computed_while_it_is_closed_holds_nobody_up(
+    kind: str, process: Callable[..., Cache], way: str, verb: str
+) -> None:
+    """The next process would wait for a whole lease, of one that has ended in order: without `close` it wouldn't."""
+    begun, done = threading.Event(), threading.Event()
+    heard: list[events.Event] = []
+    cache, other = process(observers=[heard.append]), process()
+
+    def compute(_: object = None) -> dict[str, int]:
+        begun.set()
+        done.wait(PATIENCE)
+        return {"k": 1}
+
+    if way == "call":
+        leader = Herd(lambda: {"k": cache.get_or_compute("k", lambda: compute()["k"], lease=60)})
+    else:
+        leader = Herd(lambda: cache.get_or_compute_many(["k"], compute, lease=60))
+    assert begun.wait(PATIENCE)
+    cache.close() if verb == "close" else asyncio.run(cache.aclose())
+    assert other.get_or_compute("k", lambda: 2, wait=PATIENCE) == 2
+    done.set()
+    assert leader.join() == [{"k": 1}]
+    assert other.get("k") == 2
+    assert not [each for each in heard if isinstance(each, events.LeaseLost)]
+
+
+@pytest.mark.parametrize("kind", ["disk"])
+@pytest.mark.parametrize("way", ["configure", "isolated"])
+def test_nor_does_what_is_replaced(kind: str, process: Callable[..., Cache], way: str) -> None:
+    """A test's block, or settings that are read again, would leave their leases standing."""
+    begun, done, other = threading.Event(), threading.Event(), process()
+
+    @cached(key="k", lease=60)
+    def compute() -> int:
+        begun.set()
+        done.wait(PATIENCE)
+        return 1
+
+    with isolated():
+        with isolated(url=other.engine.url):
+            leader = Herd(compute)
+            assert begun.wait(PATIENCE)
+            if way == "configure":
+                configure(url="memory://")
+                assert other.get_or_compute("k", lambda: 2, wait=PATIENCE) == 2
+        assert other.get_or_compute("k", lambda: 2, wait=PATIENCE) == 2
+        done.set()
+        assert leader.join() == [1]
+
+
+def test_a_server_that_hangs_holds_up_nobody_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's end would take as long as its server is silent."""
+    monkeypatch.setattr("stampede.core.CLOSING", 0.05)
+    begun, done = threading.Event(), threading.Event()
+
+    def compute() -> int:
+        begun.set()
+        done.wait(PATIENCE)
+        return 1
+
+    with closing(RedisServer()) as server:
+        cache = Cache(server.url)
+        leader = Herd(lambda: cache.get_or_compute("k", compute))
+        assert begun.wait(PATIENCE)
+        server.freeze()
+        start = time.monotonic()
+        cache.close()
+        assert time.monotonic() - start < 0.9
+        server.thaw()
+        done.set()
+        assert leader.join() == [1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
