@@ -59,6 +59,20 @@ def test_a_method_of_one_object_is_refused(bound: Callable[..., Any]) -> None:
         cached(bound)
 
 
+def test_a_decorated_method_of_one_object_is_told_by_its_object() -> None:
+    """Of two processes each could have decorated another object's first, under the name that both have."""
+
+    def decorated(function: Callable[[str], str]) -> Callable[[str], str]:
+        @wraps(function)
+        def inner(item: str) -> str:
+            return function(item)
+
+        return inner
+
+    first, second = (identity_of(decorated(Shop(name).price)) for name in "ab")
+    assert not first.named and not second.named and first.code != second.code
+
+
 def test_what_its_name_tells_is_no_method_of_one_object() -> None:
     """A class method, a builtin, or a function of C, could be cached nowhere."""
     assert [cached(Shop.kind)(), cached(int.from_bytes)(b"a", "big"), cached(math.sqrt)(4.0)] == ["Shop", 97, 2.0]

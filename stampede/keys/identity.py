@@ -94,6 +94,8 @@ def _is_named(function: Any, inmost: Any) -> bool:
     """Whether all processes that import its module call this function so, and nothing else."""
     if "<" in function.__qualname__:
         return False
+    if isinstance(inmost, MethodType) and not isinstance(inmost.__self__, type):
+        return False  # a decorator stands on a method of one object, whose name is that of all
     module = str(getattr(function, "__module__", None) or "builtins")
     if module in MAIN:  # a script, unless it was run by its module's name (`python -m`)
         spec = getattr(sys.modules.get(module), "__spec__", None)
