@@ -439,6 +439,8 @@ class DecorateLoosely(Protocol):
 class Decorate(Protocol):
     """`@cached` and `@cached(...)`."""
 
+    @overload  # what may be anything is no coroutine
+    def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, T]], /

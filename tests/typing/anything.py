@@ -34,6 +34,11 @@ def in_a_cache(x: int) -> Book:
     return Book()
 
 
+@cache.cached
+def bare_in_a_cache(x: int) -> Book:
+    return Book()
+
+
 @cached
 async def suspending(x: int) -> Book:
     return Book()
@@ -58,6 +63,7 @@ assert_type(bare(1), Book)
 assert_type(given(1), Book)
 assert_type(loosely(1, 2), Book)
 assert_type(in_a_cache(1), Book)
+assert_type(bare_in_a_cache(1), Book)
 assert_type(bare.invalidate(1), bool)
 assert_type(given.invalidate(1), bool)
 assert_type(loosely.invalidate(1), bool)
