@@ -137,7 +137,19 @@ class Bound:
         return self.cached.invalidate_all()
 
     def expire_all(self) -> Any:
-        """Every value of this method is stale from now on, of every object, in every process."""
+        """Every value of this method is stale from now on, of every object, in every process.
+
+        >>> class Shop:
+        ...     @cached(stale=600)
+        ...     @staticmethod
+        ...     def price(item: str) -> int:
+        ...         return len(item)
+        >>> Shop.price("tea")
+        3
+        >>> Shop.price.expire_all()
+        >>> Shop.price.status("tea").entry.fresh > 0
+        False
+        """
         return self.cached.expire_all()
 
     def stats(self) -> Any:

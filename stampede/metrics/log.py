@@ -43,7 +43,7 @@ def _level(event: events.Event) -> int:
         case events.LeaseLost(invalidated=True):
             return DEBUG  # as it should be
         case events.Failed(error=RecursionError()):  # of all calls that are under way, at once
-            return WARNING if _first(event.scope, "recursion") else DEBUG
+            return WARNING if _has_room(LINE) and _first(event.scope, "recursion") else DEBUG
         case events.Failed() | events.LeaseLost() | events.BadBytes() | events.EngineDown() | events.EngineUp():
             return WARNING
         case _:
@@ -61,6 +61,18 @@ def _first(scope: str, what: str) -> bool:
         return False
     told.add(what)
     return True
+
+
+def _has_room(frames: int) -> bool:
+    """Whether the stack has. At its end a line would be lost half-way, and is not told: a level further up can."""
+    try:
+        return frames == 0 or _has_room(frames - 1)
+    except RecursionError:
+        return False
+
+
+LINE = 100
+"""Frames that handlers of a log line are given."""
 
 
 def _kind_of(event: events.Event) -> str:
