@@ -279,6 +279,8 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
         if call.seen is not None and call.seen.fresh > 0:
             return served(call, call.seen, "computing", until=call.policy.lease)  # it's early: no need to wait
         verdict_of_waiting = await heard(call, flight)
+        if call.policy.beside and not flight.detached:
+            flight.goes_on = True  # or we leave as one who was cancelled, and perhaps the last one
         if verdict_of_waiting is not None:
             return await verdict_of_waiting(call)
         landing, offered = flight.landing, flight.offered

@@ -61,6 +61,7 @@ class Flight:
     landing: Landing | None = None
     offered: Landing | None = None  # to be had without waiting, while the leader computes
     cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
+    goes_on = False  # somebody has left it who had no more time: it is for who comes next, whoever leaves it now
     forsaken = False  # its leader's caller is gone: `callers` are followers only
     span: tuple[str, float, float] | None = None  # its computation's label and lease, and when it must have ended
     followed = inf  # since when
@@ -345,7 +346,8 @@ class Flights:
                 return False
             if flight.ended and flight.landing is not None and not flight.has_followers:
                 flight.landing = None  # its error refers to frames that refer to the flight
-            cancel = flight.cancel if flight.callers == 0 and not flight.ended else None
+            forlorn = flight.callers == 0 and not flight.ended and not flight.goes_on
+            cancel = flight.cancel if forlorn else None
             if cancel is not None:
                 self._forget(flight)
         if cancel is not None:

@@ -495,6 +495,34 @@ def test_a_caller_that_is_cancelled_while_it_waits_cancels_its_computation(asked
 
 
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
+def test_who_has_no_more_time_cancels_nothing(asked: Asked, gates: Gates) -> None:
+    """Its leader was cancelled, and the last one who waits leaves by deadline: it goes on, as he is told."""
+    slow = gates()
+    leader = asked.begin("k", slow, deadline=LONG)
+    assert slow.begun.wait(LONG)
+    follower = asked.begin("k", never, deadline=8 * BRIEF)
+    until(lambda: any(each.callers == 2 for each in asked.cache._core.flights._flights.values()))
+    leader.cancel()
+    with pytest.raises(WaitTimeout):
+        follower.result(LONG)
+    slow.open.set()
+    until(lambda: asked.cache.get("k") == "value")
+
+
+@pytest.mark.parametrize("asked", ["async"], indirect=True)
+def test_nor_does_he_for_who_leaves_after_him(asked: Asked, gates: Gates) -> None:
+    """The same, where the leader is cancelled last."""
+    slow = gates()
+    leader = asked.begin("k", slow)
+    assert slow.begun.wait(LONG)
+    with pytest.raises(WaitTimeout):
+        asked("k", never, deadline=BRIEF)
+    leader.cancel()
+    slow.open.set()
+    until(lambda: asked.cache.get("k") == "value")
+
+
+@pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_a_call_that_is_cancelled_ends_when_its_lease_is_given_back(asked: Asked, gates: Gates) -> None:
     """Who asks next would find somebody computing who isn't there any more."""
     slow = gates()
