@@ -91,6 +91,13 @@ class Flight:
         """From now on its leader computes: beyond `max_hold` it is taken for hung."""
         now = self.owner.clock()
         self.span, self.since = (label, lease, now + max_hold), now
+        if self.watched and self.callers > 1 and now >= self.followed + lease:
+            _log.warning(
+                "%r has been waited for for %.3g s while somebody else had its lease, most likely another process that "
+                "was killed, hung, or failed: now it is computed here",
+                label,
+                now - self.followed,
+            )
         if self.watched and min(lease, max_hold) < SAFETY:
             self.owner.watch(self, now + min(lease, max_hold))
 
@@ -119,10 +126,16 @@ class Flight:
         if self.span is None:
             return soon
         label, lease, until = self.span
-        if not self.told and self.callers > 1 and now >= self.followed + lease:
+        began = self._waited_since
+        if not self.told and self.callers > 1 and now >= began + lease:
             self.told = True
-            _tell(self, label, now)
-        return min(soon, until, inf if self.told else max(self.followed, now) + lease)
+            _tell(self, label, now - began)
+        return min(soon, until, inf if self.told else (began if self.callers > 1 else now) + lease)
+
+    @property
+    def _waited_since(self) -> float:
+        """Until it computed here, it was somebody else's lease that was waited for."""
+        return self.followed if self.since is None else max(self.followed, self.since)
 
     def _end(self, now: float) -> float:
         """When there is nothing to wait for any more, as far as can be said now."""
@@ -236,7 +249,7 @@ def outside() -> None:
     _inside.set(())
 
 
-def _tell(flight: Flight, label: str, now: float) -> None:
+def _tell(flight: Flight, label: str, seconds: float) -> None:
     """Perhaps it waits for one that waits for it, where no context tells: people must find that out."""
     loops = {loop for loop in (flight.loop, *(flight.loops or ())) if loop is not None}
     computed, waited = stack_of(flight, ("compute", "_compute"), loops), stack_of(flight, ("follow",), loops)
@@ -244,7 +257,7 @@ def _tell(flight: Flight, label: str, now: float) -> None:
         "%r has been waited for for longer than its lease, %.3g s (if it asks for its own key in another thread, it "
         "waits for itself); it is computed here:\n%s\nand waited for here:\n%s"
     )
-    _log.warning(text, label, now - flight.followed, computed, waited)
+    _log.warning(text, label, seconds, computed, waited)
 
 
 class Flights:
