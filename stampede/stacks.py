@@ -8,43 +8,53 @@ import gc
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from stampede import decisions
 
 __all__ = ["innermost_frames", "is_in", "stack_of"]
 
-_COLLECTS = sys.version_info < (3, 11, 9)
-"""Does the interpreter run finalizers in the middle of its look at all threads (python/cpython#106883)?"""
+_COLLECTS = sys.version_info < (3, 12)
+"""Does the interpreter run finalizers in the middle of a look at threads: at all of them (python/cpython#106883), and
+at each frame of one that runs, for which it makes an object?"""
 
 _STEPS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _LOOKS = 100
 
+T = TypeVar("T")
 Stack = list[FrameType]  # the outermost frame first
 
 
 def innermost_frames() -> dict[int, FrameType]:
     """The frame that each thread is in, by its ident."""
+    return _undisturbed(sys._current_frames)
+
+
+def is_in(thread: int, frame: FrameType) -> bool:
+    """Is the thread in that frame, or in what it has called?"""
+    return _undisturbed(lambda: _is_in(thread, frame))
+
+
+def _undisturbed(look: Callable[[], T]) -> T:
+    """What it sees. No finalizer runs meanwhile: one that lets another thread on, as by closing a file, would not come
+    back where the interpreter has locked its list of threads; and what the other leaves by then, we would look at."""
     if not _COLLECTS:
-        return sys._current_frames()
+        return look()
     with decisions.lock:  # two at once would let the collector on under each other
         collects = gc.isenabled()
         try:
-            # The interpreter has locked its list of threads. A finalizer that lets another thread on, as by closing a
-            # file, would not come back: the other wants that list, to begin a thread or to end, and never lets go.
             gc.disable()
-            return sys._current_frames()
+            return look()
         finally:
             if collects:
                 gc.enable()
 
 
-def is_in(thread: int, frame: FrameType) -> bool:
-    """Is the thread in that frame, or in what it has called?"""
+def _is_in(thread: int, frame: FrameType) -> bool:
     for _ in range(_LOOKS):
-        at, outermost = innermost_frames().get(thread), None
+        at, outermost = sys._current_frames().get(thread), None
         while at is not None:
             if at is frame:
                 return True
@@ -57,7 +67,7 @@ def is_in(thread: int, frame: FrameType) -> bool:
 
 def stack_of(flight: object, functions: Iterable[str], loops: Iterable[Any]) -> str:
     """The stack of a thread, or of a task of these loops, in which a function of such a name has this very flight."""
-    for stack in (*_threads(), *_tasks(loops)):
+    for stack in (*_undisturbed(lambda: [*_threads()]), *_tasks(loops)):
         if any(frame.f_code.co_name in functions and _has(frame, flight) for frame in stack):
             lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in stack)
             return "".join(lines.format()).rstrip()
@@ -72,7 +82,7 @@ def _has(frame: FrameType, flight: object) -> bool:
 
 
 def _threads() -> Iterator[Stack]:
-    for innermost in innermost_frames().values():
+    for innermost in sys._current_frames().values():
         frame: FrameType | None = innermost
         stack: Stack = []
         while frame is not None:
