@@ -131,24 +131,32 @@ def own() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def face(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Faces, as the test's file has them, that are closed at the end."""
+def proxies() -> list[Proxy]:
+    """Those of a test."""
+    return []
+
+
+@pytest.fixture
+def face(request: pytest.FixtureRequest, proxies: list[Proxy]) -> Callable[..., Any]:
+    """Faces, as the test's file has them, that are closed at the end, when no server hangs any more."""
 
     def made(*args: Any, **options: Any) -> Any:
         face = request.module.Face(*args, **options)
         request.addfinalizer(face.close)
+        request.addfinalizer(lambda: [proxy.heal() for proxy in proxies])
         return face
 
     return made
 
 
 @pytest.fixture
-def before(request: pytest.FixtureRequest) -> Callable[[Any], Proxy]:
+def before(request: pytest.FixtureRequest, proxies: list[Proxy]) -> Callable[[Any], Proxy]:
     """A proxy before a server, which is closed at the end."""
 
     def made(server: Any) -> Proxy:
         proxy = Proxy(server.port)
         request.addfinalizer(proxy.close)
+        proxies.append(proxy)
         return proxy
 
     return made
