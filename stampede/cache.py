@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 from stampede import events, returns
 from stampede.batch import fetch_many
 from stampede.codec import make_codec
-from stampede.colour import BLOCKING, SUSPENDING, Colour, Stopped, in_thread, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, Colour, in_thread, run_blocking
 from stampede.core import Core, Scope
 from stampede.decorate import decorate
 from stampede.engines import engine_of, open_engine, safe_url
@@ -32,7 +32,7 @@ from stampede.many_faces import CachedHere, ManyOptions
 from stampede.metrics import Counters, Observers, Stats, log_events, unread
 from stampede.namesakes import Namesakes
 from stampede.outage import Outage
-from stampede.outcome import Landing, empty, landed
+from stampede.outcome import Landing, all_landed, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
@@ -409,14 +409,7 @@ class Cache:
         found = {key: there.value for key in wanted if (there := look(key)) is not None}
         missing = [key for key in wanted if key not in found]
         landings = await fetch_many(self._root, colour, missing, Together(colour, function, wanted), policy, block)
-        try:
-            found |= {key: landed(landings[key], policy) for key in missing if key in landings}
-        except StopIteration as end:  # a function's own
-            empty(landings)
-            raise Stopped(end) from end
-        except BaseException:
-            empty(landings)  # one error may be that of many keys
-            raise
+        found |= all_landed(landings, policy)
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:

@@ -128,9 +128,7 @@ class Front:
         fresh = landing.at + (entry.fresh if self._believed is None else min(entry.fresh, self._believed))
         keep = entry.keep
         if ticket is sample and self._believed is not None:
-            keep = min(
-                keep, self._believed
-            )  # whatever others do to it, nobody tells us: beyond that it isn't even stale
+            keep = min(keep, self._believed)  # nobody tells us what others do to it: then it isn't even stale
         return Resident(key, scope, entry, 0.0, fresh, landing.at + keep, ticket)
 
     def _is_over(self, resident: Resident) -> bool:

@@ -12,14 +12,14 @@ from typing import Any, get_args
 from stampede.batch import fetch_many
 from stampede.cached import Cached, Home, LateCache
 from stampede.codec import returns_of, values_of
-from stampede.colour import Stopped, run_blocking
+from stampede.colour import run_blocking
 from stampede.core import Scope
 from stampede.errors import Absent, EngineClosed, OptionError
 from stampede.keys import Identity, Parameters, identity_of
 from stampede.loaders import Together, mapped
 from stampede.method import Method, coroutine_marks
 from stampede.namesakes import Namesakes, told_apart
-from stampede.outcome import Nothing, empty, landed
+from stampede.outcome import Nothing, all_landed
 from stampede.policy import Policy, seconds
 from stampede.switch import Block, around, switch
 from stampede.verbs import VERBS, Arguments
@@ -99,14 +99,7 @@ class Many:
             )
             ttl_of = lambda key: self.one.ttl_of(*call(names[key]))  # noqa: E731
             landings = await fetch_many(scope, self.one.colour, missing, loader, scope.policy, block, ttl_of)
-            try:
-                found |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
-            except StopIteration as end:  # a function's own
-                empty(landings)
-                raise Stopped(end) from end
-            except BaseException:
-                empty(landings)  # one error may be that of many keys
-                raise
+            found |= all_landed(landings, scope.policy)
         return {id: found[key] for id, key in keys.items() if key in found}
 
     async def _straight(self, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:

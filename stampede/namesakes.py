@@ -46,8 +46,10 @@ _editions: dict[tuple[str, str], _Editions] = {}
 def told_apart(identity: Identity) -> Identity:
     """The same; where another function had its name in this process, as it was loaded anew, told by its code; and of
     those that have the same code, by the classes that it knows."""
-    editions = _editions.setdefault((identity.name, identity.code), _Editions())
     named = identity.named and _codes.setdefault(identity.name, identity.code) == identity.code
+    if not identity.classes:
+        return replace(identity, named=named)  # and nothing is noted: each closure may have a code of its own
+    editions = _editions.setdefault((identity.name, identity.code), _Editions())
     return replace(identity, named=named, edition=editions.of(identity.classes))
 
 

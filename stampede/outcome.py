@@ -11,13 +11,14 @@ from math import inf
 from typing import Any
 
 from stampede.codec.alike import alike, slots_of
+from stampede.colour import Stopped
 from stampede.entry import Entry
 from stampede.errors import Absent
 from stampede.interruptions import pass_on
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
-__all__ = ["Landing", "LeftOut", "Nothing", "comes_back", "empty", "landed", "own_copy", "parts_of"]
+__all__ = ["Landing", "LeftOut", "Nothing", "all_landed", "comes_back", "empty", "landed", "own_copy", "parts_of"]
 
 
 # Not frozen, for the same reason as an entry; nobody writes to one.
@@ -81,6 +82,18 @@ def landed(landing: Landing, policy: Policy) -> Any:
     if entry.raised:
         raise Absent(*entry.value[1]) if landing.is_nothing else _revived(entry, policy.raises)
     return entry.value
+
+
+def all_landed(landings: Mapping[str, Landing], policy: Policy) -> dict[str, Any]:
+    """The values of many landings; or an error raised, which may be that of many keys: none of them keeps it."""
+    try:
+        return {key: landed(landing, policy) for key, landing in landings.items()}
+    except StopIteration as end:  # a function's own
+        empty(landings)
+        raise Stopped(end) from end
+    except BaseException:
+        empty(landings)
+        raise
 
 
 def empty(landings: Mapping[str, Landing]) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from stampede.batch import fetch_many
-from stampede.colour import BLOCKING, Colour, Stopped, run_blocking
+from stampede.colour import BLOCKING, Colour, run_blocking
 from stampede.core import Scope
 from stampede.errors import EngineClosed, OptionError
 from stampede.keys import Parameters
 from stampede.loaders import OneByOne
-from stampede.outcome import empty, landed
+from stampede.outcome import all_landed, landed
 from stampede.policy import Policy
 from stampede.status import status
 from stampede.switch import Block, around, switch
@@ -284,14 +284,7 @@ class Verbs(ABC):
         landings = await fetch_many(
             scope, self.colour, missing, loader, scope.policy, block, lambda key: self.ttl_of(*wanted[key])
         )
-        try:
-            values |= {key: landed(landings[key], scope.policy) for key in missing if key in landings}
-        except StopIteration as end:  # a function's own
-            empty(landings)
-            raise Stopped(end) from end
-        except BaseException:
-            empty(landings)  # one error may be that of many keys
-            raise
+        values |= all_landed(landings, scope.policy)
         return [values[key] for key in keys]
 
     def stats(self) -> Any:
