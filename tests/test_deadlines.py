@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -544,9 +545,14 @@ def test_a_call_that_is_cancelled_ends_when_its_lease_is_given_back(asked: Asked
 def test_who_waits_with_patience_asks_once(asked: Asked, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is offered would send all of a flight to the engine again, one after the other."""
     asked.stale("k")
-    slow, joined = gates("new"), list[str]()
+    slow, joined = gates("new"), Counter[Any]()
     join = Flights.join
-    monkeypatch.setattr(Flights, "join", lambda self, key, *args, **terms: joined.append(key) or join(self, key, *args, **terms))  # fmt: skip  # noqa: E501
+
+    def counted(flights: Flights, *args: Any, **terms: Any) -> Any:
+        joined[asyncio.current_task()] += 1
+        return join(flights, *args, **terms)
+
+    monkeypatch.setattr(Flights, "join", counted)
 
     async def herd() -> list[Any]:
         calls = [asyncio.ensure_future(asked.task("k", slow, patience=LONG)) for _ in range(6)]
@@ -557,7 +563,9 @@ def test_who_waits_with_patience_asks_once(asked: Asked, gates: Gates, monkeypat
         return await asyncio.gather(*calls)
 
     assert asyncio.run_coroutine_threadsafe(herd(), asked._loop).result(LONG) == ["new"] * 6
-    assert len(joined) == 10  # each had begun after the question of the first, and asks behind it, all together
+    # Who had begun after the question of the first asks behind it, and all together: nobody a third time.
+    assert len(joined) >= 5
+    assert max(joined.values()) == 2
 
 
 @pytest.mark.parametrize("url", ["redis"], indirect=True)
