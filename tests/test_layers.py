@@ -51,7 +51,7 @@ LAYERS = """
     keys
     local
     colour
-    metrics
+    metrics record
     ports policy early breaker pace events
     entry loops watch stacks
     errors decisions greenlets

@@ -1,0 +1,255 @@
+"""The state of a key, and what each question makes of it: the one place that says what comes before what.
+
+A record is all that an engine knows of one key; its moments are those of the clock that `now` is read from. A
+transition gives the record that is there afterwards, the answer, and whose waiters are to be woken. Nothing is read,
+kept or sent here: an engine brings the record, and sees to it that nobody else changes it before it puts back the next.
+(Names of which a value is made, so that all that was made of one can go together, will be one more field: noted when
+the lease is granted, compared in `good` and in `fill`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from stampede import early
+from stampede.entry import GRACE, Entry, Verdict
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
+
+__all__ = [
+    "NOTHING",
+    "VERDICT",
+    "Change",
+    "Keeps",
+    "Kept",
+    "Lease",
+    "Past",
+    "Record",
+    "abandon",
+    "claim",
+    "end_of",
+    "expire",
+    "fill",
+    "good",
+    "invalidate",
+    "left",
+    "renew",
+    "replace",
+    "served",
+    "set",
+    "standing",
+]  # fmt: skip
+
+T = TypeVar("T", covariant=True)
+
+VERDICT = 5.0
+"""Seconds for which a verdict is told to those who waited for its lease."""
+
+MOST = 64
+"""Verdicts that a key's past holds; the oldest go first."""
+
+FAILED = Verdict("failed")
+
+
+class Keeps(Protocol):
+    """An entry, and the moments at which it is no longer fresh and no longer kept."""
+
+    @property
+    def entry(self) -> Entry[Any]: ...
+    @property
+    def fresh(self) -> float: ...
+    @property
+    def keep(self) -> float: ...
+
+
+class Kept(NamedTuple):
+    """The same, made here. What the entry itself says of these times is of when it was stored."""
+
+    entry: Entry[Any]
+    fresh: float
+    keep: float
+
+
+class Lease(NamedTuple):
+    """A token that stands until `end`."""
+
+    token: bytes
+    end: float
+    fence: int = 0
+    holder: str = ""
+
+
+class Past(NamedTuple):
+    """What failed computations have left: their verdicts with the moments until which they are told, and a rest."""
+
+    verdicts: Mapping[bytes, tuple[Verdict, float]] = MappingProxyType({})
+    rest: float = -inf  # nobody is granted the key before
+    why: Verdict = FAILED  # it rests
+
+    @property
+    def end(self) -> float:
+        return max([self.rest, *(end for _, end in self.verdicts.values())])
+
+    def with_failure(self, token: bytes, verdict: Verdict | None, rest: float, now: float) -> Past:
+        verdicts = {old: told for old, told in self.verdicts.items() if told[1] > now and old != token}
+        if verdict is not None:
+            verdicts = dict([*verdicts.items()][1 - MOST :])
+            verdicts[token] = verdict, now + VERDICT
+        return Past(verdicts, now + rest, verdict or FAILED) if rest > 0 else Past(verdicts, self.rest, self.why)
+
+    def answer(self, awaited: bytes | None, entry: Entry[Any] | None, now: float) -> Failed | None:
+        """To one who waited for that lease, its verdict; to everybody, while the key rests, why it does."""
+        rest = max(self.rest - now, 0.0)
+        verdict, end = self.verdicts.get(awaited or b"", (self.why, self.rest))
+        if end <= now:
+            verdict, end = self.why, self.rest
+        return Failed(verdict, entry, rest) if end > now else None
+
+
+class Record(NamedTuple):
+    """All that is known of one key."""
+
+    kept: Keeps | None = None
+    lease: Lease | None = None
+    past: Past | None = None
+
+
+NOTHING = Record()
+
+
+class Change(NamedTuple, Generic[T]):
+    """What a question has made of a record."""
+
+    record: Record  # the very one that was given, where nothing is to be written
+    answer: T
+    wakes: bytes | None = None  # the lease whose waiters are to be woken, since it has fallen
+
+
+# -- what can be read off -----------------------------------------------------------------------------------------
+
+
+def left(kept: Keeps, now: float) -> Entry[Any]:
+    """The entry with what is left of its times."""
+    entry = kept.entry
+    return Entry(
+        entry.value, entry.id, entry.cost, entry.margin, entry.ttl, kept.fresh - now, kept.keep - now, entry.raised
+    )  # fmt: skip
+
+
+def good(kept: Keeps, ask: Ask, now: float) -> bool:
+    """Whether this caller need look no further. Who has waited takes what was fresh while he did."""
+    if ask.force or kept.entry.id == ask.seen or kept.fresh - now <= -ask.since:
+        return False
+    if max(kept.keep, kept.fresh + GRACE) <= now:
+        return False
+    return ask.draw is None or not early.due(left(kept, now), ask.draw)
+
+
+def served(kept: Keeps | None, now: float) -> Entry[Any] | None:
+    """What may be served, stale too; not what is there for those who were waiting only."""
+    return left(kept, now) if kept is not None and kept.keep > now else None
+
+
+def standing(lease: Lease | None, token: bytes, now: float) -> bool:
+    """Whether the lease stands, and is of this token."""
+    return lease is not None and lease.token == token and lease.end > now
+
+
+def end_of(record: Record) -> float:
+    """The moment from which the record is as good as nothing."""
+    kept, lease, past = record
+    return max(
+        -inf if kept is None else max(kept.keep, kept.fresh + GRACE),
+        -inf if lease is None else lease.end,
+        -inf if past is None else past.end,
+    )
+
+
+# -- a computation: claim, renew, fill or abandon -----------------------------------------------------------------
+
+
+def claim(record: Record, token: bytes, ask: Ask, now: float, *, fence: int = 0, holder: str = "") -> Change[Reply]:
+    """The value, or the right to compute it. `fence` and `holder` are of a lease that is new."""
+    kept, lease, past = record
+    if kept is not None and good(kept, ask, now):
+        return Change(record, Found(left(kept, now)))
+    entry = served(kept, now)
+    if not ask.force:
+        failed = past.answer(ask.awaited, entry, now) if past is not None else None
+        if failed is not None:
+            return Change(record, failed)
+        if lease is not None and lease.end > now and lease.token != token:
+            return Change(record, Busy(lease.token, lease.end - now, entry))
+    if lease is not None and standing(lease, token, now):  # its reply was lost
+        fence, holder = lease.fence, lease.holder
+    granted = Lease(token, now + ask.lease, fence, holder)
+    fallen = lease.token if lease is not None and lease.token != token else None
+    return Change(Record(kept, granted, past), Granted(entry, fence), fallen)
+
+
+def renew(record: Record, token: bytes, seconds: float, now: float) -> Change[bool]:
+    """Let the lease stand for so long from now. False: it is lost."""
+    lease = record.lease
+    if lease is None or not standing(lease, token, now):
+        return Change(record, False)
+    return Change(record._replace(lease=lease._replace(end=now + seconds)), True)
+
+
+def fill(record: Record, token: bytes, entry: Entry[Any], now: float) -> Change[bool]:
+    """Store if the lease stands. One that has ended is lost, also where nobody has taken it."""
+    if standing(record.lease, token, now):
+        return Change(_holding(entry, now), True, token)
+    return Change(record, record.kept is not None and record.kept.entry.id == entry.id)  # it was sent again
+
+
+def abandon(record: Record, token: bytes, verdict: Verdict | None, rest: float, now: float) -> Change[bool]:
+    """Drop the lease if it stands; leave a verdict and a rest."""
+    kept, lease, past = record
+    if not standing(lease, token, now):
+        return Change(record, False)
+    if verdict is not None or rest > 0:
+        past = (past or Past()).with_failure(token, verdict, rest, now)
+    return Change(Record(kept, None, past), True, token)
+
+
+# -- what is no computation: it ends the one under way ------------------------------------------------------------
+
+
+def set(record: Record, entry: Entry[Any], now: float) -> Change[None]:
+    """Store, and forget what was going on."""
+    return Change(_holding(entry, now), None, _token(record.lease))
+
+
+def replace(record: Record, seen: bytes | None, entry: Entry[Any], now: float) -> Change[bool]:
+    """Store if what is kept has the id that was seen (None: nothing is kept)."""
+    kept = record.kept
+    there = kept.entry.id if kept is not None and kept.keep > now else None
+    if there != seen:
+        return Change(record, there == entry.id)  # it was sent again
+    return Change(_holding(entry, now), True, _token(record.lease))
+
+
+def expire(record: Record, now: float) -> Change[bool]:
+    """Stale from now on, and kept as long as it would have been. True: there was something fresh."""
+    kept, lease, past = record
+    fresh = kept is not None and kept.fresh > now
+    if kept is not None and fresh:
+        kept = Kept(kept.entry, now, kept.keep)
+    if not fresh and lease is None:
+        return Change(record, False)
+    return Change(Record(kept, None, past), fresh, _token(lease))
+
+
+def invalidate(record: Record, now: float) -> Change[bool]:
+    """Nothing. True: there was a value."""
+    return Change(NOTHING, record.kept is not None and record.kept.keep > now, _token(record.lease))
+
+
+def _holding(entry: Entry[Any], now: float) -> Record:
+    return Record(Kept(entry, now + entry.fresh, now + max(entry.keep, entry.fresh)))
+
+
+def _token(lease: Lease | None) -> bytes | None:
+    return lease.token if lease is not None else None
