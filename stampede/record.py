@@ -4,15 +4,15 @@ A record is all that an engine knows of one key; its moments are those of the cl
 transition gives the record that is there afterwards, the answer, and whose waiters are to be woken. Nothing is read,
 kept or sent here: an engine brings the record, and sees to it that nobody else changes it before it puts back the next.
 (Names of which a value is made, so that all that was made of one can go together, will be one more field: noted when
-the lease is granted, compared in `good` and in `fill`.)
+the lease is granted, compared in `hit` and in `fill`.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
-from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from stampede import early
 from stampede.entry import GRACE, Entry, Verdict
@@ -32,7 +32,7 @@ __all__ = [
     "end_of",
     "expire",
     "fill",
-    "good",
+    "hit",
     "invalidate",
     "left",
     "renew",
@@ -42,7 +42,7 @@ __all__ = [
     "standing",
 ]  # fmt: skip
 
-T = TypeVar("T", covariant=True)
+T = TypeVar("T")
 
 VERDICT = 5.0
 """Seconds for which a verdict is told to those who waited for its lease."""
@@ -64,7 +64,11 @@ class Keeps(Protocol):
     def keep(self) -> float: ...
 
 
-class Kept(NamedTuple):
+# None of these is frozen, which would triple their price, and nobody writes to one.
+
+
+@dataclass(slots=True)
+class Kept:
     """The same, made here. What the entry itself says of these times is of when it was stored."""
 
     entry: Entry[Any]
@@ -72,7 +76,8 @@ class Kept(NamedTuple):
     keep: float
 
 
-class Lease(NamedTuple):
+@dataclass(slots=True)
+class Lease:
     """A token that stands until `end`."""
 
     token: bytes
@@ -81,10 +86,11 @@ class Lease(NamedTuple):
     holder: str = ""
 
 
-class Past(NamedTuple):
+@dataclass(slots=True)
+class Past:
     """What failed computations have left: their verdicts with the moments until which they are told, and a rest."""
 
-    verdicts: Mapping[bytes, tuple[Verdict, float]] = MappingProxyType({})
+    verdicts: Mapping[bytes, tuple[Verdict, float]] = field(default_factory=dict)
     rest: float = -inf  # nobody is granted the key before
     why: Verdict = FAILED  # it rests
 
@@ -108,7 +114,8 @@ class Past(NamedTuple):
         return Failed(verdict, entry, rest) if end > now else None
 
 
-class Record(NamedTuple):
+@dataclass(slots=True)
+class Record:
     """All that is known of one key."""
 
     kept: Keeps | None = None
@@ -119,12 +126,9 @@ class Record(NamedTuple):
 NOTHING = Record()
 
 
-class Change(NamedTuple, Generic[T]):
-    """What a question has made of a record."""
-
-    record: Record  # the very one that was given, where nothing is to be written
-    answer: T
-    wakes: bytes | None = None  # the lease whose waiters are to be woken, since it has fallen
+Change: TypeAlias = tuple[Record, T, bytes | None]
+"""What a question has made of a record: the next one (the very one that was given, where nothing is to be written), the
+answer, and the lease whose waiters are to be woken, since it has fallen."""
 
 
 # -- what can be read off -----------------------------------------------------------------------------------------
@@ -138,13 +142,12 @@ def left(kept: Keeps, now: float) -> Entry[Any]:
     )  # fmt: skip
 
 
-def good(kept: Keeps, ask: Ask, now: float) -> bool:
-    """Whether this caller need look no further. Who has waited takes what was fresh while he did."""
-    if ask.force or kept.entry.id == ask.seen or kept.fresh - now <= -ask.since:
-        return False
-    if max(kept.keep, kept.fresh + GRACE) <= now:
-        return False
-    return ask.draw is None or not early.due(left(kept, now), ask.draw)
+def hit(kept: Keeps, ask: Ask, now: float) -> Found | None:
+    """What is good for this caller, who need look no further. Who has waited takes what was fresh while he did."""
+    if ask.force or kept.entry.id == ask.seen or kept.fresh - now <= -ask.since or _gone(kept) <= now:
+        return None
+    entry = left(kept, now)
+    return Found(entry) if ask.draw is None or not early.due(entry, ask.draw) else None
 
 
 def served(kept: Keeps | None, now: float) -> Entry[Any] | None:
@@ -159,12 +162,16 @@ def standing(lease: Lease | None, token: bytes, now: float) -> bool:
 
 def end_of(record: Record) -> float:
     """The moment from which the record is as good as nothing."""
-    kept, lease, past = record
+    kept, lease, past = record.kept, record.lease, record.past
     return max(
-        -inf if kept is None else max(kept.keep, kept.fresh + GRACE),
+        -inf if kept is None else _gone(kept),
         -inf if lease is None else lease.end,
         -inf if past is None else past.end,
     )
+
+
+def _gone(kept: Keeps) -> float:
+    return max(kept.keep, kept.fresh + GRACE)
 
 
 # -- a computation: claim, renew, fill or abandon -----------------------------------------------------------------
@@ -172,46 +179,47 @@ def end_of(record: Record) -> float:
 
 def claim(record: Record, token: bytes, ask: Ask, now: float, *, fence: int = 0, holder: str = "") -> Change[Reply]:
     """The value, or the right to compute it. `fence` and `holder` are of a lease that is new."""
-    kept, lease, past = record
-    if kept is not None and good(kept, ask, now):
-        return Change(record, Found(left(kept, now)))
+    kept, lease, past = record.kept, record.lease, record.past
+    found = hit(kept, ask, now) if kept is not None else None
+    if found is not None:
+        return record, found, None
     entry = served(kept, now)
     if not ask.force:
         failed = past.answer(ask.awaited, entry, now) if past is not None else None
         if failed is not None:
-            return Change(record, failed)
+            return record, failed, None
         if lease is not None and lease.end > now and lease.token != token:
-            return Change(record, Busy(lease.token, lease.end - now, entry))
+            return record, Busy(lease.token, lease.end - now, entry), None
     if lease is not None and standing(lease, token, now):  # its reply was lost
         fence, holder = lease.fence, lease.holder
     granted = Lease(token, now + ask.lease, fence, holder)
     fallen = lease.token if lease is not None and lease.token != token else None
-    return Change(Record(kept, granted, past), Granted(entry, fence), fallen)
+    return Record(kept, granted, past), Granted(entry, fence), fallen
 
 
 def renew(record: Record, token: bytes, seconds: float, now: float) -> Change[bool]:
     """Let the lease stand for so long from now. False: it is lost."""
     lease = record.lease
     if lease is None or not standing(lease, token, now):
-        return Change(record, False)
-    return Change(record._replace(lease=lease._replace(end=now + seconds)), True)
+        return record, False, None
+    return Record(record.kept, Lease(token, now + seconds, lease.fence, lease.holder), record.past), True, None
 
 
 def fill(record: Record, token: bytes, entry: Entry[Any], now: float) -> Change[bool]:
     """Store if the lease stands. One that has ended is lost, also where nobody has taken it."""
     if standing(record.lease, token, now):
-        return Change(_holding(entry, now), True, token)
-    return Change(record, record.kept is not None and record.kept.entry.id == entry.id)  # it was sent again
+        return _holding(entry, now), True, token
+    return record, record.kept is not None and record.kept.entry.id == entry.id, None  # it was sent again
 
 
 def abandon(record: Record, token: bytes, verdict: Verdict | None, rest: float, now: float) -> Change[bool]:
     """Drop the lease if it stands; leave a verdict and a rest."""
-    kept, lease, past = record
+    kept, lease, past = record.kept, record.lease, record.past
     if not standing(lease, token, now):
-        return Change(record, False)
+        return record, False, None
     if verdict is not None or rest > 0:
         past = (past or Past()).with_failure(token, verdict, rest, now)
-    return Change(Record(kept, None, past), True, token)
+    return Record(kept, None, past), True, token
 
 
 # -- what is no computation: it ends the one under way ------------------------------------------------------------
@@ -219,7 +227,7 @@ def abandon(record: Record, token: bytes, verdict: Verdict | None, rest: float, 
 
 def set(record: Record, entry: Entry[Any], now: float) -> Change[None]:
     """Store, and forget what was going on."""
-    return Change(_holding(entry, now), None, _token(record.lease))
+    return _holding(entry, now), None, _token(record.lease)
 
 
 def replace(record: Record, seen: bytes | None, entry: Entry[Any], now: float) -> Change[bool]:
@@ -227,24 +235,24 @@ def replace(record: Record, seen: bytes | None, entry: Entry[Any], now: float) -
     kept = record.kept
     there = kept.entry.id if kept is not None and kept.keep > now else None
     if there != seen:
-        return Change(record, there == entry.id)  # it was sent again
-    return Change(_holding(entry, now), True, _token(record.lease))
+        return record, there == entry.id, None  # it was sent again
+    return _holding(entry, now), True, _token(record.lease)
 
 
 def expire(record: Record, now: float) -> Change[bool]:
     """Stale from now on, and kept as long as it would have been. True: there was something fresh."""
-    kept, lease, past = record
+    kept, lease, past = record.kept, record.lease, record.past
     fresh = kept is not None and kept.fresh > now
     if kept is not None and fresh:
         kept = Kept(kept.entry, now, kept.keep)
     if not fresh and lease is None:
-        return Change(record, False)
-    return Change(Record(kept, None, past), fresh, _token(lease))
+        return record, False, None
+    return Record(kept, None, past), fresh, _token(lease)
 
 
 def invalidate(record: Record, now: float) -> Change[bool]:
     """Nothing. True: there was a value."""
-    return Change(NOTHING, record.kept is not None and record.kept.keep > now, _token(record.lease))
+    return NOTHING, record.kept is not None and record.kept.keep > now, _token(record.lease)
 
 
 def _holding(entry: Entry[Any], now: float) -> Record:
