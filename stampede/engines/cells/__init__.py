@@ -1,0 +1,23 @@
+"""An engine made of a cell: bytes by name, read and swapped."""
+
+from __future__ import annotations
+
+from stampede.engines.cells.protocol import (
+    Cell,
+    Faster,
+    Seen,
+    SuspendingCell,
+    SuspendingWatchingCell,
+    Version,
+    WatchingCell,
+)  # fmt: skip
+
+__all__ = [
+    "Cell",
+    "Faster",
+    "Seen",
+    "SuspendingCell",
+    "SuspendingWatchingCell",
+    "Version",
+    "WatchingCell",
+]  # fmt: skip
