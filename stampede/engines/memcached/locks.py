@@ -7,11 +7,11 @@ from collections.abc import Callable
 from random import random
 
 from stampede.colour import Colour
+from stampede.engines.looking import pause
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.items import Item
 from stampede.engines.memcached.verbs import TRIES, Line
-from stampede.engines.memcached.waiting import pause
 from stampede.errors import EngineError
 from stampede.ports import Busy, Granted
 
