@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stampede.engines.cells.engine import CellEngine
 from stampede.engines.cells.protocol import (
     Cell,
     Faster,
@@ -14,6 +15,7 @@ from stampede.engines.cells.protocol import (
 
 __all__ = [
     "Cell",
+    "CellEngine",
     "Faster",
     "Seen",
     "SuspendingCell",

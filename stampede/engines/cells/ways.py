@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-from stampede.colour import Bell, in_thread, running_loop, soon
+from stampede.colour import in_thread, running_loop, soon
 from stampede.engines.cells.protocol import (
     Cell,
     Faster,
@@ -21,12 +21,12 @@ from stampede.errors import EngineClosed, EngineError, StampedeError
 from stampede.interruptions import pass_on
 from stampede.loops import PerLoop
 
-__all__ = ["Asked", "BesideWay", "Undo", "Way", "blocking"]
+__all__ = ["BesideWay", "HereWay", "OpenCell", "Undo", "Way"]
 
 Undo: TypeAlias = Callable[[], object]
 
 
-class Asked:
+class OpenCell:
     """A cell, as long as it is not closed, and those who wait for something in it."""
 
     def __init__(self, cell: Cell, scheme: str) -> None:
@@ -34,17 +34,18 @@ class Asked:
         self.scheme = scheme
         self.watches = isinstance(cell, WatchingCell)
         self._closed = False
-        self._waiting: set[Bell] = set()
+        self._waiting: dict[object, Callable[[], object]] = {}
 
     @contextmanager
-    def waiting(self, bell: Bell) -> Iterator[None]:
-        """Have it rung when the engine is closed."""
-        self._waiting.add(bell)
+    def waiting(self, ring: Callable[[], object]) -> Iterator[None]:
+        """Have who waits woken when the engine is closed."""
+        number = object()
+        self._waiting[number] = ring
         try:
             self.check()
             yield
         finally:
-            self._waiting.discard(bell)
+            self._waiting.pop(number, None)
 
     def check(self) -> None:
         """EngineClosed, once it is."""
@@ -73,9 +74,14 @@ class Asked:
 
     def close(self) -> None:
         self._closed = True
-        for bell in list(self._waiting):
-            bell.ring()
+        for ring in list(self._waiting.values()):
+            ring()
         self.cell.close()
+
+    def start_again(self) -> None:
+        """In a forked child: who waits is the parent's, and so are connections."""
+        self._waiting = {}
+        self.cell.start_again()
 
 
 class Way(Protocol):
@@ -96,12 +102,12 @@ class Way(Protocol):
         ...
 
 
-class _Here:
+class HereWay:
     """In the caller's own thread."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
-        self._cell = asked.cell
+    def __init__(self, opened: OpenCell) -> None:
+        self._open = opened
+        self._cell = opened.cell
 
     async def read(self, names: Sequence[str]) -> list[Seen]:
         return self._read(names)
@@ -115,24 +121,24 @@ class _Here:
         return self._watch(name, told)
 
     def _read(self, names: Sequence[str]) -> list[Seen]:
-        with self._asked.asking():
-            return [seen for some in self._asked.portions(names) for seen in self._cell.read(some)]
+        with self._open.asking():
+            return [seen for some in self._open.portions(names) for seen in self._cell.read(some)]
 
     def _swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        with self._asked.asking():
+        with self._open.asking():
             return self._cell.swap(name, version, data, ttl)
 
     def _watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
         assert isinstance(self._cell, WatchingCell)
-        with self._asked.asking():
+        with self._open.asking():
             return self._cell.watch(name, told)
 
 
-class BesideWay(_Here):
+class BesideWay(HereWay):
     """Beside an event loop, in threads; or, where the author has a client for that, in the loop."""
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
+    def __init__(self, opened: OpenCell) -> None:
+        super().__init__(opened)
         self._loops: PerLoop[SuspendingCell] = PerLoop()
 
     def _own(self) -> SuspendingCell | None:
@@ -140,7 +146,7 @@ class BesideWay(_Here):
         loop = asyncio.get_running_loop()
         own = self._loops.get(loop)
         if own is None:
-            with self._asked.asking():
+            with self._open.asking():
                 own = self._cell.suspending()
             if own is not None:
                 self._loops.put(loop, own)
@@ -150,8 +156,8 @@ class BesideWay(_Here):
         own = self._own()
         if own is None:
             return await in_thread(self._read, names)
-        with self._asked.asking():
-            return [seen for some in self._asked.portions(names) for seen in await own.read(some)]
+        with self._open.asking():
+            return [seen for some in self._open.portions(names) for seen in await own.read(some)]
 
     async def swap(
         self, name: str, version: Version, data: bytes | None, ttl: float, undo: Undo | None = None
@@ -159,7 +165,7 @@ class BesideWay(_Here):
         own = self._own()
         if own is None:
             return await in_thread(self._swap, name, version, data, ttl, undo=undo)
-        with self._asked.asking():
+        with self._open.asking():
             return await own.swap(name, version, data, ttl)
 
     async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
@@ -167,7 +173,7 @@ class BesideWay(_Here):
         if not isinstance(own, SuspendingWatchingCell):
             end = await in_thread(self._watch, name, told)
             return lambda: _aside(end)
-        with self._asked.asking():
+        with self._open.asking():
             return await own.watch(name, told)
 
     def close(self) -> None:
@@ -190,6 +196,3 @@ def _aside(end: Callable[[], object]) -> None:
 def _heard(done: asyncio.Future[Any]) -> None:
     if not done.cancelled():
         done.exception()  # a watch that can't be ended ends with its connection
-
-
-blocking = _Here

@@ -25,9 +25,9 @@ from struct import Struct, error
 from zlib import crc32
 
 from stampede.entry import Entry, Verdict
-from stampede.record import NOTHING, Kept, Lease, Past, Record, end_of
+from stampede.record import Kept, Lease, Past, Record, end_of
 
-__all__ = ["ROOM", "body_of", "opened", "record_of", "sealed"]
+__all__ = ["ROOM", "body_of", "leased", "opened", "record_of", "sealed"]
 
 MAGIC, VERSION = b"SC", 1
 _HEAD, _CRC = Struct(">2sBx8sd"), Struct(">I")
@@ -44,7 +44,7 @@ _FOREVER = 1e9
 """Seconds for which a lease stands, or a key rests, at most."""
 
 _MESSAGES = (2000, 200, 0)
-"""How long a verdict's text may be: the first with which it all fits."""
+"""How long a verdict's text may be: the first with which it all fits. With none of them, failures aren't told."""
 
 
 # -- what is around ------------------------------------------------------------------------------------------------
@@ -89,17 +89,16 @@ def body_of(record: Record, now: float, longest: float = inf) -> bytes:
         flags |= _KEPT | (_RAISED if entry.raised else 0)
         times = kept.fresh - now, kept.keep - now
         tail = _ENTRY.pack(entry.id, *times, entry.cost, entry.margin, entry.ttl) + entry.value
-    for most in _MESSAGES if record.past is not None and record.past.end > now else ():
-        story = _told(record.past, now, most)
-        if most == 0 or len(head) + len(story) + len(tail) + _START + _FLAGS.size + _PAST.size <= longest:
+    if record.past is not None and record.past.end > now:
+        room = longest - _START - _FLAGS.size - len(head) - _PAST.size - len(tail)
+        story = next((told for most in _MESSAGES if len(told := _told(record.past, now, most)) <= room), None)
+        if story is not None:
             flags |= _FAILED
             head += _PAST.pack(len(story)) + story
-            break
     return _FLAGS.pack(flags) + head + tail
 
 
-def _told(past: Past | None, now: float, most: int) -> bytes:
-    assert past is not None
+def _told(past: Past, now: float, most: int) -> bytes:
     verdicts = [
         [token.hex(), end - now, *_cut(verdict, most)] for token, (verdict, end) in past.verdicts.items() if end > now
     ]
@@ -123,7 +122,12 @@ def record_of(body: memoryview, written: float, stood: float) -> Record:
     try:
         return _record_of(body, written, stood)
     except (error, ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        return NOTHING
+        return Record()
+
+
+def leased(body: bytes | memoryview) -> bool:
+    """Whether there is a lease in it."""
+    return bool(body and body[0] & _LEASED)
 
 
 def _record_of(body: memoryview, written: float, stood: float) -> Record:
