@@ -7,13 +7,14 @@ PY := .venv/bin/python
 # Debian packages of the servers that tests start, and what steps their clocks.
 SERVERS := redis-server memcached faketime
 
-.PHONY: help demo test soak lint format docs bench clean venv servers
+.PHONY: help demo test matrix soak lint format docs bench clean venv servers
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help:  ## what there is
 	@echo "make demo    four herds, with and without stampede; writes demo.html"
 	@echo "make test    the whole test suite (ARGS='-k lock' goes to pytest)"
+	@echo "make matrix  the tests of the Redis engine on Redis 6.2, Debian's and Valkey; writes the table in docs/engines/redis.md"
 	@echo "make soak    chaos on every engine (ARGS='--engine redis --minutes 20 --seed 7')"
 	@echo "make lint    ruff, mypy --strict, pyright"
 	@echo "make format  let ruff fix and format"
@@ -27,6 +28,9 @@ demo: .venv/.cli
 test: servers .venv/.dev
 	$(call passes,-n auto --dist worksteal -m 'not alone'); wide=$$?; \
 	$(call passes,-m alone) && [ $$wide = 0 ] && [ -n "$$ran" ]
+
+matrix: servers .venv/.matrix
+	$(PY) tests/matrix.py $(ARGS)
 
 soak: servers .venv/.dev
 	cd tests && ../$(PY) -m chaos $(ARGS)
@@ -79,7 +83,7 @@ venv:
 # Stamps lie when .venv is broken, and when it was moved or copied: the editable install names the old place.
 # (While this file is read, since make looks at a target's time before it makes the target's prerequisites.)
 $(shell $(PY) -c 'import pip' 2>/dev/null && [ "$$(cat .venv/.home 2>/dev/null)" = "$$(pwd -P)" ] || \
-    rm -f .venv/.cli .venv/.dev .venv/.docs .venv/.bench)
+    rm -f .venv/.cli .venv/.dev .venv/.docs .venv/.bench .venv/.matrix)
 
 require_python = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
     echo "stampede: '$(PYTHON)' is not Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }; }

