@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from stampede import decisions
-from stampede.entry import Entry
+from stampede.entry import GRACE, Entry
 from stampede.errors import OptionError
 from stampede.ports import Ticket
 
@@ -60,6 +60,11 @@ class Resident:
         self.homes: tuple[Any, ...] = ()  # table, fast key, table, fast key ...: flat, as it is there for every entry
         self.mark = 0  # the hits that SIEVE's hand saw last
 
+    @property
+    def gone(self) -> float:
+        """The moment from which nobody has any use for it, nor has anybody who waited while it was fresh."""
+        return max(self.keep, self.fresh + GRACE)
+
     def lives_in(self, table: Any) -> bool:
         """Does this table lead here? By one way: of several, as of a key that is no more than a part of the arguments,
         there may be ever more."""
@@ -72,10 +77,11 @@ class Resident:
     def kill(self) -> None:
         """No hit from now on, by any way that leads here."""
         self.end = 0.0
-        for table, fast in zip(self.homes[::2], self.homes[1::2], strict=True):
-            if table.get(fast) is self:
-                table.pop(fast, None)
-        self.homes = ()
+        if self.homes:
+            for table, fast in zip(self.homes[::2], self.homes[1::2], strict=True):
+                if table.get(fast) is self:
+                    table.pop(fast, None)
+            self.homes = ()
 
 
 class Tier:

@@ -29,7 +29,6 @@ __all__ = [
     "Record",
     "abandon",
     "claim",
-    "end_of",
     "expire",
     "fill",
     "hit",
@@ -62,6 +61,10 @@ class Keeps(Protocol):
     def fresh(self) -> float: ...
     @property
     def keep(self) -> float: ...
+    @property
+    def gone(self) -> float:
+        """The moment from which nobody has any use for it."""
+        ...
 
 
 # None of these is frozen, which would triple their price, and nobody writes to one.
@@ -74,6 +77,11 @@ class Kept:
     entry: Entry[Any]
     fresh: float
     keep: float
+    grace: float = GRACE  # for those who were waiting while it was fresh
+
+    @property
+    def gone(self) -> float:
+        return max(self.keep, self.fresh + self.grace)
 
 
 @dataclass(slots=True)
@@ -122,6 +130,15 @@ class Record:
     lease: Lease | None = None
     past: Past | None = None
 
+    @property
+    def end(self) -> float:
+        """The moment from which it is as good as nothing."""
+        return max(
+            -inf if self.kept is None else self.kept.gone,
+            -inf if self.lease is None else self.lease.end,
+            -inf if self.past is None else self.past.end,
+        )
+
 
 NOTHING = Record()
 
@@ -144,7 +161,9 @@ def left(kept: Keeps, now: float) -> Entry[Any]:
 
 def hit(kept: Keeps, ask: Ask, now: float) -> Found | None:
     """What is good for this caller, who need look no further. Who has waited takes what was fresh while he did."""
-    if ask.force or kept.entry.id == ask.seen or kept.fresh - now <= -ask.since or _gone(kept) <= now:
+    if ask.force or kept.entry.id == ask.seen:
+        return None
+    if kept.fresh <= now and (kept.fresh - now <= -ask.since or kept.gone <= now):
         return None
     entry = left(kept, now)
     return Found(entry) if ask.draw is None or not early.due(entry, ask.draw) else None
@@ -158,20 +177,6 @@ def served(kept: Keeps | None, now: float) -> Entry[Any] | None:
 def standing(lease: Lease | None, token: bytes, now: float) -> bool:
     """Whether the lease stands, and is of this token."""
     return lease is not None and lease.token == token and lease.end > now
-
-
-def end_of(record: Record) -> float:
-    """The moment from which the record is as good as nothing."""
-    kept, lease, past = record.kept, record.lease, record.past
-    return max(
-        -inf if kept is None else _gone(kept),
-        -inf if lease is None else lease.end,
-        -inf if past is None else past.end,
-    )
-
-
-def _gone(kept: Keeps) -> float:
-    return max(kept.keep, kept.fresh + GRACE)
 
 
 # -- a computation: claim, renew, fill or abandon -----------------------------------------------------------------
@@ -256,7 +261,8 @@ def invalidate(record: Record, now: float) -> Change[bool]:
 
 
 def _holding(entry: Entry[Any], now: float) -> Record:
-    return Record(Kept(entry, now + entry.fresh, now + max(entry.keep, entry.fresh)))
+    fresh, keep = now + entry.fresh, now + entry.keep
+    return Record(Kept(entry, fresh, keep if keep > fresh else fresh))
 
 
 def _token(lease: Lease | None) -> bytes | None:

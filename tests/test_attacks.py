@@ -317,7 +317,7 @@ def test_a_refresh_that_never_began_gives_its_lease_back() -> None:
     assert asyncio.run(f.refresh()) == 1
     assert monotonic() - began < 10
     keys = cache.engine._parts[0]
-    assert not len(keys.leases)
+    assert not len(keys.records)
 
 
 def test_a_call_that_is_closed_while_it_asks_leaves_its_flight() -> None:
@@ -428,7 +428,7 @@ print("alive")
     assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout == "alive\n"
 
 
-@pytest.mark.parametrize("one, two", [("_adopt", "put"), ("end", "decide"), ("_adopt", "end")])
+@pytest.mark.parametrize("one, two", [("_adopt", "put"), ("end", "change"), ("_adopt", "end")])
 def test_finalizers_that_interrupt_two_threads_do_not_wait_for_each_other(one: str, two: str) -> None:
     """Each would want the lock in the middle of whose part the other's thread was interrupted: both hang, for ever."""
     with Cache("memory://", ttl=60) as cache:

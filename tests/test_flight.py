@@ -330,9 +330,10 @@ def test_a_herd_shares_even_what_is_not_kept() -> None:
 
 def listeners(world: World) -> list[Any]:
     """Who sleeps in the engine until the lease of "k" falls."""
-    leases = world.engine._parts[0].leases
-    lease = leases.get("k", time.monotonic())
-    return lease.bell._listeners or [] if lease is not None else []
+    keys = world.engine._parts[0]
+    lease = keys.standing("k", time.monotonic())
+    hung = keys.waited.get(lease.token) if lease is not None else None
+    return hung.bell._listeners or [] if hung is not None else []
 
 
 def test_wait_runs_out() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 from stampede import decisions
 from stampede.colour import Bell, Colour
-from stampede.engines.leases import Ending, Lease, Names
+from stampede.engines.leases import Ending, Hung, Names, ring
 from stampede.pace import look_again
 from stampede.ports import Busy, Granted
+from stampede.record import Lease, Record
 
 __all__ = ["Line"]
 
@@ -37,26 +39,29 @@ class Line(Names):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
+        self._fence = count(1)
         self._begin()
 
     def _begin(self) -> None:
         self._waiting: dict[str, dict[bytes, Bell]] = {}  # in the order of arrival
-        self._turns: Ending[Lease] = Ending()
+        self._turns: Ending[str, Hung] = Ending()
 
     def acquire(self, name: str, token: bytes, seconds: float, *, waits: bool) -> Granted | Busy:
         with decisions.lock:
             if self.closed:
                 self.check()
             now = self.clock()
-            holder = self.leases.get(name, now) or self._turns.get(name, now)
-            told = None
+            lease, told = self.standing(name, now), None
+            holder: Lease | Hung | None = lease or self._turns.living(name, now)
             if holder is None and name in self._waiting:  # its lease ended, or the one whose turn it was didn't come
                 holder = told = self._hand_on(name, now)
             if holder is None or holder.token == token:
-                self._turns.pop(name)
+                self._turns.pop(name, None)
                 if name in self._waiting:
                     self._leave(name, token)
-                return Granted(fence=self.grant(name, token, seconds, now)[0])
+                fence = next(self._fence) if lease is None else lease.fence
+                self.records.put(name, Record(lease=Lease(token, now + seconds, fence)), now)
+                return Granted(fence=fence)
             busy = Busy(holder.token, holder.end - now)
             if waits:
                 busy = self._queue(name, token, busy)
@@ -69,14 +74,13 @@ class Line(Names):
         ahead = list(queue).index(token) if token in queue else len(queue)
         return _Queued(busy.token, busy.lease, bell=queue.setdefault(token, Bell()), ahead=ahead)
 
-    def _hand_on(self, name: str, now: float) -> Lease | None:
+    def _hand_on(self, name: str, now: float) -> Hung | None:
         """Under the lock: keep it for who has waited longest. Its bell is to be rung, outside."""
         queue = self._waiting.get(name)
         if not queue:
             return None
         token = next(iter(queue))
-        turn = Lease(token, now + TURN, 0)
-        turn.bell = queue[token]
+        turn = Hung(token, now + TURN, queue[token])
         self._leave(name, token)
         self._turns.put(name, turn, now)
         return turn
@@ -93,19 +97,18 @@ class Line(Names):
             if self.closed:
                 self.check()
             now = self.clock()
-            lease = self.standing(name, token)
-            if lease is not None:
-                self.leases.pop(name)
-            elif (turn := self._turns.get(name, now)) is not None and turn.token == token:
-                self._turns.pop(name)
+            lease, turn = self.standing(name, now), self._turns.living(name, now)
+            ours = lease is not None and lease.token == token
+            if ours:
+                self.records.pop(name, None)
+            elif turn is not None and turn.token == token:
+                self._turns.pop(name, None)
             else:
                 self._leave(name, token)
                 return False
-            next_one = self._hand_on(name, now) if name in self._waiting else None
-        for each in (lease, next_one):
-            if each is not None:
-                each.bell.ring()
-        return lease is not None
+            woken = self.waited.pop(token, None), self._hand_on(name, now) if name in self._waiting else None
+        ring([hung for hung in woken if hung is not None])
+        return ours
 
     async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
         """Until it is the waiter's turn; without a place, until the lease falls or ends."""

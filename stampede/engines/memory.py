@@ -5,22 +5,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from stampede import decisions, early, forks
-from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
-from stampede.engines.leases import Ending, Lease, Names, Past, ring
+from stampede import decisions, forks, record
+from stampede.colour import BLOCKING, SUSPENDING, Colour
+from stampede.engines.leases import Ending, Names, ring
 from stampede.engines.line import Line
 from stampede.engines.url import anything, options_of, text, whole
 from stampede.engines.whereabouts import here
-from stampede.entry import GRACE, Entry, Verdict
+from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError, TooLarge
 from stampede.interruptions import pass_on
 from stampede.local import Resident, Tier
 from stampede.policy import nearest
 from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Shown, Versioned
+from stampede.record import NOTHING, Change, Keeps, Record
 
 __all__ = ["MemoryEngine", "check_url", "from_url"]
+
+T = TypeVar("T")
 
 
 class MemoryEngine(Engine):
@@ -60,7 +63,7 @@ class MemoryEngine(Engine):
 
     def ping(self) -> float:
         start = time.perf_counter()
-        self._parts[0].kept("")
+        self._parts[0].kept("", self._parts[0].clock())
         return time.perf_counter() - start
 
     def close(self) -> None:
@@ -163,28 +166,6 @@ def _is_cachetools(cache: object) -> bool:
     return isinstance(cache, Cache)
 
 
-def _kept(resident: Resident, now: float) -> Entry[Any]:
-    """The entry with what is left of its times."""
-    entry = resident.entry
-    return Entry(
-        entry.value, entry.id, entry.cost, entry.margin, entry.ttl,
-        resident.fresh - now, resident.keep - now, entry.raised,
-    )  # fmt: skip
-
-
-def _gone(resident: Resident, now: float) -> bool:
-    return max(resident.keep, resident.fresh + GRACE) <= now
-
-
-def _good(resident: Resident, ask: Ask, now: float) -> bool:
-    """Whether this caller need look no further."""
-    if ask.force or resident.entry.id == ask.seen or resident.fresh - now <= -ask.since:
-        return False
-    if _gone(resident, now):
-        return False
-    return ask.draw is None or not early.due(_kept(resident, now), ask.draw)
-
-
 # -- what is decided under one lock -------------------------------------------------------------------------------
 
 
@@ -194,75 +175,53 @@ class _Keys(Names):
     def __init__(self, shelf: Shelf, clock: Callable[[], float]) -> None:
         super().__init__(clock)
         self.shelf = shelf
-        self.pasts: Ending[Past] = Ending()
         self.bumps: dict[str, int] = {}
         self.softer: dict[str, int] = {}
         self.generations: dict[str, str] = {}  # as they are told; another dict after every bump
         self.great_bumps = 0
         self.fading: deque[tuple[float, str]] = deque()
 
-    def decide(self, key: str, token: bytes, ask: Ask) -> tuple[Reply, Bell | None]:
-        """One claim's answer, and the bell of a lease that it ends."""
-        now = self.clock()
-        resident = self.shelf.get(key)
-        if resident is not None and _good(resident, ask, now):
-            return Found(_kept(resident, now)), None
-        entry = _kept(resident, now) if resident is not None and resident.keep > now else None
-        if not ask.force:
-            past = self.pasts.get(key, now)
-            failed = past and past.answer(ask.awaited, entry, now)
-            if failed:
-                return failed, None
-            lease = self.leases.get(key, now)
-            if lease is not None and lease.token != token:
-                return Busy(lease.token, lease.end - now, entry), None
-        fence, bell = self.grant(key, token, ask.lease, now)
-        return Granted(entry, fence), bell
+    def change(self, key: str, ask: Callable[[Record, float], Change[T]]) -> T:
+        """The answer. By then what the question has made of the key is there, and who waited is woken."""
+        with decisions.lock:
+            if self.closed:
+                self.check()
+            now = self.clock()
+            kept, noted = self.shelf.get(key), self.records.get(key, NOTHING)
+            was = noted if kept is None else Record(kept, noted.lease, noted.past)
+            after, answer, fallen = ask(was, now)
+            if after is not was:
+                if after.kept is not kept:
+                    self._keep(key, after.kept, kept, now)
+                    if self.records.get(key, NOTHING) is not noted:
+                        # Some value's finalizer has changed the key in the middle of our put: all is decided anew.
+                        self.shelf.drop(key)
+                        return self.change(key, ask)
+                self.note(key, after, now)
+            hung = self.waited.pop(fallen, None) if fallen is not None else None
+        if hung is not None:
+            hung.bell.ring()
+        return answer  # what was there lives until now: its value's finalizer may be anything
 
-    def put(self, key: str, entry: Entry[Any]) -> Lease | None:
-        """Store, and forget what was going on; returns the lease that this ends."""
-        now = self.clock()
-        self.shelf.put(Resident(key, "", entry, 0.0, now + entry.fresh, now + entry.keep))
-        self._fade(key, entry, now)
-        return self.forget(key)
-
-    def _fade(self, key: str, entry: Entry[Any], now: float) -> None:
-        """Drop what was stored for those who were waiting, and for nobody else (ttl 0), when they have had it."""
+    def _keep(self, key: str, kept: Keeps | None, older: Resident | None, now: float) -> None:
+        if kept is None:
+            self.shelf.drop(key)
+            return
+        scope = older.scope if older is not None and older.entry is kept.entry else ""
+        self.shelf.put(Resident(key, scope, kept.entry, 0.0, kept.fresh, kept.keep))
         while self.fading and self.fading[0][0] <= now:
-            _, old = self.fading.popleft()
-            resident = self.shelf.get(old)
-            if resident is not None and _gone(resident, now):
-                self.shelf.drop(old)
-        if entry.keep <= 0:
-            self.fading.append((now + entry.fresh + GRACE, key))
+            self._fade(self.fading.popleft()[1], now)
+        if kept.keep <= now:
+            self.fading.append((kept.gone, key))
 
-    def forget(self, key: str) -> Lease | None:
-        self.pasts.pop(key)
-        return self.leases.pop(key)
+    def _fade(self, key: str, now: float) -> None:
+        """Drop what was stored for those who were waiting, and for nobody else (ttl 0), when they have had it."""
+        resident = self.shelf.get(key)
+        if resident is not None and resident.gone <= now:
+            self.shelf.drop(key)
 
-    def kept(self, key: str) -> Entry[Any] | None:
-        now, resident = self.clock(), self.shelf.get(key)
-        return _kept(resident, now) if resident is not None and resident.keep > now else None
-
-    def leave(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> None:
-        """A verdict, or a rest, after a lease that has fallen."""
-        now = self.clock()
-        past = self.pasts.get(key, now) or Past()
-        past.add(token, verdict, rest, now)
-        if past.end > now:
-            self.pasts.put(key, past, now)
-
-    def soften(self, key: str) -> bool:
-        """Make what is fresh stale. A new resident, as a hit may be about to draw an end for the old one."""
-        now, old = self.clock(), self.shelf.get(key)
-        if old is None or old.fresh <= now:
-            return False
-        self.shelf.put(Resident(key, old.scope, old.entry, 0.0, now, old.keep))
-        return True
-
-    def start_again(self) -> None:
-        super().start_again()
-        self.pasts = Ending()
+    def kept(self, key: str, now: float) -> Entry[Any] | None:
+        return record.served(self.shelf.get(key), now)
 
 
 # -- the ports ----------------------------------------------------------------------------------------------------
@@ -274,34 +233,22 @@ class _Verbs(Versioned):
     def __init__(self, keys: _Keys, colour: Colour) -> None:
         self._keys = keys
         self._colour = colour
-        self.kept = keys.kept
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        with decisions.lock:
-            reply, bell = self._keys.decide(key, token, ask)
-        if bell is not None:
-            bell.ring()
-        return reply
+        keys = self._keys
+        resident = keys.shelf.get(key)
+        if resident is not None:  # for most claims that is all: they need no record
+            with decisions.lock:
+                found = record.hit(resident, ask, keys.clock())
+            if found is not None:
+                return found
+        return keys.change(key, lambda was, now: record.claim(was, token, ask, now))
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        with decisions.lock:
-            lease = self._keys.standing(key, token)
-            old = self._keys.shelf.get(key)  # outlives the lock, as its value's finalizer may be anything
-            stored = lease is not None and self._keys.put(key, entry) is lease
-            if lease is not None and not stored:
-                self._keys.shelf.drop(key)  # some value's finalizer has just invalidated it, in the middle of our put
-        del old
-        ring([lease])
-        return stored
+        return self._keys.change(key, lambda was, now: record.fill(was, token, entry, now))
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        with decisions.lock:
-            lease = self._keys.standing(key, token)
-            if lease is not None:
-                self._keys.leases.pop(key)
-                self._keys.leave(key, token, verdict, rest)
-        ring([lease])
-        return lease is not None
+        return self._keys.change(key, lambda was, now: record.abandon(was, token, verdict, rest, now))
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         await self._keys.wait(key, busy, timeout, self._colour)
@@ -312,13 +259,14 @@ class _Verbs(Versioned):
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         self._keys.check()
-        return [self.kept(key) for key in keys]
+        now = self._keys.clock()
+        return [self._keys.kept(key, now) for key in keys]
 
     async def show(self, key: str) -> Shown:
         with decisions.lock:
             self._keys.check()
-            entry, now = self.kept(key), self._keys.clock()
-            lease = self._keys.leases.get(key, now)
+            now = self._keys.clock()
+            entry, lease = self._keys.kept(key, now), self._keys.standing(key, now)
         return Shown(entry, b"") if lease is None else Shown(entry, lease.token, lease.end - now, here())
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
@@ -327,38 +275,16 @@ class _Verbs(Versioned):
         return [each.key for each in kept if each.keep > now and each.key.startswith(prefix)], None
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        with decisions.lock:
-            self._keys.check()
-            old = self._keys.shelf.get(key)
-            lease = self._keys.put(key, entry)
-        del old
-        ring([lease])
+        return self._keys.change(key, lambda was, now: record.set(was, entry, now))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        with decisions.lock:
-            self._keys.check()
-            kept = self.kept(key)
-            if (None if kept is None else kept.id) != seen:
-                return False
-            lease = self._keys.put(key, entry)
-        ring([lease])
-        return True
+        return self._keys.change(key, lambda was, now: record.replace(was, seen, entry, now))
 
     async def expire(self, key: str) -> bool:
-        with decisions.lock:
-            self._keys.check()
-            fresh, lease = self._keys.soften(key), self._keys.leases.pop(key)
-        ring([lease])
-        return fresh
+        return self._keys.change(key, record.expire)
 
     async def invalidate(self, key: str) -> bool:
-        with decisions.lock:
-            self._keys.check()
-            kept, old = self.kept(key), self._keys.shelf.drop(key)
-            lease = self._keys.forget(key)
-        del old
-        ring([lease])
-        return kept is not None
+        return self._keys.change(key, record.invalidate)
 
     def generation_at_hand(self, scope: str) -> str:
         told = self._keys.generations  # before the bumps are read: what is told of older ones goes with it
@@ -393,10 +319,10 @@ class _Verbs(Versioned):
             self._keys.great_bumps += 1
             self._keys.bumps.clear()
             self._keys.generations = {}
-            self._keys.pasts.clear()
             self._keys.shelf.clear()
-            fallen = self._keys.leases.clear()
-        ring(fallen)
+            self._keys.records.clear()
+            waited, self._keys.waited = self._keys.waited, Ending()
+        ring(waited.values())
 
 
 class _Locks:

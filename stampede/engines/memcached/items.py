@@ -1,33 +1,31 @@
-"""What an item of the server holds: an entry, and who is computing it, and how that went before. Pure.
+"""What an item of the server holds: the record of a key. Pure.
 
 Three kinds, told apart by the client flags: a bare stub that a claim's vivify has left (no flags, no bytes), an entry
 (`PLAIN`), and an entry or nothing with a lease or a past (`STATE`). All times are told from the item's own end, which
-the server counts in whole seconds: what is 2.4 s long ends with the third tick of its clock.
+the server counts in whole seconds: what is 2.4 s long ends with the third tick of its clock. In a record that was read
+here they are seconds from now, so that now is 0.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil, inf, isfinite
 from struct import Struct, error
 from typing import NamedTuple
 
-from stampede import early
-from stampede.engines.leases import Past
+from stampede import record
 from stampede.engines.memcached.meta import MONTH, Reply
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.ports import Ask, Busy, Failed, Found
+from stampede.record import NOTHING, Kept, Lease, Past, Record
 
 __all__ = [
     "PLAIN",
     "STATE",
     "Body",
-    "Item",
     "answer",
-    "good",
-    "kept",
+    "bare",
     "left_of",
     "name_of",
     "plain",
@@ -60,20 +58,9 @@ class Body(NamedTuple):
     ttl: int  # 0: no end
 
 
-@dataclass(slots=True)
-class Item:
-    """An item as it was read: times are seconds from now."""
-
-    entry: Entry[bytes] | None = None
-    holder: bytes = b""
-    lease: float = 0.0
-    past: Past = field(default_factory=Past)
-    who: bytes = b""  # whose the token is
-
-    @property
-    def bare(self) -> bool:
-        """Nothing but a lease."""
-        return self.entry is None and self.past.end <= 0
+def bare(it: Record) -> bool:
+    """Nothing but a lease, if that."""
+    return it.kept is None and (it.past is None or it.past.end <= 0)
 
 
 def name_of(key: str, kind: bytes = b"s") -> bytes:
@@ -101,18 +88,21 @@ def standing(lease: float) -> int:
     return min(max(ceil(lease), 1) + 1, MONTH)
 
 
-def write(item: Item) -> Body:
+def write(it: Record) -> Body:
     """An item with a lease or a past; without both it is plain."""
-    entry, past = item.entry, item.past
-    if item.lease <= 0 and past.end <= 0 and entry is not None:
+    entry = None if it.kept is None else record.left(it.kept, 0.0)
+    past, lease = it.past or Past(), it.lease or Lease(b"", 0.0)
+    if lease.end <= 0 and past.end <= 0 and entry is not None:
         return plain(entry)
-    ends = [item.lease, past.end]
+    ends = [lease.end, past.end]
     if entry is not None:
         ends.append(max(entry.keep, entry.fresh + GRACE + 1))
     ttl = max(min(ceil(min(max(ends), MONTH)), MONTH), 1)
     story = _told(past, ttl, cramped=entry is not None and len(entry.value) > _LARGE)
-    holder = item.holder + b"@" + item.who if item.who and len(item.holder) == _TOKEN else item.holder
-    head = _LEASE.pack(len(holder), ttl - item.lease, len(story))
+    holder = lease.token
+    if lease.holder and len(holder) == _TOKEN:
+        holder += b"@" + lease.holder.encode("utf-8", "replace")
+    head = _LEASE.pack(len(holder), ttl - lease.end, len(story))
     rest = b"" if entry is None else _packed(entry, ttl)
     return Body(head + holder + story + rest, STATE, ttl)
 
@@ -147,35 +137,34 @@ def _cut(verdict: Verdict, longest: int) -> list[str]:
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def read_plain(reply: Reply) -> Entry[bytes] | None:
+def read_plain(reply: Reply) -> Kept | None:
     """The entry of a plain item. None: somebody else's bytes."""
     return _unpacked(reply.value, 0, reply.left)
 
 
-def read(reply: Reply) -> Item:
+def read(reply: Reply) -> Record:
     """Whatever is there. What is not ours is like nothing."""
     if reply.flags == PLAIN:
-        return Item(read_plain(reply))
+        return Record(read_plain(reply))
     if reply.flags != STATE:
-        return Item()
+        return NOTHING
     left = float(reply.left)
     try:
         size, leaselag, length = _LEASE.unpack_from(reply.value)
         at = _LEASE.size + size
-        holder, who, story = reply.value[_LEASE.size : at], b"", reply.value[at : at + length]
-        if holder[_TOKEN : _TOKEN + 1] == b"@":
-            holder, who = holder[:_TOKEN], holder[_TOKEN + 1 :]
+        token, who, story = reply.value[_LEASE.size : at], b"", reply.value[at : at + length]
+        if token[_TOKEN : _TOKEN + 1] == b"@":
+            token, who = token[:_TOKEN], token[_TOKEN + 1 :]
         at += length
-        entry = _unpacked(reply.value, at, reply.left) if len(reply.value) > at else None
-        past = _heard(story, left) if story else Past()
+        kept = _unpacked(reply.value, at, reply.left) if len(reply.value) > at else None
+        past = _heard(story, left) if story else None
     except (error, ValueError, TypeError, OverflowError, RecursionError):
-        return Item()
-    lease = left - leaselag if isfinite(leaselag) else 0.0
-    holder, who = (holder, who) if lease > 0 else (b"", b"")
-    return Item(entry, holder, max(lease, 0.0), past, who)
+        return NOTHING
+    end = left - leaselag if isfinite(leaselag) else 0.0
+    return Record(kept, Lease(token, end, holder=who.decode("utf-8", "replace")) if end > 0 else None, past)
 
 
-def _unpacked(value: bytes, at: int, left: int) -> Entry[bytes] | None:
+def _unpacked(value: bytes, at: int, left: int) -> Kept | None:
     try:
         version, flags, id, freshlag, keeplag, cost, margin, ttl = _ENTRY.unpack_from(value, at)
     except error:
@@ -184,17 +173,14 @@ def _unpacked(value: bytes, at: int, left: int) -> Entry[bytes] | None:
         return None
     fresh = inf if flags & _ALWAYS_FRESH else left - freshlag
     keep = inf if flags & _ALWAYS_KEPT else left - keeplag
-    return Entry(value[at + _ENTRY.size :], id, cost, margin, ttl, fresh, keep, flags & _RAISED != 0)
+    entry = Entry(value[at + _ENTRY.size :], id, cost, margin, ttl, fresh, keep, flags & _RAISED != 0)
+    return Kept(entry, fresh, keep, GRACE + 1)
 
 
 def _heard(story: bytes, left: float) -> Past:
-    past = Past()
-    restlag, why, verdicts = json.loads(story)
-    if restlag is not None:
-        past.rest = left - restlag
-    past.why = Verdict(*map(str, why))
-    past.verdicts = {bytes.fromhex(token): (Verdict(*map(str, rest)), left - lag) for token, lag, *rest in verdicts}
-    past.end = max([past.rest, *(end for _, end in past.verdicts.values())])
+    restlag, why, told = json.loads(story)
+    verdicts = {bytes.fromhex(token): (Verdict(*map(str, rest)), left - lag) for token, lag, *rest in told}
+    past = Past(verdicts, -inf if restlag is None else left - restlag, Verdict(*map(str, why)))
     if not past.end < inf:
         raise ValueError(story)
     return past
@@ -203,34 +189,21 @@ def _heard(story: bytes, left: float) -> Past:
 # -- deciding -----------------------------------------------------------------------------------------------------
 
 
-def kept(entry: Entry[bytes] | None) -> Entry[bytes] | None:
-    """What may be served while it is stale; not what is there for waiters only."""
-    return entry if entry is not None and entry.keep > 0 else None
-
-
-def good(entry: Entry[bytes], ask: Ask) -> bool:
-    """Whether this caller need look no further."""
-    if entry.fresh <= -ask.since or ask.force or entry.id == ask.seen or max(entry.keep, entry.fresh + GRACE + 1) <= 0:
-        return False
-    return ask.draw is None or not early.due(entry, ask.draw)
-
-
-def answer(item: Item, token: bytes, ask: Ask) -> Found | Busy | Failed | None:
+def answer(it: Record, token: bytes, ask: Ask) -> Found | Busy | Failed | None:
     """One claim's answer. None: the lease may be had."""
-    if item.entry is not None and good(item.entry, ask):
-        return Found(item.entry)
-    if ask.force:
-        return None
-    entry = kept(item.entry)
-    failed = item.past.answer(ask.awaited, entry, 0.0) if item.past.end > 0 else None
-    if failed is not None:
-        failed.rest = max(failed.rest - 1, 0.05) if failed.rest > 0 else 0.0
-        return failed
-    if item.lease > 0 and item.holder != token:
-        return Busy(item.holder, left_of(item.lease), entry)
-    return None
+    _, reply, _ = record.claim(it, token, ask, 0.0)
+    match reply:
+        case Busy():
+            reply.lease = left_of(reply.lease)
+        case Failed():
+            reply.rest = left_of(reply.rest) if reply.rest > 0 else 0.0
+        case Found():
+            pass
+        case _:
+            return None
+    return reply
 
 
-def left_of(lease: float) -> float:
-    """Seconds for which a lease stands at least: what the server says has begun already."""
-    return max(lease - 1, 0.05)
+def left_of(seconds: float) -> float:
+    """Seconds for which a lease or a rest stands at least: what the server says has begun already."""
+    return max(seconds - 1, 0.05)

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable
 from random import random
 
+from stampede import record
 from stampede.colour import Colour
-from stampede.engines.looking import pause
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import Link
-from stampede.engines.memcached.items import Item
 from stampede.engines.memcached.verbs import TRIES, Line
+from stampede.engines.memcached.waiting import pause
 from stampede.errors import EngineError
 from stampede.ports import Busy, Granted
+from stampede.record import Lease, Record
 
 __all__ = ["MemcachedLocks"]
 
@@ -35,9 +36,9 @@ class MemcachedLocks:
                 if added.code == b"HD":
                     return Granted(fence=int(added.cas))
                 seen = (await link.ask(meta.look(its), twice=True))[0]
-                item = items.read(seen)
-                if item.holder and item.holder != token:
-                    return Busy(item.holder, items.left_of(item.lease))
+                held = items.read(seen).lease
+                if held is not None and held.token != token:
+                    return Busy(held.token, items.left_of(held.end))
                 if seen.code == b"VA":  # our own, whose reply was lost; or nobody's
                     taken = (await link.ask(meta.put(its, *body, seen.cas)))[0]
                     if taken.code == b"HD":
@@ -61,7 +62,7 @@ class MemcachedLocks:
         try:
             for _ in range(TRIES):
                 seen = (await link.ask(meta.look(its), twice=True))[0]
-                if items.read(seen).holder != token:
+                if not record.standing(items.read(seen).lease, token, 0.0):
                     return False
                 if (await link.ask(command(seen.cas)))[0].code == b"HD":
                     return True
@@ -82,9 +83,9 @@ class MemcachedLocks:
                     seen = (await link.ask(meta.look(its), twice=True))[0]
                 finally:
                     self._line.give(link)
-                if items.read(seen).holder != busy.token:
+                if not record.standing(items.read(seen).lease, busy.token, 0.0):
                     return
 
 
-def _held(token: bytes, lease: float) -> Item:
-    return Item(holder=token, lease=items.standing(lease))
+def _held(token: bytes, lease: float) -> Record:
+    return Record(lease=Lease(token, items.standing(lease)))

@@ -12,18 +12,20 @@ from collections.abc import Callable, Sequence
 from random import random
 from typing import Any, Protocol
 
+from stampede import record
 from stampede.colour import Colour, run_blocking
-from stampede.engines.looking import Costs, pause
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import Hold, Holds, Link, alias, is_alias
-from stampede.engines.memcached.items import PLAIN, Body, Item
+from stampede.engines.memcached.items import PLAIN, Body
 from stampede.engines.memcached.servers import NoRoom, Server, Servers
+from stampede.engines.memcached.waiting import pause
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Versioned
+from stampede.record import NOTHING, Keeps, Lease, Record
 
-__all__ = ["Generations", "Keys", "Line"]
+__all__ = ["Costs", "Generations", "Keys", "Line"]
 
 TRIES = 100
 """How often a change is tried again because somebody else was faster."""
@@ -69,6 +71,15 @@ class Generations:
         self.own: dict[str, str] = {}  # while the server that knows is down
 
 
+class Costs(dict[bytes, float]):
+    """What keys of this process have cost, for those who wait for the next value."""
+
+    def learn(self, name: bytes, entry: Entry[Any]) -> None:
+        if len(self) > 10_000:
+            self.clear()
+        self[name] = entry.cost
+
+
 class Keys(Versioned):
     """Claims and Store of one colour.
 
@@ -81,7 +92,7 @@ class Keys(Versioned):
         line: Line,
         holds: Holds,
         generations: Generations,
-        costs: Costs[bytes],
+        costs: Costs,
         colour: Colour,
         later: Callable[[Hold, Link], bool] | None = None,
     ) -> None:
@@ -104,10 +115,11 @@ class Keys(Versioned):
                 sent = time.monotonic()
                 reply = (await link.ask(meta.claim(name), twice=True))[0]
                 if reply.flags == PLAIN:
-                    entry = items.read_plain(reply)
-                    if entry is not None and items.good(entry, ask):
-                        self._costs.learn(name, entry)
-                        return Found(entry)
+                    kept = items.read_plain(reply)
+                    found = record.hit(kept, ask, 0.0) if kept is not None else None
+                    if found is not None:
+                        self._costs.learn(name, found.entry)
+                        return found
                 if reply.won and self._later is not None:
                     given = True
                     if self._later(self._won(link, name, token, ask, reply, sent), link):
@@ -150,40 +162,40 @@ class Keys(Versioned):
             return Granted(fence=int(hold.cas)) if self.sign(hold) else None
         elif not ask.force and not (hold is not None and hold.cas == reply.cas and hold.known_to(link)):
             return Busy(alias(reply.cas), items.left_of(reply.left))
-        return await self._lease(link, Item(), name, token, ask, reply.cas)
+        return await self._lease(link, NOTHING, name, token, ask, reply.cas)
 
     async def _decided(self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply) -> Reply | None:
-        item = items.read(reply)
-        if item.entry is not None:
-            self._costs.learn(name, item.entry)
-        verdict = items.answer(item, token, ask)
-        return verdict if verdict is not None else await self._lease(link, item, name, token, ask, reply.cas)
+        was = items.read(reply)
+        if was.kept is not None:
+            self._costs.learn(name, was.kept.entry)
+        verdict = items.answer(was, token, ask)
+        return verdict if verdict is not None else await self._lease(link, was, name, token, ask, reply.cas)
 
-    async def _lease(self, link: Link, item: Item, name: bytes, token: bytes, ask: Ask, cas: bytes) -> Granted | None:
+    async def _lease(self, link: Link, was: Record, name: bytes, token: bytes, ask: Ask, cas: bytes) -> Granted | None:
         """Write the lease over what is there. None: it is not there any more."""
         hold = self._holds.get(name, token) or Hold(name, token, ask.lease)
         hold.lease = ask.lease
         self._holds.add(hold)
-        if not await self._sign(link, hold, item, cas):
+        if not await self._sign(link, hold, was, cas):
             self._holds.pop(name, token)
             return None
-        return Granted(items.kept(item.entry), int(hold.cas))
+        return Granted(record.served(was.kept, 0.0), int(hold.cas))
 
-    async def _sign(self, link: Link, hold: Hold, item: Item, cas: bytes) -> bool:
+    async def _sign(self, link: Link, hold: Hold, was: Record, cas: bytes) -> bool:
         """Let a lease stand from now on, in its holder's name."""
         sent = time.monotonic()
-        reply = (await link.ask(self._signature(hold, item, cas)))[0]
+        reply = (await link.ask(self._signature(hold, was, cas)))[0]
         if reply.code == b"HD":
-            self._signed(hold, item, reply, sent)
+            self._signed(hold, was, reply, sent)
         return reply.code == b"HD"
 
-    def _signature(self, hold: Hold, item: Item, cas: bytes) -> bytes:
-        item.holder, item.who, item.lease = hold.token, here().encode("utf-8", "replace"), items.standing(hold.lease)
-        return meta.put(hold.name, *items.write(item), cas)
+    def _signature(self, hold: Hold, was: Record, cas: bytes) -> bytes:
+        lease = Lease(hold.token, items.standing(hold.lease), holder=here())
+        return meta.put(hold.name, *items.write(Record(was.kept, lease, was.past)), cas)
 
-    def _signed(self, hold: Hold, item: Item, reply: meta.Reply, sent: float) -> None:
+    def _signed(self, hold: Hold, was: Record, reply: meta.Reply, sent: float) -> None:
         hold.stands(reply.cas, sent, items.standing(hold.lease) - 1)
-        hold.signed, hold.bare = True, item.bare
+        hold.signed, hold.bare = True, items.bare(was)
 
     # -- the end of a lease -------------------------------------------------------------------------------------
 
@@ -211,12 +223,12 @@ class Keys(Versioned):
                     # through. Whether the server is lost too is for the next question to find out.
                     self._line.give(link)
                     link = await self._line.take(name)
-                    return await self._over(link, name, token, entry.id, body)
+                    return await self._over(link, name, token, entry, body)
                 if reply.code == b"HD":
                     return True
                 if reply.code == b"NF":
                     return False
-            return await self._over(link, name, token, entry.id, body)
+            return await self._over(link, name, token, entry, body)
         except (TooLarge, NoRoom) as refusal:
             if hold is not None:
                 self._holds.add(hold)
@@ -232,13 +244,14 @@ class Keys(Versioned):
                 self._holds.pop(name, token)
             self._line.give(link)
 
-    async def _over(self, link: Link, name: bytes, token: bytes, id: bytes, body: Body) -> bool:
+    async def _over(self, link: Link, name: bytes, token: bytes, entry: Entry[Any], body: Body) -> bool:
         """Store if the lease in the item is ours: somebody has changed the item, or the connection is a new one."""
         for _ in range(TRIES):
             seen = (await link.ask(meta.look(name), twice=True))[0]
-            item = items.read(seen)
-            if item.holder != token:
-                return item.entry is not None and item.entry.id == id
+            was = items.read(seen)
+            after, stored, _ = record.fill(was, token, entry, 0.0)
+            if after is was:
+                return stored
             reply = (await link.ask(meta.put(name, *body, seen.cas)))[0]
             if reply.code != b"EX":
                 return reply.code == b"HD"
@@ -251,23 +264,21 @@ class Keys(Versioned):
         try:
             for _ in range(TRIES):
                 seen = (await link.ask(meta.look(name), twice=True))[0]
-                item = items.read(seen)
-                if not self._ours(link, hold, token, seen, item):
+                was = items.read(seen)
+                if not self._ours(link, hold, token, seen, was):
                     return False
-                item.holder, item.lease = b"", 0.0
-                for called in [token, *(hold.aliases if hold is not None else ())]:
-                    item.past.add(called, verdict, 0.0, 0.0)
-                if rest > 0:
-                    item.past.add(token, None, items.standing(rest), 0.0)
-                if (await link.ask(_left(name, item, seen)))[0].code not in (b"EX", b"NS"):
+                for called in [*(hold.aliases if hold is not None else ()), token]:
+                    was = Record(was.kept, Lease(called, 1.0), was.past)
+                    was, _, _ = record.abandon(was, called, verdict, items.standing(rest) if rest > 0 else 0.0, 0.0)
+                if (await link.ask(_left(name, was, seen)))[0].code not in (b"EX", b"NS"):
                     return True
             return False
         finally:
             self._line.give(link)
 
-    def _ours(self, link: Link, hold: Hold | None, token: bytes, seen: meta.Reply, item: Item) -> bool:
+    def _ours(self, link: Link, hold: Hold | None, token: bytes, seen: meta.Reply, was: Record) -> bool:
         """Whether the lease that stands has this token, also where that isn't written in the item."""
-        if item.holder == token:
+        if record.standing(was.lease, token, 0.0):
             return True
         if hold is None or not hold.known_to(link):
             return False
@@ -288,14 +299,14 @@ class Keys(Versioned):
             self._line.give(link)
 
     async def _renewed(self, link: Link, hold: Hold) -> bool:
-        if hold.bare and hold.known_to(link) and await self._sign(link, hold, Item(), hold.cas):
+        if hold.bare and hold.known_to(link) and await self._sign(link, hold, NOTHING, hold.cas):
             return True
         for _ in range(TRIES):
             seen = (await link.ask(meta.look(hold.name), twice=True))[0]
-            item = items.read(seen)
-            if item.holder != hold.token:
+            was = items.read(seen)
+            if not record.standing(was.lease, hold.token, 0.0):
                 return False
-            if await self._sign(link, hold, item, seen.cas):
+            if await self._sign(link, hold, was, seen.cas):
                 return True
         return False
 
@@ -307,7 +318,7 @@ class Keys(Versioned):
             if signer is None or hold.signed:
                 return hold.signed
             try:
-                return run_blocking(self._sign(signer, hold, Item(), hold.cas))
+                return run_blocking(self._sign(signer, hold, NOTHING, hold.cas))
             except EngineError:
                 return False  # its fill will see
             finally:
@@ -333,37 +344,36 @@ class Keys(Versioned):
                     self._line.give(link)
                 if _is_stub(reply) and awaited == alias(reply.cas):
                     continue
-                item = items.read(reply)
-                if item.holder and is_alias(awaited):
-                    awaited = item.holder  # it has been signed
-                if item.holder and item.holder == awaited:
+                there = items.read(reply)
+                if there.lease is not None and is_alias(awaited):
+                    awaited = there.lease.token  # it has been signed
+                if there.lease is not None and there.lease.token == awaited:
                     continue
-                return self._news(name, item, busy, time.monotonic() - began)
+                return self._news(name, there.kept, busy, time.monotonic() - began)
 
-    def _news(self, name: bytes, item: Item, busy: Busy, waited: float) -> Found | None:
-        entry = item.entry
-        if entry is None or (busy.entry is not None and busy.entry.id == entry.id):
+    def _news(self, name: bytes, kept: Keeps | None, busy: Busy, waited: float) -> Found | None:
+        if kept is None:
             return None
-        self._costs.learn(name, entry)
-        return Found(entry) if items.good(entry, Ask(0.0, since=waited)) else None
+        self._costs.learn(name, kept.entry)
+        return record.hit(kept, Ask(0.0, since=waited, seen=busy.entry.id if busy.entry is not None else None), 0.0)
 
     # -- store --------------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         names = [items.name_of(key) for key in keys]
         replies = await self._asked(names, meta.look)
-        return [items.kept(items.read(reply).entry) for reply in replies]
+        return [record.served(items.read(reply).kept, 0.0) for reply in replies]
 
     async def show(self, key: str) -> Shown:
         name = items.name_of(key)
         (reply,) = await self._asked([name], meta.look)
         if _is_stub(reply):
             return Shown(None, alias(reply.cas), items.left_of(reply.left))
-        item = items.read(reply)
-        entry = items.kept(item.entry)
-        if item.lease <= 0:
+        there = items.read(reply)
+        entry, lease = record.served(there.kept, 0.0), there.lease
+        if lease is None:
             return Shown(entry, b"")
-        return Shown(entry, item.holder, items.left_of(item.lease), item.who.decode("utf-8", "replace"))
+        return Shown(entry, lease.token, items.left_of(lease.end), lease.holder)
 
     async def _asked(self, names: Sequence[bytes], command: Callable[[bytes], bytes]) -> list[meta.Reply]:
         """One command for each name, one round trip per server and `AT_ONCE` of them."""
@@ -397,9 +407,10 @@ class Keys(Versioned):
             _fits(link, name, body)
             for _ in range(TRIES):
                 reply = (await link.ask(meta.look(name), twice=True))[0]
-                old = items.kept(items.read(reply).entry)
-                if (None if old is None else old.id) != seen:
-                    return False
+                was = items.read(reply)
+                after, replaced, _ = record.replace(was, seen, entry, 0.0)
+                if after is was:
+                    return replaced
                 missing = reply.code == b"EN"
                 command = meta.add(name, *body) if missing else meta.put(name, *body, reply.cas)
                 if (await link.ask(command))[0].code == b"HD":
@@ -418,12 +429,11 @@ class Keys(Versioned):
                 seen = (await link.ask(meta.look(name), twice=True))[0]
                 if seen.code == b"EN":
                     return False
-                item = items.read(seen)
-                fresh = item.entry is not None and item.entry.fresh > 0
-                if item.entry is not None and fresh:
-                    item.entry.fresh = 0.0
-                item.holder, item.lease = b"", 0.0
-                if (await link.ask(_left(name, item, seen)))[0].code != b"EX":
+                was = items.read(seen)
+                after, fresh, _ = record.expire(was, 0.0)
+                if after is was and not _is_stub(seen):
+                    return False
+                if (await link.ask(_left(name, after, seen)))[0].code != b"EX":
                     return fresh
             raise EngineError("others change this key faster than it can be expired")
         finally:
@@ -436,7 +446,7 @@ class Keys(Versioned):
             seen, _ = await link.ask(meta.look(name) + meta.delete(name), 2, twice=True)
         finally:
             self._line.give(link)
-        return items.kept(items.read(seen).entry) is not None
+        return record.invalidate(items.read(seen), 0.0)[1]
 
     # -- generations --------------------------------------------------------------------------------------------
 
@@ -562,11 +572,11 @@ def _put(name: bytes, body: Body, cas: bytes | None = None) -> bytes:
     return meta.put(name, *body, cas)
 
 
-def _left(name: bytes, item: Item, seen: meta.Reply) -> bytes:
+def _left(name: bytes, after: Record, seen: meta.Reply) -> bytes:
     """The command that leaves an item without its lease."""
-    if item.bare:
+    if items.bare(after):
         return meta.delete(name, seen.cas)
-    body = items.write(item)
+    body = items.write(after)
     return meta.add(name, *body) if seen.code == b"EN" else _put(name, body, seen.cas)
 
 

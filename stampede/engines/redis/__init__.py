@@ -54,7 +54,6 @@ class RedisEngine(Engine):
     fenced = True
     pushes = True
     fair = True
-    looks = True
 
     def __init__(
         self, url: str | None = None, *, client: Any = None, tracking: bool | None = None, **options: Any
