@@ -13,10 +13,11 @@ from stampede import events
 from stampede.colour import Colour, Loop
 from stampede.entry import Entry, new_id
 from stampede.flight import Flight, Flights
+from stampede.habit import Habit
 from stampede.leader import Leader
 from stampede.outcome import Landing
 from stampede.policy import Policy
-from stampede.ports import Ask, Claims, Reply
+from stampede.ports import Ask, Claims, Looks, Reply
 
 __all__ = ["Call", "Era", "Hold", "Means", "Once", "Opening", "Spawn"]
 
@@ -94,6 +95,8 @@ class Means:
     trial: Trial | None = None  # of values that are kept as they are, on an engine that no other process shares
     era: Era = field(default_factory=Era)
     draws: bool = True  # no local tier has drawn the early moment: a call does
+    looks: Looks | None = None  # the port, of an engine of which a hit is a look
+    habit: Habit = field(default_factory=Habit)
 
 
 @dataclass(slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError
-from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted, Reply, Store, Versioned
+from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted, Looks, Reply, Store, Versioned
 
 __all__ = ["CodedClaims", "CodedStore", "Trial"]
 
@@ -80,6 +80,13 @@ class CodedClaims(_Coded):
         restless = EngineError(f"the engine has unreadable bytes for {key!r}, and new ones each time it is asked")
         restless.partial = True  # of all others it may have what is good
         raise restless
+
+    async def look(self, key: str, patience: float) -> Found | None:
+        found = await cast("Looks", self._port).look(key, patience)  # who asks has made sure
+        if found is None:
+            return None
+        entry = self.open(key, found.entry)
+        return Found(entry, found.ticket) if entry is not None and entry.fresh > 0 else None
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
         return await self._port.fill(key, token, self.closed(key, entry))

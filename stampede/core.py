@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import ref
 
 from stampede import early, events
@@ -23,6 +23,7 @@ from stampede.front import Front
 from stampede.gather import Gathering, run_together
 from stampede.guarded import Guarded
 from stampede.guarded_many import GuardedMany
+from stampede.habit import Habit
 from stampede.keeper import Hold, keeper
 from stampede.keys import generation, quoted
 from stampede.land import quietly
@@ -32,7 +33,7 @@ from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
 from stampede.places import Place
 from stampede.policy import Policy
-from stampede.ports import Asked, Claims, Engine, Lists, Shown, Store, Ticket, Versioned
+from stampede.ports import Asked, Claims, Engine, Lists, Looks, Shown, Store, Ticket, Versioned
 from stampede.workers import Late
 
 __all__ = ["Core", "Page", "Scope", "later"]
@@ -168,10 +169,11 @@ class Scope:
         )
         self._trial = trial
         self.era = Era()
+        self._habit = Habit()
         self._blocking, self._together = self._means(self.claims, BLOCKING), self._means(together, BLOCKING)
         self._suspending = self._means(self.aclaims, PROMPT if core.engine.prompt else SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
-        self._near = core.front.tier is not None or core.engine.looks is not None
+        self._near = core.front.tier is not None or core.engine.near is not None
         # Who knows the generation. (Of two, one may be asked, and the other one hang.)
         self._home = None if core.engine.server_of(name) is None else f"generation of {name}"
         self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
@@ -333,13 +335,13 @@ class Scope:
     def look(self, key: str) -> Entry[Any] | None:
         """A shared engine's answer, where it can be had in microseconds: no claim, no flight, no doubt."""
         core = self.core
-        looks = core.engine.looks
-        if looks is None or (core.outage is not None and core.outage.down):
+        near = core.engine.near
+        if near is None or (core.outage is not None and core.outage.down):
             return None
         physical, at, front = self._known_prefix() + key, _clock(), core.front
         if front.is_due(physical):
             return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
-        found = looks.look(physical)
+        found = near.look(physical)
         entry = self._coded.open(physical, found.entry) if found is not None and self._coded is not None else None
         if found is None or entry is None or entry.raised or (self.era.mark and self.era.is_over(entry)):
             return None
@@ -529,6 +531,8 @@ class Scope:
             note=core.note,
             era=self.era,
             draws=core.front.tier is None,
+            looks=cast("Looks", port) if core.engine.looks else None,
+            habit=self._habit,
         )
 
     def _hold(self, call: Call, max_hold: float) -> Hold:

@@ -23,7 +23,7 @@ from stampede.outcome import Landing, LeftOut, Nothing
 from stampede.pace import Pace
 from stampede.patience import allowance, alone, beside, limit, spare
 from stampede.policy import Policy
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Looks, Reply
 
 __all__ = ["admitted", "fill", "opened"]
 
@@ -48,19 +48,21 @@ async def opened(
     try:
         ask, at = terms(means, policy, waited), means.clock()
         try:
-            reply = await means.port.claim(key, token, ask)
+            found = await looked(means, means.looks, key, ask) if means.looks is not None else None
+            if found is None:
+                at = means.clock()
+                reply = await means.port.claim(key, token, ask)
         except GeneratorExit:
             raise
         except BaseException as error:  # to be raised where the algorithm claims
             return Opening(flight, ask, at, error)
-        if (
-            type(reply) is not Found
-            or (means.era.mark and means.era.is_over(reply.entry))
-            or (ask.draw is not None and early.due(reply.entry, ask.draw))
-        ):
-            return Opening(flight, ask, at, reply)
+        if found is None:
+            means.habit.saw(type(reply) is Found)
+            if type(reply) is not Found or not good(means, ask, reply.entry):
+                return Opening(flight, ask, at, reply)
+            found = reply
         means.note(events.Found, means.scope, label)
-        landing = Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
+        landing = Landing(found.entry, ticket=found.ticket, at=at, as_of=at)
         means.flights.end(flight, landing)
         return landing
     except BaseException:  # closed while it was asked, or interrupted: nothing can be awaited any more
@@ -70,6 +72,29 @@ async def opened(
 
 def _nobody() -> None:
     """Who has only opened computes nothing."""
+
+
+async def looked(means: Means, looks: Looks, key: str, ask: Ask) -> Found | None:
+    """What is there and good, where a hit is to be expected: it needs no decision, and so no claim."""
+    if not means.habit.hits:
+        return None
+    began = means.clock() if ask.patience < inf else 0.0
+    found = await looks.look(key, ask.patience)
+    if found is not None and good(means, ask, found.entry):
+        means.habit.saw(True)
+        return found
+    if began:
+        ask.patience -= means.clock() - began
+    if found is not None and means.era.is_over(found.entry):
+        ask.seen = found.entry.id
+    return None
+
+
+def good(means: Means, ask: Ask, entry: Entry[Any]) -> bool:
+    """Is it, for this call, if it is fresh? Not what was made stale with all others, nor what is due."""
+    if means.era.mark and means.era.is_over(entry):
+        return False
+    return ask.draw is None or not early.due(entry, ask.draw)
 
 
 async def fill(call: Call) -> Landing:
@@ -132,8 +157,9 @@ async def claim(call: Call) -> Landing | Granted:
     due, pace = call.seen, None
     ask = call.opening.ask if call.opening else terms(call.means, call.policy, 0.0, due, force=call.force)
     while True:
-        call.asked = at = call.opening.at if call.opening else call.now
+        call.asked = call.opening.at if call.opening else call.now
         reply = await asked(call, ask)
+        at = call.asked
         match reply:
             case Found() if call.means.era.mark and call.means.era.is_over(reply.entry):
                 ask.seen = reply.entry.id  # it was made stale with all others: one more question
@@ -214,14 +240,24 @@ def terms(means: Means, policy: Policy, waited: float, seen: Entry[Any] | None =
 
 
 async def asked(call: Call, ask: Ask) -> Reply:
-    """One claim. If its outcome is unknown, it may have been granted: our own lease must not lock us out."""
+    """One claim, or a look before it. If a claim's outcome is unknown, it may have been granted: our own lease must not
+    lock us out."""
     opening, call.opening = call.opening, None
+    if opening is None and call.policy.limit is not None:
+        ask.patience = call.policy.limit - call.waited  # one, for all that it waits for
+    looks = call.means.looks if opening is None and not (ask.force or ask.seen or ask.awaited) else None
+    if looks is not None:
+        found = await looked(call.means, looks, call.key, ask)
+        if found is not None:
+            call.owes(False)
+            return found
+        call.asked = call.now
     try:
         if opening is None:
-            if call.policy.limit is not None:
-                ask.patience = call.policy.limit - call.waited  # one, for all that it waits for
             call.owes(True)
             reply = await call.means.port.claim(call.key, call.token, ask)
+            if looks is not None:
+                call.means.habit.saw(type(reply) is Found)
         else:
             reply = opening.answer()
         if type(reply) is not Granted:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from stampede.entry import Entry, Verdict
-from stampede.ports import Ask, Asked, Busy, Claims, Found, Reply
+from stampede.ports import Ask, Asked, Busy, Found, Looks, Reply
 
 __all__ = ["Gathering", "run_together"]
 
@@ -29,12 +29,16 @@ class _Question:
         return (yield self)
 
 
-class Gathering(Claims):
+class Gathering(Looks):
     """`Claims` whose verbs wait to be asked by `run_together`."""
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         reply: Reply = await _Question("claim", key, token, ask)
         return reply
+
+    async def look(self, key: str, patience: float) -> Found | None:
+        found: Found | None = await _Question("look", key, patience)
+        return found
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         stored: bool = await _Question("fill", key, token, entry)

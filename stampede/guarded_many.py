@@ -55,5 +55,5 @@ class GuardedMany(Many):
         key, token = question.args[:2]
         if question.verb == "claim":
             self._outage.claimed(key, token, False, answer, error)
-        elif question.verb != "renew":
+        elif question.verb not in ("look", "renew"):
             self._outage.filled(key, token, answer, error)

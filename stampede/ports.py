@@ -28,6 +28,7 @@ __all__ = [
     "Locks",
     "Looks",
     "Many",
+    "Near",
     "Recalls",
     "Releases",
     "Reply",
@@ -240,11 +241,19 @@ class Recalls(Protocol):
         ...
 
 
-class Looks(Protocol):
-    """Of an engine that can be read in a few microseconds: a hit that needs neither a claim nor a flight."""
+class Looks(Claims, Protocol):
+    """Of an engine with a read that costs it less than a claim: a hit needs no decision. Said by its `Claims`."""
+
+    async def look(self, key: str, patience: float) -> Found | None:
+        """What is fresh. None, also in any doubt: claim. `patience` is as in `Ask`; EngineError as in `claim`."""
+        ...
+
+
+class Near(Protocol):
+    """The same of an engine that answers in a few microseconds: such a look needs no flight, either."""
 
     def look(self, key: str) -> Found | None:
-        """What is fresh, at once and for callers of both colours. None, also in any doubt or trouble: claim.
+        """At once, and for callers of both colours. None, also of trouble.
 
         Of the entry it may leave out what is in the header of its bytes too: cost, margin, ttl, raised.
         """
@@ -332,7 +341,8 @@ class Engine(ABC):
     locks: Locks | None = None
     alocks: Locks | None = None
     recalls: Recalls | None = None
-    looks: Looks | None = None
+    near: Near | None = None
+    looks: bool = False  # its claims, of both colours, are `Looks`
     lists: Lists | None = None
     alists: Lists | None = None
     softens: Softens | None = None

@@ -311,9 +311,9 @@ def test_an_invalidate_all_between_generation_and_ticket(way: str, tmp_path: Pat
         g(1)
         f.peek(1)  # the generation is known here
         engine: Any = first.engine
-        port = engine.looks if way == "look" else engine.claims
+        port = engine.near if way == "look" else engine.claims
         if way == "claim":
-            monkeypatch.setattr(engine.looks, "look", lambda key: None)
+            monkeypatch.setattr(engine.near, "look", lambda key: None)
         asked = getattr(port, way)
 
         def meanwhile(*args: Any) -> Any:

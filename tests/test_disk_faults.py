@@ -282,7 +282,7 @@ def whole_life(engine: DiskEngine) -> None:
     for key in ("k0", "new", "busy", "failed"):
         if isinstance(claim(engine, token, key), Granted):
             assert run_blocking(engine.claims.fill(key, token, Entry(b"x", new_id(), ttl=60, fresh=60, keep=60)))
-        engine.looks.look(key)  # type: ignore[union-attr]
+        engine.near.look(key)  # type: ignore[union-attr]
     run_blocking(engine.store.expire("k1"))
     run_blocking(engine.store.invalidate("k2"))
     run_blocking(engine.store.bump("f"))

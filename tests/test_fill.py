@@ -15,7 +15,7 @@ from stampede.entry import Entry
 from stampede.flight import Flight, Flights
 from stampede.outcome import Landing
 from stampede.policy import Policy
-from stampede.ports import Ask, Reply
+from stampede.ports import Ask, Found, Reply
 from stampede.testing.explorer import (
     FAULTS,
     Process,
@@ -125,6 +125,23 @@ WORLDS = {
     ),
 }  # fmt: skip
 
+WORLDS |= {
+    f"{world}, looking first": replace(WORLDS[world], looks=True)
+    for world in (
+        "two callers here, one there",
+        "invalidated by a mate",
+        "invalidated from outside, with followers",
+        "found as it is invalidated",
+        "set from outside",
+        "softly expired",
+        "refreshed by a mate",
+        "failed elsewhere, then put right",
+        "stale",
+        "early",
+        "wait runs out",
+    )
+}
+
 ENOUGH = 800
 """Schedules of one world with a fault at any point: the simplest come first."""
 
@@ -215,6 +232,16 @@ class _Unlocked(Model):
         return super().claim(key, token, ask)
 
 
+class _Dreamy(Model):
+    """A look sees what was there once."""
+
+    dream: Found | None = None
+
+    def look(self, key: str) -> Found | None:
+        self.dream = self.dream or super().look(key)
+        return self.dream
+
+
 class _Sticky(Model):
     """Never lets a lease go."""
 
@@ -227,6 +254,7 @@ MODELS: dict[type[Model], tuple[str, str]] = {
     _Undead: ("invalidated from outside", "lease did not stand"),
     _Mute: ("two callers here, one there", "never ends"),
     _Unlocked: ("three processes", "2 computations"),
+    _Dreamy: ("found as it is invalidated, looking first", "invalidated before the call"),
     _Sticky: ("one fails", "lease of 'k' still stands"),
 }
 

@@ -52,7 +52,7 @@ LAYERS = """
     local
     colour
     metrics record
-    ports policy early breaker pace events
+    ports policy early habit breaker pace events
     entry loops watch stacks
     errors decisions greenlets
     forks threads stalls

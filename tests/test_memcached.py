@@ -28,8 +28,8 @@ from memcached_server import MemcachedServer, shared_memcached
 from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines import open_engine
+from stampede.engines.looking import pause
 from stampede.engines.memcached import MemcachedEngine, from_url, items, meta
-from stampede.engines.memcached.waiting import pause
 from stampede.engines.memcached.witnesses import Witness
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, LockLost, MissingExtra, OptionError, TooLarge

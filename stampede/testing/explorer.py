@@ -27,6 +27,7 @@ from stampede.call import Call, Means
 from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
+from stampede.habit import Habit
 from stampede.leader import Leader
 from stampede.loops import unheeded
 from stampede.outcome import Landing
@@ -163,6 +164,7 @@ class Scenario:
     news: bool = False  # wake-ups bring the value along
     alone: bool = False  # callers may compute unstored: they are nested, or values are unkept
     expires: bool = False  # values may end in mid-scenario: computations aren't counted
+    looks: bool = False  # a call looks before it claims
 
 
 def any_world(seed: int) -> Scenario:
@@ -202,6 +204,7 @@ def any_world(seed: int) -> Scenario:
         news=dice.random() < 0.4,
         alone="cache_if" in policy,
         expires=expires or kept in ((50, 100), (-1, 4)),
+        looks=dice.random() < 0.4,
     )
 
 
@@ -286,7 +289,7 @@ class Ledger:
                 self.epochs[key] += 1
                 if verb == "set":
                     self.values[reply] = self.epochs[key]
-        if verb not in ("claim", "expire"):
+        if verb not in ("look", "claim", "expire"):
             self.holder[key] = None
 
     def computed_under(self, token: bytes | None) -> Computation:
@@ -481,6 +484,15 @@ def _value(landing: Landing | None) -> object:
     return landing and (landing.entry and landing.entry.value, repr(landing.error))
 
 
+class _Hits(Habit):
+    """Of a function that mostly hits, whatever comes."""
+
+    hits = True
+
+    def saw(self, hit: bool) -> None:
+        pass
+
+
 class _Beside:
     """Places beside the callers of a process: as many as they want."""
 
@@ -583,6 +595,7 @@ class Process:
         means = Means(
             scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
             drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), note=note, draws=False,
+            looks=trial.port if trial.scenario.looks else None, habit=_Hits(),
         )  # fmt: skip
         caller.call = Call(
             key=caller.key, label=caller.key, origin=compute, policy=policy, means=means, loop=self.loop,

@@ -184,6 +184,10 @@ class Model:
             listener.heard = True
             listener.news = news if self.news else None
 
+    def look(self, key: str) -> Found | None:
+        entry = self.kept(key)
+        return Found(entry) if entry is not None and entry.fresh > 0 else None
+
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         place, now, entry, holder = self.places[key], self.clock(), self.kept(key), self.stands(key)
         if entry is not None and not ask.force and entry.id != ask.seen and entry.fresh > -ask.since:
@@ -301,6 +305,9 @@ class TrapPort:
         await Trap(last, f"hears of its {verb}: {told(reply)}")
         return reply
 
+    async def look(self, key: str, patience: float) -> Found | None:
+        return await self._verb("look", key, None, lambda: self.model.look(key))
+
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         ask.since = round(ask.since, 3)  # the explorer's clock moves a little at each look: that lets nothing end
         return await self._verb("claim", key, token, lambda: self.model.claim(key, token, ask))
@@ -361,6 +368,8 @@ def told(reply: object) -> str:
     match reply:
         case Found(entry):
             return f"found {entry.value}"
+        case None:
+            return "nothing"
         case Granted(entry):
             return "granted" if entry is None else f"granted, with {entry.value}"
         case Busy(token, _, entry):

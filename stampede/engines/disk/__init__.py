@@ -62,7 +62,7 @@ class DiskEngine(Engine):
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
         self.claims = self.store = self.shows = self.lists = self.softens = _Keys(rows, BLOCKING, _here)
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Keys(rows, SUSPENDING, in_thread)
-        self.looks = self.recalls = rows
+        self.near = self.recalls = rows
         self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
         self._closing = finalize(self, _close, rows, os.getpid())
         forks.on_fork(rows.database.before_fork)

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
+from stampede.engines.looking import Costs
 from stampede.engines.memcached import items
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.gathering import Together
@@ -16,7 +17,7 @@ from stampede.engines.memcached.holds import Holds, Signer
 from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.servers import Servers
 from stampede.engines.memcached.suspending import SuspendingLine
-from stampede.engines.memcached.verbs import Costs, Generations, Keys
+from stampede.engines.memcached.verbs import Generations, Keys
 from stampede.engines.memcached.witnesses import Witnesses
 from stampede.engines.url import anything, flag, number, options_of, parts_of
 from stampede.ports import Engine
@@ -58,7 +59,7 @@ class MemcachedEngine(Engine):
         self._servers = Servers(servers, options)
         self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
         self.silence = self._servers.silence
-        self._holds, generations, costs = Holds(), Generations(), Costs()
+        self._holds, generations, costs = Holds(), Generations(), Costs[bytes]()
         common = self._holds, generations, costs
         self._signer = Signer(sign, Keys(self._line, *common, BLOCKING).sign)
         self._witnesses = Witnesses(self._line, self._signer)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 from stampede.colour import BLOCKING
+from stampede.engines.looking import Costs
 from stampede.engines.memcached.blocking import BlockingLine, Connection
 from stampede.engines.memcached.holds import Hold, Holds, Link
 from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server, refusal, trouble
-from stampede.engines.memcached.verbs import Costs, Generations, Keys
+from stampede.engines.memcached.verbs import Generations, Keys
 from stampede.errors import EngineError, StampedeError
 from stampede.ports import Asked, Many, Releases
 
@@ -108,7 +109,7 @@ class Together(Many, Releases):
         line: BlockingLine,
         holds: Holds,
         generations: Generations,
-        costs: Costs,
+        costs: Costs[bytes],
         later: Callable[[Hold, Link], bool] | None,
     ) -> None:
         self._line = line

@@ -8,10 +8,10 @@ from random import random
 
 from stampede import record
 from stampede.colour import Colour
+from stampede.engines.looking import pause
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.verbs import TRIES, Line
-from stampede.engines.memcached.waiting import pause
 from stampede.errors import EngineError
 from stampede.ports import Busy, Granted
 from stampede.record import Lease, Record

@@ -14,18 +14,18 @@ from typing import Any, Protocol
 
 from stampede import record
 from stampede.colour import Colour, run_blocking
+from stampede.engines.looking import Costs, pause
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import Hold, Holds, Link, alias, is_alias
 from stampede.engines.memcached.items import PLAIN, Body
 from stampede.engines.memcached.servers import NoRoom, Server, Servers
-from stampede.engines.memcached.waiting import pause
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Versioned
 from stampede.record import NOTHING, Keeps, Lease, Record
 
-__all__ = ["Costs", "Generations", "Keys", "Line"]
+__all__ = ["Generations", "Keys", "Line"]
 
 TRIES = 100
 """How often a change is tried again because somebody else was faster."""
@@ -71,15 +71,6 @@ class Generations:
         self.own: dict[str, str] = {}  # while the server that knows is down
 
 
-class Costs(dict[bytes, float]):
-    """What keys of this process have cost, for those who wait for the next value."""
-
-    def learn(self, name: bytes, entry: Entry[Any]) -> None:
-        if len(self) > 10_000:
-            self.clear()
-        self[name] = entry.cost
-
-
 class Keys(Versioned):
     """Claims and Store of one colour.
 
@@ -92,7 +83,7 @@ class Keys(Versioned):
         line: Line,
         holds: Holds,
         generations: Generations,
-        costs: Costs,
+        costs: Costs[bytes],
         colour: Colour,
         later: Callable[[Hold, Link], bool] | None = None,
     ) -> None:

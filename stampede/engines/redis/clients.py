@@ -251,6 +251,16 @@ def is_silence(error: EngineError) -> bool:
     return isinstance(error.__cause__, (exceptions.ConnectionError, exceptions.TimeoutError, OSError))
 
 
+def is_about_rights(error: EngineError) -> bool:
+    """Whether the command is refused to us (by ACLs), or to all, since the server writes nothing at present."""
+    from redis.exceptions import NoPermissionError, ResponseError
+
+    cause = error.__cause__
+    return isinstance(cause, NoPermissionError) or (
+        isinstance(cause, ResponseError) and str(cause).startswith(("MISCONF", "NOREPLICAS"))
+    )
+
+
 def never() -> Any:
     """The library's retries, switched off."""
     from redis.backoff import NoBackoff

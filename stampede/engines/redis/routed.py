@@ -64,6 +64,9 @@ class RoutedKeys(Versioned):
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         return await self._at(key, lambda keys: keys.claim(key, token, ask))
 
+    async def look(self, key: str, patience: float) -> Found | None:
+        return await self._at(key, lambda keys: keys.look(key, patience))
+
     async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
         """A claim for each (key, token, ask), in one round trip for each shard."""
         return _whole(await self._many(questions, lambda asked: asked[0], lambda keys, some: keys.claim_many(some)))

@@ -90,6 +90,7 @@ SCRIPTS: dict[str, Shape] = {
 COMMANDS: dict[bytes, Shape] = {
     b"GET": _text,
     b"GETEX": _text,
+    b"PTTL": is_number,
     b"SET": _done,
     b"ASKING": _done,
     b"CLIENT": _done,

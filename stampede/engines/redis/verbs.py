@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
+from math import inf
 from random import uniform
 from typing import Any, Protocol
 from weakref import ref
 
 from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
 from stampede.engines.progress import LARGE
-from stampede.engines.redis.clients import is_silence
+from stampede.engines.redis.clients import is_about_rights, is_silence
 from stampede.engines.redis.news import GENERATIONS, News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
@@ -21,6 +22,7 @@ from stampede.engines.redis.wire import (
     Names,
     claim_args,
     expiry,
+    fresh_of,
     is_large,
     kept,
     key_of,
@@ -68,6 +70,9 @@ MOST = 32
 
 PAGE = 1000
 """Keys that are looked at for one page of a list."""
+
+BLIND = 1.0
+"""Seconds for which a server that refuses a look is asked by scripts only."""
 
 MANY = 1000
 """Large values that a process remembers as such."""
@@ -170,8 +175,38 @@ class Keys(Versioned):
         # Callers of an event loop share its connection: who is sent little is not to wait for who is sent much.
         self._most = b"%d" % LARGE if colour.suspending else b""
         self._large: set[bytes] = set()  # entries that were, lately
+        self._blind = 0.0  # until then nothing is looked at: we may not, or the server takes it for writing
 
     # -- claims -------------------------------------------------------------------------------------------------
+
+    async def look(self, key: str, patience: float = inf) -> Found | None:
+        its, news = names(key), self._news
+        if its.entry in self._large or time.monotonic() < self._blind:
+            return None
+        news.follow()
+        slot = its.slot
+        stamp = news.stamps[slot]  # before the question is sent: see News
+        try:
+            (left, string, *_), told = await self._line.read_all(self._looking(its))
+        except EngineError as error:
+            if not is_about_rights(error):
+                raise
+            self._blind = time.monotonic() + BLIND
+            return None
+        entry = fresh_of(left, string)
+        if self._most:
+            self._size(its, string)
+        if entry is None:
+            return None
+        return Found(entry, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
+
+    def _looking(self, its: Names) -> list[Command]:
+        """What `claim.lua` would find, by plain commands. One of them is refused by a server that is not the master any
+        more. It must not be the one that is to be followed: CLIENT TRACKING remembers nothing of what GETEX reads."""
+        left = (b"PTTL", its.entry)
+        if self._news.tracks:
+            return [left, (b"GET", its.entry), (b"GETEX", its.lease)]
+        return [left, (b"GETEX", its.entry)]
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         its, news = names(key), self._news
@@ -203,21 +238,39 @@ class Keys(Versioned):
 
     async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
         """A claim for each (key, token, ask), all in one round trip. If it fails, any of them may have been granted."""
-        return [reply_of(*answer) for answer in await self._claimed(questions)]
+        return [reply_of(*answer) for answer in await self._read([Asked("claim", each) for each in questions])]
 
-    async def _claimed(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[tuple[Any, Ticket | None]]:
+    async def _read(self, asked: Sequence[Asked]) -> list[Any]:
+        """What each look has found; and of each claim the answer, with its ticket. All in one round trip."""
         news = self._news
         news.follow()
-        commands, slots = [], []
-        for key, token, ask in questions:
-            its = names(key)
-            slots.append((its.slot, news.stamps[its.slot]))
-            commands.append(self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel)))
-        answers, told = await self._line.read_all(commands)
+        commands: list[Command] = []
+        places: list[tuple[Names, int, int, int]] = []  # of each: names, stamp, and where its replies begin and end
+        for verb, (key, *terms) in asked:
+            its, start = names(key), len(commands)
+            if verb == "claim":
+                token, ask = terms
+                commands.append(self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel)))
+            elif time.monotonic() >= self._blind:
+                commands += self._looking(its)
+            places.append((its, news.stamps[its.slot], start, len(commands)))
+        try:
+            replies, told = await self._line.read_all(commands)
+        except EngineError as error:
+            if not is_about_rights(error) or time.monotonic() < self._blind:
+                raise
+            self._blind = time.monotonic() + BLIND
+            return await self._read(asked)
         sure = bool(told) and told == news.told
-        return [
-            (answer, Ticket(news.stamps, *slot) if sure else None) for answer, slot in zip(answers, slots, strict=True)
-        ]
+        answers: list[Any] = []
+        for (verb, _), (its, stamp, start, end) in zip(asked, places, strict=True):
+            ticket = Ticket(news.stamps, its.slot, stamp) if sure else None
+            if verb == "claim":
+                answers.append((replies[start], ticket))
+            else:
+                entry = fresh_of(*replies[start : start + 2]) if end > start else None
+                answers.append(None if entry is None else Found(entry, ticket))
+        return answers
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return bool(await self._changed(names(key), self._filling(key, token, entry)))
@@ -239,16 +292,16 @@ class Keys(Versioned):
         return self._scripts.abandon(its.all[1:], token, told, ms(VERDICT), resting, why, its.channel)
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        """Claims in one round trip; all else in another."""
+        """Looks and claims in one round trip; all else in another."""
         answers: list[Any] = [None] * len(asked)
-        claims = [number for number, (verb, _) in enumerate(asked) if verb == "claim"]
-        others = [number for number, (verb, _) in enumerate(asked) if verb != "claim"]
+        reads = [number for number, (verb, _) in enumerate(asked) if verb in _READS]
+        others = [number for number, (verb, _) in enumerate(asked) if verb not in _READS]
         verbs: dict[str, Any] = {
             "fill": self._filling, "abandon": self._abandoning, "renew": self._renewing,
             "set": self._setting, "invalidate": self._invalidating, "expire": self._expiring,
         }  # fmt: skip
         try:
-            replies = run_blocking(self._claimed([asked[number].args for number in claims])) if claims else []
+            replies = run_blocking(self._read([asked[number] for number in reads])) if reads else []
             commands = [verbs[asked[number].verb](*asked[number].args) for number in others]
             done = run_blocking(self._line.ask_all(commands)) if commands else []
         except EngineError as error:
@@ -257,8 +310,8 @@ class Keys(Versioned):
             for number in others:
                 if asked[number].verb in _CHANGES:
                     self._news.void(names(asked[number].args[0]).slot)
-        for number, reply in zip(claims, replies, strict=True):
-            answers[number] = _reply_or_refusal(*reply)
+        for number, reply in zip(reads, replies, strict=True):
+            answers[number] = _reply_or_refusal(*reply) if asked[number].verb == "claim" else reply
         for number, answer in zip(others, done, strict=True):
             answers[number] = bool(answer)
         return answers
@@ -410,6 +463,7 @@ class Keys(Versioned):
             self._generations.forget()
 
 
+_READS = frozenset({"claim", "look"})
 _CHANGES = frozenset({"fill", "set", "invalidate", "expire"})
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "claim_args",
     "entry_of",
     "expiry",
+    "fresh_of",
     "is_large",
     "kept",
     "key_of",
@@ -42,6 +43,7 @@ _HEAD = Struct(">BB8sddddd")
 """Version, flags, id, lag and keep-lag in ms behind the end of the key, cost, margin, ttl. (`entry.lua` reads it.)"""
 
 _SIZE, _VERSION, _RAISED = _HEAD.size, 1, 1
+SLACK = 1.0  # seconds of `entry.lua`, too
 _LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
 _MESSAGE = 4000
 
@@ -135,6 +137,21 @@ def entry_of(string: bytes, left: float) -> Entry[Any]:
 def kept(answer: Any) -> Entry[Any] | None:
     """What `get.lua` answers."""
     return None if answer is None else entry_of(answer[1], answer[0])
+
+
+def fresh_of(left: int, string: bytes | None) -> Entry[Any] | None:
+    """The entry that a look has seen, if it is fresh. None, too, of what only `entry.lua` can judge, or mend: damaged
+    bytes, and a key with more time left than it was given, as where the server's clock was set back.
+
+    The time left was asked for first: if somebody has stored another entry in between, it is not the older one that is
+    given the new one's time.
+    """
+    if string is None or left == -2 or len(string) < _SIZE or string[0] != _VERSION:
+        return None
+    entry = entry_of(string, left)
+    # What is no number (NaN) compares to nothing.
+    numbers = entry.keep == entry.keep and entry.cost - entry.cost == 0 and entry.margin >= 0 and entry.ttl >= 0
+    return entry if numbers and 0 < entry.fresh <= entry.ttl + SLACK else None
 
 
 # -- claims -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""When to look again: nothing is pushed here, so whoever waits asks now and then. Pure: the caller brings chance.
+"""When to look again, of engines that can't push: whoever waits asks now and then. Pure: the caller brings chance.
 
 Where the cost is known, looks become denser towards the moment at which the computation is likely to end, and rarer
 behind it. No pause is longer than a tenth of the time waited so far, or 50 ms if that is more: news are never later
@@ -7,7 +7,13 @@ than that.
 
 from __future__ import annotations
 
-__all__ = ["pause"]
+from typing import Any, TypeVar
+
+from stampede.entry import Entry
+
+__all__ = ["Costs", "pause"]
+
+K = TypeVar("K")
 
 LONGEST, SHARE = 0.05, 0.1
 FIRST = 0.008
@@ -30,3 +36,12 @@ def pause(waited: float, cost: float, chance: float) -> float:
     else:
         wanted = FIRST + waited / 8
     return min(wanted, cap) * (1 - 0.2 * chance) if wanted > cap or cost <= 0 else wanted
+
+
+class Costs(dict[K, float]):
+    """What keys of this process have cost, for those who wait for the next value."""
+
+    def learn(self, name: K, entry: Entry[Any]) -> None:
+        if len(self) > 10_000:
+            self.clear()
+        self[name] = entry.cost

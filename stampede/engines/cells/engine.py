@@ -1,0 +1,61 @@
+"""The engine that is made of a cell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from stampede import forks
+from stampede.colour import BLOCKING, SUSPENDING
+from stampede.engines.cells.generations import Generations
+from stampede.engines.cells.locks import CellLocks
+from stampede.engines.cells.protocol import Cell
+from stampede.engines.cells.records import Common, Records
+from stampede.engines.cells.verbs import CellKeys
+from stampede.engines.cells.ways import BesideWay, HereWay, OpenCell
+from stampede.ports import Engine
+
+__all__ = ["CellEngine"]
+
+
+class CellEngine(Engine):
+    """Values, leases and locks in the cells of some store.
+
+    Every change of a key is one swap of its whole record, value and all. Who waits looks again, soon at first and at
+    the moment at which the key's last cost says, unless the cell tells of changes.
+    """
+
+    fenced = True
+
+    def __init__(
+        self,
+        cell: Cell,
+        scheme: str = "cell",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.scheme, self.silence = scheme, cell.silence
+        opened = self._open = OpenCell(cell, scheme)
+        self.pushes = opened.watches
+        common, generations = Common(opened, clock, wall), Generations()
+        self._beside = BesideWay(opened)
+        records, arecords = Records(HereWay(opened), common, BLOCKING), Records(self._beside, common, SUSPENDING)
+        keys = CellKeys(records, generations)
+        self.claims = self.store = self.recalls = self.shows = self.softens = keys
+        self.aclaims = self.astore = self.ashows = self.asoftens = CellKeys(arecords, generations, keys)
+        self.locks = locks = CellLocks(records)
+        self.alocks = CellLocks(arecords, locks)
+        self._common = common
+        forks.in_child(self._start_again)
+
+    def ping(self) -> float:
+        with self._open.asking():
+            return self._open.cell.ping()
+
+    def close(self) -> None:
+        self._beside.close()
+        self._open.close()
+
+    def _start_again(self) -> None:
+        forks.each([self._common.start_again, self._beside.start_again, self._open.start_again])

@@ -1,0 +1,119 @@
+"""Generations in cells: one of each scope, and one of all; a bump notes in it what it has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stampede.engines.cells.protocol import Faster
+from stampede.engines.cells.records import TRIES, Known, Records
+from stampede.engines.naming import name_of
+from stampede.errors import EngineError
+
+__all__ = ["Generations"]
+
+KNOWN = 1.0
+"""Seconds for which a generation is believed."""
+
+NOTED = 3.0
+"""Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
+
+MOST = 32
+"""As many, at most."""
+
+
+class _Scope(NamedTuple):
+    hard: str = ""  # nothing is there
+    soft: str = ""
+    ended: tuple[tuple[str, float], ...] = ()  # those that ended, the last one first, and when
+
+
+class Generations:
+    """What this process knows of generations, for both colours, and how it asks for what it doesn't."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, float]] = {}
+
+    def at_hand(self, scope: str) -> str | None:
+        known = self._known.get(scope)
+        return known[0] if known is not None and time.monotonic() < known[1] else None
+
+    async def ask(self, records: Records, scope: str) -> list[str]:
+        """Today's, and behind it those that others may still believe in."""
+        now = time.monotonic()
+        whole, own = await self._of(records, scope)
+        wholes, owns = (
+            [(each.hard, each.soft), *((hard, "") for hard, _ in each.ended)] for each in (whole, own)
+        )  # fmt: skip
+        generations = [_name_of(*whole, *own) for whole in wholes for own in owns]
+        if now + KNOWN >= self._known.get(scope, ("", 0.0))[1]:  # or it was asked before that one
+            self._known[scope] = generations[0], now + KNOWN
+        return generations
+
+    async def _of(self, records: Records, scope: str) -> list[_Scope]:
+        names = [_ALL, _scope_name(scope)]
+        found = [_scope_of(known, records.clock()) for known in await records.known(names)]
+        return [
+            each if each.hard else await _changed(records, name, lambda it: it if it.hard else it._replace(hard=_new()))
+            for name, each in zip(names, found, strict=True)
+        ]
+
+    async def change(self, records: Records, scope: str, *, soft: bool) -> None:
+        """A new generation, or a softer part of the one that is, of a scope or of all."""
+        now = records.clock()
+
+        def softened(it: _Scope) -> _Scope:
+            return it._replace(hard=it.hard or _new(), soft=_new())
+
+        def bumped(it: _Scope) -> _Scope:
+            return _Scope(_new(), "", ((it.hard, now), *it.ended)[:MOST] if it.hard else ())
+
+        try:
+            await _changed(records, _scope_name(scope) if scope else _ALL, softened if soft else bumped)
+        finally:
+            self._known.clear()
+
+
+async def _changed(records: Records, name: str, change: Callable[[_Scope], _Scope]) -> _Scope:
+    for tried in range(TRIES):
+        (known,) = await records.known([name])
+        now = records.clock()
+        old = _scope_of(known, now)
+        new = change(old)
+        if new is old:
+            return old
+        body = json.dumps([new.hard, new.soft, [[hard, now - end] for hard, end in new.ended]])
+        if not isinstance(await records.swap(name, known.version, b"\x00" + body.encode(), float("inf")), Faster):
+            return new
+        await records.pause(tried)
+    raise EngineError("others begin generations faster than this one can")
+
+
+def _scope_of(known: Known, now: float) -> _Scope:
+    """What is there; of what is none of ours, nothing."""
+    try:
+        hard, soft, ended = json.loads(bytes(known.body or b"")[1:])
+        # By what is known for sure: one that is forgotten too early may get no news of a change.
+        noted = tuple((str(each), known.stood - float(ago)) for each, ago in ended if known.stood - ago > now - NOTED)
+        return _Scope(str(hard), str(soft), noted[:MOST])
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return _Scope()
+
+
+_ALL = "g*"
+
+
+def _scope_name(scope: str) -> str:
+    return name_of(scope, "g")
+
+
+def _name_of(whole: str, softer: str, own: str, softest: str) -> str:
+    """Of all scopes' own id and a scope's own, with what has made them softer."""
+    return f"{whole}.{own}~{softer}.{softest}" if softer or softest else f"{whole}.{own}"
+
+
+def _new() -> str:
+    return os.urandom(6).hex()

@@ -1,0 +1,67 @@
+"""Locks over cells: a record that holds nothing but a lease."""
+
+from __future__ import annotations
+
+import time
+
+from stampede import record
+from stampede.colour import run_blocking
+from stampede.engines.cells.records import Records
+from stampede.engines.cells.ways import Undo
+from stampede.engines.naming import name_of
+from stampede.engines.whereabouts import here
+from stampede.ports import Ask, Busy, Granted
+from stampede.record import Change, Lease, Record
+
+__all__ = ["CellLocks"]
+
+
+class CellLocks:
+    """Locks of one colour.
+
+    A fence is the version of its cell, where those only grow. Elsewhere it stands in the record, also of a lock that is
+    free, and is told from the clock where that has gone: it grows, unless the clocks of two machines are a day apart.
+    """
+
+    def __init__(self, records: Records, blocking: CellLocks | None = None) -> None:
+        self._records = records
+        self._blocking = blocking
+        self._grows = records.common.cell.grows
+
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+        def decide(there: Record, now: float) -> Change[Granted | Busy]:
+            after, answer, fallen = record.claim(there, token, Ask(lease), now, fence=self._next(there), holder=here())
+            assert isinstance(answer, (Granted, Busy))
+            return after, answer, fallen
+
+        its = name_of(name, "l")
+        answer, version, there = await self._records.change(its, decide, undo=self._undo(name, token))
+        if isinstance(answer, Granted):
+            self._records.holds.put(its, token, version, there)
+            if self._grows:
+                answer.fence = version
+        return answer
+
+    def _next(self, there: Record) -> int:
+        return 0 if self._grows else max(there.lease.fence + 1 if there.lease else 0, time.time_ns() // 1_000_000)
+
+    def _undo(self, name: str, token: bytes) -> Undo | None:
+        blocking = self._blocking
+        return None if blocking is None else lambda: run_blocking(blocking.release(name, token))
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self._records.renew(name_of(name, "l"), token, lease)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        def decide(there: Record, now: float) -> Change[bool]:
+            after, released, fallen = record.abandon(there, token, None, 0.0, now)
+            if released and not self._grows and there.lease is not None:
+                after = Record(lease=Lease(b"", now, there.lease.fence))
+            return after, released, fallen
+
+        its = name_of(name, "l")
+        released, _, _ = await self._records.change(its, decide, self._records.holds.pop(its, token))
+        return released
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        await self._records.wait(name_of(name, "l"), busy, timeout)

@@ -1,0 +1,253 @@
+"""Records in cells, for one colour: read, decided by `record.py`, and swapped, until nobody was faster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import random, uniform
+from typing import TypeAlias, TypeVar
+
+from stampede import record
+from stampede.colour import Bell, Colour
+from stampede.engines.cells import wire
+from stampede.engines.cells.protocol import Faster, Seen, Version
+from stampede.engines.cells.sightings import Sightings, age_of
+from stampede.engines.cells.ways import OpenCell, Undo, Way
+from stampede.engines.looking import Costs, pause
+from stampede.errors import EngineError, TooLarge
+from stampede.pace import Pace
+from stampede.ports import Busy
+from stampede.record import NOTHING, Change, Record
+
+__all__ = ["Common", "Known", "Records"]
+
+T = TypeVar("T")
+Decide: TypeAlias = Callable[[Record, float], Change[T]]
+
+TRIES = 100
+"""How often a change is tried again because somebody else was faster."""
+
+SAFETY = 1.0
+"""Seconds between two looks of a waiter that nobody woke, where cells tell of changes."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What a name has, as it was read or written. Moments are of our own monotonic clock."""
+
+    version: Version
+    body: memoryview | None  # None: nothing, or nothing of ours
+    written: float  # then, as far as we know: what it holds gets older from there
+    stood: float  # for sure not before: a lease in it lasts from there
+
+
+class Common:
+    """What both colours of one engine know."""
+
+    def __init__(self, opened: OpenCell, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self.open = opened
+        self.cell = opened.cell
+        self.clock = clock
+        self.wall = wall
+        self.sightings = Sightings()
+        self.costs: Costs[str] = Costs()
+        self.holds = _Holds(clock)
+
+    def start_again(self) -> None:
+        """In a forked child: what is being computed is the parent's."""
+        self.holds.clear()
+
+
+class _Holds:
+    """The leases of this process, as they were last written: what ends one needs no look."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._holds: dict[tuple[str, bytes], tuple[Version, Record]] = {}
+        self._roof = 64
+
+    def put(self, name: str, token: bytes, version: Version, there: Record) -> None:
+        if len(self._holds) >= self._roof:
+            now = self._clock()
+            for each, (_, old) in self._holds.copy().items():
+                if old.lease is None or old.lease.end <= now:
+                    self._holds.pop(each, None)
+            self._roof = max(64, 2 * len(self._holds))
+        self._holds[name, token] = version, there
+
+    def get(self, name: str, token: bytes) -> tuple[Version, Record] | None:
+        return self._holds.get((name, token))
+
+    def pop(self, name: str, token: bytes) -> tuple[Version, Record] | None:
+        return self._holds.pop((name, token), None)
+
+    def clear(self) -> None:
+        self._holds.clear()
+
+
+class Records:
+    """Records of one colour."""
+
+    def __init__(self, way: Way, common: Common, colour: Colour) -> None:
+        self.common = common
+        self.holds = common.holds
+        self._way = way
+        self._colour = colour
+        self.clock = common.clock
+        self._ages = common.cell.ages
+        self._longest = common.cell.longest or inf
+
+    # -- read
+
+    async def known(self, names: Sequence[str]) -> list[Known]:
+        """What each name has."""
+        sent = self.clock()
+        found = await self._way.read(names)
+        received = self.clock()
+        return [self._known(name, seen, sent, received) for name, seen in zip(names, found, strict=True)]
+
+    async def look(self, name: str) -> tuple[Version, Record, float]:
+        """What it has, and now."""
+        (known,) = await self.known([name])
+        return *_read(known), self.clock()
+
+    async def looks(self, names: Sequence[str]) -> tuple[dict[str, Record], float]:
+        """What each has, and now."""
+        different = list(dict.fromkeys(names))
+        found = await self.known(different) if different else []
+        return {name: _read(known)[1] for name, known in zip(different, found, strict=True)}, self.clock()
+
+    def _known(self, name: str, seen: Seen, sent: float, received: float) -> Known:
+        data, version, age = seen
+        inside = wire.opened(name, data) if data is not None else None
+        told = age is not None and age >= 0
+        if told and (inside is None or not wire.leased(inside[0])):
+            assert age is not None
+            return Known(version, inside and inside[0], sent - age, received - age)
+        sighting = self.common.sightings.saw(name, version, sent, received)
+        if inside is None:
+            return Known(version, None, sent, received)
+        if age is None or not told:
+            age = age_of(sighting, self.common.wall() - inside[1], sent, received)
+            return Known(version, inside[0], sent - age, sighting.first)
+        return Known(version, inside[0], sent - age, min(received - age, sighting.first))
+
+    # -- change
+
+    async def change(
+        self, name: str, decide: Decide[T], known: tuple[Version, Record] | None = None, undo: Undo | None = None
+    ) -> tuple[T, Version, Record]:
+        """What is answered, and what is there behind it. `known` saves the first look, where it is true still."""
+
+        for tried in range(TRIES):
+            version, there = known or (await self.look(name))[:2]
+            now = self.clock()
+            after, answer, _ = decide(there, now)
+            if after is there:
+                return answer, version, there
+            swapped = await self.swap(name, version, *self._written(after, now), undo)
+            if not isinstance(swapped, Faster):
+                return answer, swapped, after
+            known = None if swapped.seen is None else _read(self._known(name, swapped.seen, now, self.clock()))
+            await self.pause(tried)
+        raise EngineError(f"{self.common.open.scheme}: others change this key faster than we can")
+
+    def _written(self, there: Record, now: float) -> tuple[bytes | None, float]:
+        """A body, and for how long it is of use; none for what is as good as nothing."""
+        left = there.end - now
+        if there.lease is not None and not there.lease.token:
+            left = REMEMBERED
+        return (wire.body_of(there, now, self._longest) if left > 0 else None), left
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        """By one swap, where we know what we have written last."""
+        known = self.holds.get(name, token)
+        try:
+            stands, version, there = await self.change(name, lambda it, now: record.renew(it, token, lease, now), known)
+        except BaseException:
+            self.holds.pop(name, token)  # it may have been written, so that there is another version now
+            raise
+        if not stands:
+            self.holds.pop(name, token)
+        elif known is not None and self.holds.get(name, token) is known:  # or it was filled meanwhile
+            self.holds.put(name, token, version, there)
+        return stands
+
+    async def swap(
+        self, name: str, version: Version, body: bytes | None, ttl: float, undo: Undo | None = None
+    ) -> Version | Faster:
+        """Write a body, or nothing."""
+        if body is None and version is None:
+            return None
+        sent = self.clock()
+        data = None if body is None else wire.sealed(name, body, self.common.wall())
+        swapped = await self._way.swap(name, version, data, max(ttl, 0.001), undo)
+        if not isinstance(swapped, Faster) and (not self._ages or (body is not None and wire.leased(body))):
+            self.common.sightings.wrote(name, None if data is None else swapped, sent, self.clock())
+        return swapped
+
+    async def pause(self, tried: int) -> None:
+        """Others were faster: not all of those who have lost try again at once."""
+        await self._colour.park(Bell(), random() * min(0.001 * 1.5**tried, 0.05))
+
+    def fits(self, size: int) -> None:
+        """TooLarge where it doesn't."""
+        if size + wire.ROOM > self._longest:
+            most = self._longest - wire.ROOM
+            raise TooLarge(f"{size} bytes are more than a cell of {self.common.open.scheme} has room for: {most:.0f}")
+
+    # -- wait
+
+    async def wait(self, name: str, busy: Busy, timeout: float, cost: float = 0.0) -> tuple[Record, float, float]:
+        """Until its lease has fallen or ended, or the time is over: what is there, how long that took, and now."""
+        began, bells, opened, pace = time.monotonic(), _Bells(), self.common.open, Pace()
+        waited, left = 0.0, busy.lease
+        with opened.waiting(bells.ring):
+            end = await self._way.watch(name, bells.ring) if opened.watches else None
+            try:
+                while True:
+                    bell = bells.fresh()
+                    if end is not None or waited:
+                        _, there, now = await self.look(name)
+                        lease = there.lease
+                        if lease is None or not record.standing(lease, busy.token, now):
+                            return there, waited, now
+                        left = lease.end - now
+                    rest = SAFETY * uniform(0.9, 1.1) if end is not None else pause(waited, cost, random())
+                    rest = max(min(rest, left, timeout - waited), 0.001)
+                    await self._colour.park(bell, rest)
+                    if end is not None and (crowded := pace.rest(time.monotonic())):
+                        await self._colour.park(Bell(), crowded)
+                    waited = time.monotonic() - began
+                    if waited >= timeout:
+                        return NOTHING, waited, self.clock()
+            finally:
+                if end is not None:
+                    end()
+
+
+class _Bells:
+    """Rings as often as it is told to: each time for who listens since the last."""
+
+    def __init__(self) -> None:
+        self._bell = Bell()
+
+    def ring(self) -> None:
+        self._bell.ring()
+
+    def fresh(self) -> Bell:
+        if self._bell.rung:
+            self._bell = Bell()
+        return self._bell
+
+
+def _read(known: Known) -> tuple[Version, Record]:
+    # What is none of ours is no NOTHING: who takes it away writes.
+    there = Record() if known.body is None else wire.record_of(known.body, known.written, known.stood)
+    return known.version, NOTHING if known.version is None else there
+
+
+REMEMBERED = 86_400.0
+"""Seconds for which the last fence of a lock that is free is kept, of cells whose versions don't grow."""

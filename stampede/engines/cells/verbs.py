@@ -1,0 +1,130 @@
+"""The verbs of a cache over cells: each is one record, read, decided and swapped.
+
+A hit is one read. A miss is a read, a swap, and the swap of its fill, which looks at nothing: it is good against the
+very writing that its claim has left, and against no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stampede import record
+from stampede.colour import run_blocking
+from stampede.engines.cells.generations import Generations
+from stampede.engines.cells.records import Records
+from stampede.engines.cells.ways import Undo
+from stampede.engines.naming import name_of
+from stampede.engines.whereabouts import here
+from stampede.entry import Entry, Verdict
+from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Versioned
+
+__all__ = ["CellKeys"]
+
+
+class CellKeys(Versioned):
+    """Claims and Store of one colour. `blocking` is the other's, by which a thread gives back what nobody took."""
+
+    def __init__(self, records: Records, generations: Generations, blocking: CellKeys | None = None) -> None:
+        self._records = records
+        self._generations = generations
+        self._blocking = blocking
+        self._holds, self._costs, self._grows = records.holds, records.common.costs, records.common.cell.grows
+
+    # -- claims -------------------------------------------------------------------------------------------------
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        name = name_of(key, "s")
+        reply, version, there = await self._records.change(
+            name, lambda it, now: record.claim(it, token, ask, now, holder=here()), undo=self._undo(key, token)
+        )
+        if there.kept is not None:
+            self._costs.learn(name, there.kept.entry)
+        if isinstance(reply, Granted):
+            self._holds.put(name, token, version, there)
+            if self._grows:
+                reply.fence = version
+        return reply
+
+    def _undo(self, key: str, token: bytes) -> Undo | None:
+        blocking = self._blocking
+        return None if blocking is None else lambda: run_blocking(blocking.abandon(key, token))
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        self._records.fits(len(entry.value))
+        name = name_of(key, "s")
+        self._costs.learn(name, entry)
+        known = self._holds.pop(name, token)
+        stored, _, _ = await self._records.change(name, lambda it, now: record.fill(it, token, entry, now), known)
+        return stored
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        name = name_of(key, "s")
+        known = self._holds.pop(name, token)
+        fallen, _, _ = await self._records.change(
+            name, lambda it, now: record.abandon(it, token, verdict, rest, now), known
+        )
+        return fallen
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return await self._records.renew(name_of(key, "s"), token, lease)
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        name = name_of(key, "s")
+        there, waited, now = await self._records.wait(name, busy, timeout, self._costs.get(name, 0.0))
+        kept = there.kept
+        if kept is None or (busy.entry is not None and busy.entry.id == kept.entry.id):
+            return None
+        self._costs.learn(name, kept.entry)
+        return record.hit(kept, Ask(0.0, since=waited), now)
+
+    # -- store --------------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        names = [name_of(key, "s") for key in keys]
+        found, now = await self._records.looks(names)
+        return [record.served(found[name].kept, now) for name in names]
+
+    async def show(self, key: str) -> Shown:
+        _, there, now = await self._records.look(name_of(key, "s"))
+        entry, lease = record.served(there.kept, now), there.lease
+        if lease is None or lease.end <= now:
+            return Shown(entry, b"")
+        return Shown(entry, lease.token, lease.end - now, lease.holder)
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        self._records.fits(len(entry.value))
+        await self._records.change(name_of(key, "s"), lambda it, now: record.set(it, entry, now))
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        self._records.fits(len(entry.value))
+        stored, _, _ = await self._records.change(
+            name_of(key, "s"), lambda it, now: record.replace(it, seen, entry, now)
+        )
+        return stored
+
+    async def expire(self, key: str) -> bool:
+        fresh, _, _ = await self._records.change(name_of(key, "s"), record.expire)
+        return fresh
+
+    async def invalidate(self, key: str) -> bool:
+        there, _, _ = await self._records.change(name_of(key, "s"), record.invalidate)
+        return there
+
+    # -- generations --------------------------------------------------------------------------------------------
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        return self._generations.at_hand(scope)
+
+    async def generation(self, scope: str) -> str:
+        known = self._generations.at_hand(scope)
+        return (await self.generations(scope))[0] if known is None else known
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return await self._generations.ask(self._records, scope)
+
+    async def bump(self, scope: str) -> None:
+        await self._generations.change(self._records, scope, soft=False)
+
+    async def soften(self, scope: str) -> None:
+        await self._generations.change(self._records, scope, soft=True)

@@ -1,0 +1,167 @@
+"""What a cell's bytes hold: a record, whose times are told from when it was written. Pure.
+
+offset  size
+   0     2   magic, b"SC"
+   2     1   version of this layout
+   3     1   zero
+   4     8   random bytes: none are written twice
+  12     8   when it was written, by its writer's wall clock: for readers to whom nothing better is known
+  20     4   CRC-32 of name, header and body
+  24         body
+
+of a record
+   0     1   flags: 1 there is a lease, 2 a past, 4 an entry, 8 it is a raised exception
+   1    18   lease: seconds left, fence, lengths of token and holder; both follow
+         4   past: length of its JSON, which follows
+        48   entry: id, seconds fresh and kept (infinity: for ever), cost, margin, ttl; its bytes follow
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from math import inf
+from struct import Struct, error
+from zlib import crc32
+
+from stampede.entry import Entry, Verdict
+from stampede.record import Kept, Lease, Past, Record
+
+__all__ = ["ROOM", "body_of", "leased", "opened", "record_of", "sealed"]
+
+MAGIC, VERSION = b"SC", 1
+_HEAD, _CRC = Struct(">2sBx8sd"), Struct(">I")
+_START = _HEAD.size + _CRC.size
+
+_FLAGS, _LEASE, _PAST, _ENTRY = Struct(">B"), Struct(">dQBB"), Struct(">I"), Struct(">8sddddd")
+_LEASED, _FAILED, _KEPT, _RAISED = 1, 2, 4, 8
+_LONG = 255  # bytes of a token, and of whose it is
+
+ROOM = 1024
+"""Bytes of a cell that are kept free for what stands beside a value."""
+
+_FOREVER = 1e9
+"""Seconds for which a lease stands, or a key rests, at most."""
+
+_MESSAGES = (2000, 200, 0)
+"""How long a verdict's text may be: the first with which it all fits. With none of them, failures aren't told."""
+
+
+# -- what is around ------------------------------------------------------------------------------------------------
+
+
+def sealed(name: str, body: bytes, wall: float) -> bytes:
+    """Bytes that are good for this name only."""
+    head = _HEAD.pack(MAGIC, VERSION, os.urandom(8), wall)
+    return head + _CRC.pack(_checksum(name, head, body)) + body
+
+
+def opened(name: str, data: bytes) -> tuple[memoryview, float] | None:
+    """The body, and when it was written by its writer's wall clock. None: these are no bytes of ours."""
+    if len(data) < _START:
+        return None
+    magic, version, _, wall = _HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION or not -inf < wall < inf:
+        return None
+    body = memoryview(data)[_START:]
+    if _checksum(name, data[: _HEAD.size], body) != _CRC.unpack_from(data, _HEAD.size)[0]:
+        return None
+    return body, wall
+
+
+def _checksum(name: str, head: bytes, body: bytes | memoryview) -> int:
+    return crc32(body, crc32(head, crc32(name.encode("ascii"))))
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def body_of(record: Record, now: float, longest: float = inf) -> bytes:
+    """The record as it is now, what has ended in it left out. Its failures are told shortly where there is no room."""
+    kept, lease = record.kept, record.lease
+    flags, head, tail = 0, b"", b""
+    if lease is not None and (lease.end > now or not lease.token):  # nobody's: it keeps the fence
+        token, holder = lease.token[:_LONG], lease.holder.encode("utf-8", "replace")[:_LONG]
+        flags |= _LEASED
+        head = _LEASE.pack(min(lease.end - now, _FOREVER), lease.fence, len(token), len(holder)) + token + holder
+    if kept is not None and kept.gone > now:
+        entry = kept.entry
+        flags |= _KEPT | (_RAISED if entry.raised else 0)
+        times = kept.fresh - now, kept.keep - now
+        tail = _ENTRY.pack(entry.id, *times, entry.cost, entry.margin, entry.ttl) + entry.value
+    if record.past is not None and record.past.end > now:
+        room = longest - _START - _FLAGS.size - len(head) - _PAST.size - len(tail)
+        story = next((told for most in _MESSAGES if len(told := _told(record.past, now, most)) <= room), None)
+        if story is not None:
+            flags |= _FAILED
+            head += _PAST.pack(len(story)) + story
+    return _FLAGS.pack(flags) + head + tail
+
+
+def _told(past: Past, now: float, most: int) -> bytes:
+    verdicts = [
+        [token.hex(), end - now, *_cut(verdict, most)] for token, (verdict, end) in past.verdicts.items() if end > now
+    ]
+    rest = min(past.rest - now, _FOREVER) if past.rest > now else None
+    return json.dumps([rest, _cut(past.why, most), verdicts if most else verdicts[-4:]]).encode()
+
+
+def _cut(verdict: Verdict, most: int) -> list[str]:
+    return [verdict.kind, verdict.type_name[: most or 50], verdict.message[:most]]
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def record_of(body: memoryview, written: float, stood: float) -> Record:
+    """The record in these bytes; in what is none, nothing.
+
+    They were `written` then: what they hold gets older from that moment on. They `stood` then, for all that is known
+    for sure: its lease stands for so long from there.
+    """
+    try:
+        return _record_of(body, written, stood)
+    except (error, ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return Record()
+
+
+def leased(body: bytes | memoryview) -> bool:
+    """Whether there is a lease in it."""
+    return bool(body and body[0] & _LEASED)
+
+
+def _record_of(body: memoryview, written: float, stood: float) -> Record:
+    (flags,), at = _FLAGS.unpack_from(body), _FLAGS.size
+    lease = past = kept = None
+    if flags & _LEASED:
+        left, fence, size, more = _LEASE.unpack_from(body, at)
+        at += _LEASE.size + size + more
+        token, holder = bytes(body[at - size - more : at - more]), bytes(body[at - more : at])
+        lease = Lease(token, stood + _bounded(left), fence, holder.decode("utf-8", "replace"))
+    if flags & _FAILED:
+        (size,) = _PAST.unpack_from(body, at)
+        at += _PAST.size + size
+        past = _heard(bytes(body[at - size : at]), written)
+    if flags & _KEPT:
+        id, fresh, keep, cost, margin, ttl = _ENTRY.unpack_from(body, at)
+        if not (-inf < cost < inf and margin >= 0 and ttl >= 0 and -inf < fresh <= keep):
+            raise ValueError("no entry")
+        value = bytes(body[at + _ENTRY.size :])
+        entry = Entry(value, id, cost, margin, ttl, fresh, keep, flags & _RAISED != 0)
+        kept = Kept(entry, written + fresh, written + keep)
+    return Record(kept, lease, past)
+
+
+def _heard(story: bytes, written: float) -> Past:
+    rest, why, verdicts = json.loads(story)
+    told = {
+        bytes.fromhex(token): (Verdict(*map(str, verdict)), written + _bounded(left))
+        for token, left, *verdict in verdicts
+    }
+    return Past(told, -inf if rest is None else written + _bounded(rest), Verdict(*map(str, why)))
+
+
+def _bounded(seconds: float) -> float:
+    if not seconds <= _FOREVER:
+        raise ValueError("for ever")
+    return float(seconds)

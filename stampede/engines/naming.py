@@ -1,0 +1,16 @@
+"""The names of keys and locks, where a store takes not every string for one."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+__all__ = ["name_of"]
+
+LONGEST = 200
+
+
+def name_of(key: str, kind: str) -> str:
+    """Printable ASCII without blanks. Long keys, and those with anything else in them, are hashed."""
+    if len(key) <= LONGEST and key.isascii() and key.isprintable() and " " not in key:
+        return kind + ":" + key
+    return kind + "#" + blake2b(key.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()

@@ -1,0 +1,91 @@
+"""A cell in memory: what the tests of cells stand on, and the shortest example of one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from stampede.engines.cells import Cell, Faster, Seen, Version, WatchingCell
+
+__all__ = ["MemoryCell", "WatchedMemoryCell"]
+
+
+class MemoryCell(Cell):
+    """Names in a dictionary, as one server would have them for all. What it can do is as you please.
+
+    >>> cell = MemoryCell()
+    >>> version = cell.swap("a", None, b"1", 60.0)
+    >>> cell.read(["a", "b"])
+    [Seen(data=b'1', version=1, age=0.0), Seen(data=None, version=None, age=None)]
+    >>> cell.swap("a", None, b"2", 60.0)
+    Faster(seen=None)
+    """
+
+    def __init__(
+        self,
+        *,
+        ends: bool = True,
+        grows: bool = True,
+        ages: bool = True,
+        tells: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ends, self.grows, self.ages = ends, grows, ages
+        self._tells = tells  # Faster says what is there
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._names: dict[str, tuple[bytes, Version, float, float]] = {}
+        self._versions = count(1)
+
+    def read(self, names: Sequence[str]) -> list[Seen]:
+        with self._lock:
+            return [self._seen(name) for name in names]
+
+    def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
+        with self._lock:
+            seen = self._seen(name)
+            if seen.version != version:
+                return Faster(seen if self._tells else None)
+            if data is None:
+                del self._names[name]
+                return None
+            number = next(self._versions)
+            now, new = self._clock(), number if self.grows else f"v{number}"
+            self._names[name] = data, new, now, now + ttl
+            return new
+
+    def _seen(self, name: str) -> Seen:
+        data, version, written, end = self._names.get(name, (b"", None, 0.0, 0.0))
+        now = self._clock()
+        if version is None or (self.ends and end <= now):
+            self._names.pop(name, None)
+            return Seen(None)
+        return Seen(data, version, now - written if self.ages else None)
+
+
+class WatchedMemoryCell(MemoryCell, WatchingCell):
+    """One that tells of changes, too."""
+
+    def __init__(self, **can: Any) -> None:
+        super().__init__(**can)
+        self._told: dict[str, list[Callable[[], object]]] = {}
+
+    def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
+        with self._lock:
+            self._told.setdefault(name, []).append(told)
+        return lambda: self._forget(name, told)
+
+    def _forget(self, name: str, told: Callable[[], object]) -> None:
+        with self._lock:
+            self._told[name].remove(told)
+
+    def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
+        with self._lock:
+            swapped = super().swap(name, version, data, ttl)
+            those = list(self._told.get(name, ()))
+        for told in those:
+            told()
+        return swapped

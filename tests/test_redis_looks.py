@@ -1,0 +1,271 @@
+"""Hits on Redis by plain commands: a look finds what a claim would find, or leaves it to the claim."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from math import nan
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from servers import RedisServer, free_port
+
+from stampede import Cache
+from stampede.colour import run_blocking
+from stampede.engines.progress import LARGE
+from stampede.engines.redis import RedisEngine, wire
+from stampede.entry import Entry, new_id
+from stampede.errors import EngineError
+from stampede.ports import Ask, Asked, Found, Granted, Ticket
+
+LONG = 60.0
+PATIENCE = 20.0
+
+Open = Callable[..., RedisEngine]
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest) -> Open:
+    def opened(*args: Any, **options: Any) -> RedisEngine:
+        engine = RedisEngine(*args, **options)
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+@pytest.fixture(params=["sync", "async"])
+def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+    """Runs what a port of that colour gives."""
+    with asyncio.Runner() as runner:
+        yield run_blocking if request.param == "sync" else runner.run
+
+
+def port_of(engine: RedisEngine, run: Any) -> Any:
+    return engine.claims if run is run_blocking else engine.aclaims
+
+
+def some(value: bytes = b"value", **times: float) -> Entry[Any]:
+    given = {"ttl": LONG, "fresh": LONG, "keep": LONG} | times
+    return Entry(value, new_id(), **given)
+
+
+def look(engine: RedisEngine, key: str = "k") -> Found | None:
+    return run_blocking(engine.claims.look(key, LONG))
+
+
+def counts(server: RedisServer) -> dict[str, int]:
+    """How often each command has been called, by name."""
+    lines = server.cli("INFO", "commandstats").splitlines()[1:]
+    return {line[8 : line.index(":")]: int(line.split("calls=")[1].split(",")[0]) for line in lines}
+
+
+def spent(server: RedisServer, ask: Callable[[], object]) -> dict[str, int]:
+    """Which commands somebody's asking takes."""
+    before = counts(server)
+    ask()
+    after = {name: number - before.get(name, 0) for name, number in counts(server).items()}
+    return {name: number for name, number in after.items() if number and name not in ("info", "ping")}
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_what_a_hit_costs_the_server(own: RedisServer, run: Any, local: bool) -> None:
+    """A script, which is six times the work of a GET."""
+    with Cache(own.url, early=0) as writer, Cache(own.url, early=0, local=local) as cache:
+        writer.set_many({f"k{number}": number for number in range(100)})
+
+        async def hit(first: int) -> None:
+            for number in range(first, first + 10):
+                assert await cache.aget_or_compute(f"k{number}", lambda: -1) == number
+
+        def ask(first: int) -> None:
+            if run is not run_blocking:
+                run(hit(first))
+            else:
+                for number in range(first, first + 10):
+                    assert cache.get_or_compute(f"k{number}", lambda: -1) == number
+
+        ask(0)
+        assert cache.engine.coherent
+        followed = {"pttl": 10, "get": 10, "getex": 10}
+        assert spent(own, lambda: ask(10)) == (followed if local else {"pttl": 10, "getex": 10})
+
+
+def test_a_batch_of_hits_is_a_round_trip(own: RedisServer) -> None:
+    """A hundred keys would cost a hundred scripts."""
+    with Cache(own.url, early=0) as cache:
+        keys = [f"k{number}" for number in range(100)]
+        cache.set_many(dict.fromkeys(keys, 1))
+        assert cache.get_or_compute_many(keys, lambda missing: {}) == dict.fromkeys(keys, 1)
+        commands = spent(own, lambda: cache.get_or_compute_many(keys, lambda missing: {}))
+        assert commands == {"pttl": 100, "getex": 100}
+
+
+@pytest.mark.parametrize("tracking", [False, True])
+def test_a_demoted_master_is_not_believed(own: RedisServer, open_: Open, run: Any, *, tracking: bool) -> None:
+    """Of what is invalidated at its successor it may never hear, and it would go on serving that."""
+    engine = open_(own.url, tracking=tracking)
+    run_blocking(engine.store.set("k", some()))
+    assert look(engine) is not None
+    own.cli("REPLICAOF", "127.0.0.1", str(free_port()))
+    with pytest.raises(EngineError) as caught:
+        run(port_of(engine, run).look("k", LONG))
+    assert not caught.value.partial
+    own.cli("REPLICAOF", "NO", "ONE")
+    assert look(engine) is not None
+
+
+@pytest.mark.parametrize("refusal", ["NOREPLICAS", "NOPERM"])
+def test_where_looks_are_refused_hits_go_on(own: RedisServer, run: Any, refusal: str) -> None:
+    """A server that writes nothing at present would be taken for one that is down; or each hit cost two round trips."""
+    url = own.url
+    with Cache(url, early=0) as writer:
+        writer.set_many(dict.fromkeys("abcdef", 1))
+    if refusal == "NOPERM":
+        own.cli("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-getex")
+        url = url.replace("redis://", "redis://app:secret@")
+    seen: list[Any] = []
+    with Cache(url, early=0, observers=[seen.append]) as cache:
+
+        def ask(key: str) -> Any:
+            if run is run_blocking:
+                return cache.get_or_compute(key, lambda: 2)
+            return run(cache.aget_or_compute(key, lambda: 2))
+
+        assert ask("a") == 1
+        if refusal == "NOREPLICAS":
+            own.cli("CONFIG", "SET", "min-replicas-to-write", "1")
+        assert ask("b") == 1
+        scripts = {"evalsha": 4, "pttl": 4, "get": 4}  # what is beside them is their own
+        assert spent(own, lambda: [ask(key) for key in "cdef"]) == scripts
+        assert cache.get_or_compute_many("abcdef", lambda missing: {}) == dict.fromkeys("abcdef", 1)
+        assert not [event for event in seen if type(event).__name__ == "EngineDown"]
+
+
+def test_of_a_batch_no_look_is_missed_where_they_are_refused(own: RedisServer, open_: Open) -> None:
+    """The claims beside them would be lost, with what they were granted."""
+    engine = open_(own.url)
+    run_blocking(engine.store.set("k", some()))
+    own.cli("CONFIG", "SET", "min-replicas-to-write", "1")
+    asked = [Asked("look", ("k", LONG)), Asked("claim", ("k", new_id(), Ask(LONG)))]
+    nothing, found = engine.many.ask_many(asked)
+    assert nothing is None
+    assert isinstance(found, Found)
+
+
+def test_what_only_a_script_can_judge(server: RedisServer, open_: Open) -> None:
+    """Damage would be served, or be an error, for as long as its key lasts."""
+    engine, name = open_(server.url), wire.names("k").entry
+    for bytes_ in (b"", b"short", b"\x02" + bytes(100)):
+        server.cli("SET", name, bytes_.replace(b"\x00", b"0"))
+        assert look(engine) is None
+    server.cli("DEL", name)
+    server.cli("RPUSH", name, "x")
+    assert look(engine) is None
+    assert isinstance(run_blocking(engine.claims.claim("k", new_id(), Ask(LONG))), Granted)
+    for damage in ({"cost": nan}, {"margin": nan}, {"ttl": nan}, {"fresh": nan}, {"keep": nan}, {"margin": -1.0}):
+        entry = some(**damage)
+        string = wire.pack(entry, 50_000)
+        assert wire.fresh_of(50_000, string) is None
+    assert wire.fresh_of(50_000, wire.pack(some(), 50_000)) is not None
+
+
+@pytest.mark.parametrize("left", ["3600000", "-1"])
+def test_a_key_with_more_time_than_it_was_given(server: RedisServer, open_: Open, left: str) -> None:
+    """As where the server's clock was set back: a value would be fresh for an hour longer. The claim cuts it."""
+    engine, name = open_(server.url), wire.names("k").entry
+    run_blocking(engine.store.set("k", some()))
+    server.cli(*(("PERSIST", name) if left == "-1" else ("PEXPIRE", name, left)))
+    assert look(engine) is None
+    run_blocking(engine.claims.claim("k", new_id(), Ask(LONG)))
+    assert int(server.cli("PTTL", name)) <= 1000 * (LONG + 1)
+    found = look(engine)
+    assert found is not None
+    assert found.entry.fresh <= LONG
+
+
+def test_what_came_between_the_two_is_no_longer_fresh_than_it_is(server: RedisServer, open_: Open) -> None:
+    """An entry that was stored after its predecessor's time left was asked for would be given that time."""
+    older = some()
+    newer = some(ttl=5.0, fresh=5.0, keep=5.0)
+    assert wire.fresh_of(int(1000 * older.fresh), wire.pack(newer, wire.expiry(newer))) is None  # it was given more
+    newer = some(ttl=90.0, fresh=90.0, keep=90.0)
+    found = wire.fresh_of(int(1000 * older.fresh), wire.pack(newer, wire.expiry(newer)))
+    assert found is not None  # less than it has does no harm
+    assert found.fresh <= 90.0
+    its = wire.names("k")
+    for tracking in (False, True):
+        verbs: Any = open_(server.url, tracking=tracking).claims
+        assert [command[0] for command in verbs._looking(its)][:2] == [b"PTTL", b"GET" + b"EX" * (not tracking)]
+
+
+@pytest.mark.parametrize("change", ["set", "expire", "invalidate", "DEL"])
+def test_a_change_voids_the_ticket_of_a_look(server: RedisServer, open_: Open, run: Any, change: str) -> None:
+    """A local tier would serve what is gone, until its ttl ends."""
+    engine, other = open_(server.url, tracking=True), open_(server.url)
+    run_blocking(other.store.set("k", some()))
+    end = time.monotonic() + PATIENCE
+
+    async def ticket() -> Ticket:
+        while True:
+            found = await port_of(engine, run).look("k", LONG)
+            assert found is not None
+            if found.ticket is not None:
+                return found.ticket
+            assert time.monotonic() < end
+            await asyncio.sleep(0) if run is not run_blocking else time.sleep(0.002)
+
+    held = run(ticket())
+    assert held.stamps[held.slot] == held.stamp
+    if change == "DEL":
+        server.cli("DEL", wire.names("k").entry)
+    else:
+        run_blocking(getattr(other.store, change)(*(("k", some()) if change == "set" else ("k",))))
+    while held.stamps[held.slot] == held.stamp:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_the_due_are_refreshed(server: RedisServer) -> None:
+    """What a look finds would never be refreshed before its end, and somebody wait for it then."""
+    with Cache(server.url) as cache:
+        for _ in range(5):
+            cache.get_or_compute("warm", lambda: 0)
+        entry = Entry(1, new_id(), cost=50.0, margin=1000.0, ttl=100.0, fresh=40.0, keep=100.0)
+        run_blocking(cache._root.store.set(cache._root.prefix + "k", entry))
+        assert cache.get_or_compute("k", lambda: 2) == 2
+
+
+def test_what_was_made_stale_as_a_whole_is_no_hit(server: RedisServer) -> None:
+    """A look would go on serving what `expire_all` has ended."""
+    with Cache(server.url, stale=LONG, early=0) as cache:
+        numbers = iter(range(100))
+
+        @cache.cached
+        def number(x: int) -> int:
+            return next(numbers)
+
+        assert [number(1) for _ in range(5)] == [0] * 5
+        number.expire_all()
+        assert [number(1) for _ in range(5)] == [1] * 5
+
+
+def test_large_values_are_not_looked_at_where_others_wait_behind_them(server: RedisServer, open_: Open) -> None:
+    """Callers of a loop share its connection: each small hit would wait for the large ones."""
+    engine = open_(server.url)
+    run_blocking(engine.store.set("k", some(bytes(LARGE))))
+
+    async def ask() -> None:
+        assert await engine.aclaims.look("k", LONG) is not None  # nobody knew
+        assert await engine.aclaims.look("k", LONG) is None
+        assert isinstance(await engine.aclaims.claim("k", new_id(), Ask(LONG)), Found)
+        await engine.astore.set("k", some())
+        await engine.aclaims.claim("k", new_id(), Ask(LONG))
+        assert await engine.aclaims.look("k", LONG) is not None
+
+    asyncio.run(ask())
+    assert look(engine) is not None
