@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stampede.engines.url import flag, number, options_of, scheme_of, text, whol
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import MissingExtra, OptionError
 from stampede.ports import Ask, Engine, Granted
+from stampede.testing.cells import MemoryCell
 
 # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -84,25 +86,71 @@ def test_a_missing_package_prints_its_pip_line(monkeypatch: pytest.MonkeyPatch, 
     assert "hunter2" not in str(told.value)
 
 
-def test_packages_may_bring_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Has a package installed that brings `theirs://`."""
+
+    def install(source: str, leads_to: str = "their_engine:from_url") -> None:
+        (tmp_path / "their_engine.py").write_text(source)
+        about = tmp_path / "their_engine-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-engine\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[stampede.engines]\ntheirs = {leads_to}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "their_engine", raising=False)
+
+    return install
+
+
+def test_packages_may_bring_engines(package: Callable[..., None]) -> None:
     """Third parties could only be used by handing the engine over."""
-    (tmp_path / "their_engine.py").write_text(
+    package(
         "from stampede.engines.null import NullEngine\n"
         "def from_url(url, **options):\n"
         "    engine = NullEngine()\n"
         "    engine.asked = (url, options)\n"
         "    return engine\n"
     )
-    about = tmp_path / "their_engine-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-engine\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[stampede.engines]\ntheirs = their_engine:from_url\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
     engine: Any = open_engine("theirs://host", size=3)
     assert engine.asked == ("theirs://host", {"size": 3})
     assert "theirs" in schemes()
     with pytest.raises(OptionError, match="theirs"):
         open_engine("their://host")
+
+
+def test_packages_may_bring_cells(package: Callable[..., None]) -> None:
+    """An engine's author would have to know how an engine is made of his cell."""
+    package(
+        "from stampede.testing.cells import MemoryCell\n"
+        "class Their(MemoryCell):\n"
+        "    def __init__(self, url, *, size=1):\n"
+        "        super().__init__()\n",
+        "their_engine:Their",
+    )
+    with Cache("theirs://user:hunter2@host") as cache:
+        assert cache.get_or_compute("k", lambda: 1) == cache.get_or_compute("k", lambda: 2) == 1
+        assert cache.engine.called == "theirs://user:***@host"
+    with Cache(MemoryCell()) as cache:
+        assert cache.get_or_compute("k", lambda: 1) == cache.get_or_compute("k", lambda: 2) == 1
+
+
+@pytest.mark.parametrize(
+    "source, leads_to, kind, told",
+    [
+        ("import no_such_client", "their_engine:from_url", MissingExtra, "can't be imported: No module named"),
+        ("", "their_engine:from_url", OptionError, "can't be loaded: AttributeError"),
+        ("1 / 0", "their_engine:from_url", OptionError, "can't be loaded: ZeroDivisionError"),
+        ("from_url = 1", "their_engine:from_url", OptionError, "is 1: it has to be a function"),
+        ("def from_url(url): return 1", "their_engine:from_url", OptionError, "gives 1, which is neither"),
+    ],
+)
+def test_a_package_whose_engine_is_broken_is_named(
+    package: Callable[..., None], source: str, leads_to: str, kind: type[Exception], told: str
+) -> None:
+    """Whose fault it is would have to be found out from a traceback."""
+    package(source, leads_to)
+    with pytest.raises(kind, match=rf"theirs://: the entry point '{leads_to}' of the package their-engine 1.0 {told}"):
+        open_engine("theirs://host")
 
 
 def test_engines_are_imported_when_asked_for() -> None:

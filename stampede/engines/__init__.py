@@ -6,10 +6,12 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from sys import modules
 from typing import Any
 
 from stampede.engines.url import safe_url, scheme_of
 from stampede.errors import MissingExtra, OptionError
+from stampede.interruptions import pass_on
 from stampede.policy import nearest
 from stampede.ports import Engine
 
@@ -36,22 +38,25 @@ _KNOWN = {
 # package of a client object's class, or of one above it: module, which has `of_client(client) -> Engine`
 _CLIENTS = {"redis": "stampede.engines.redis"}
 
-Opener = Callable[..., Engine]
+Opener = Callable[..., object]
 
 
 def open_engine(url: str, **options: Any) -> Engine:
     """The engine of a URL. Options may stand in its query or be given here, where they win.
 
     Packages may bring engines of their own: an entry point of the group `stampede.engines`, named as the scheme,
-    that leads to a function `from_url(url, **options) -> Engine`.
+    that leads to a function `from_url(url, **options)`, which gives an Engine, or the Cell of which one is made.
     """
     scheme = scheme_of(url)
     try:
-        engine = _opener(scheme)(url, **options)
+        opened = _opener(scheme)(url, **options)
     except ModuleNotFoundError as missing:
         if scheme not in _KNOWN:
             raise
         raise _missing(scheme, missing.name) from missing
+    engine = opened if isinstance(opened, Engine) else _of_cell(opened, scheme)
+    if engine is None:
+        raise OptionError(f"{_whence(scheme)} gives {opened!r}, which is neither an Engine nor a Cell")
     engine.url = safe_url(url)
     return engine
 
@@ -74,12 +79,17 @@ def engine_of(client: object) -> Engine:
     """The engine to which a client object of some library leads: connections are made as its own are."""
     if isinstance(client, Engine):
         return client
+    made = _of_cell(client, "cell")
+    if made is not None:
+        return made
     for kind in type(client).__mro__:
         package = kind.__module__.partition(".")[0]
         if package in _CLIENTS:
             engine: Engine = import_module(_CLIENTS[package]).of_client(client)
             return engine
-    raise OptionError(f"a cache can't be on {client!r}: give a URL, an engine, or a client of {' or '.join(_CLIENTS)}")
+    raise OptionError(
+        f"a cache can't be on {client!r}: give a URL, an engine, a cell, or a client of {' or '.join(_CLIENTS)}"
+    )
 
 
 def schemes() -> list[str]:
@@ -96,10 +106,40 @@ def _opener(scheme: str) -> Opener:
     if scheme in _KNOWN:
         opener: Opener = import_module(_KNOWN[scheme][0]).from_url
     elif scheme in (foreign := _foreign()):
-        opener = foreign[scheme].load()
+        opener = _loaded(foreign[scheme])
     else:
         raise _no_engine(scheme)
     return opener
+
+
+def _of_cell(cell: object, scheme: str) -> Engine | None:
+    """The engine that is made of a cell. None: it is no cell."""
+    cells = modules.get("stampede.engines.cells")  # who has one has imported them
+    return cells.CellEngine(cell, scheme) if cells is not None and isinstance(cell, cells.Cell) else None
+
+
+def _loaded(point: EntryPoint) -> Opener:
+    """What a package's entry point leads to, or whose fault it is that it doesn't."""
+    try:
+        found = point.load()
+    except ImportError as error:
+        raise MissingExtra(f"{_whence(point.name)} can't be imported: {error}") from error
+    except Exception as error:
+        pass_on(error)
+        raise OptionError(f"{_whence(point.name)} can't be loaded: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise OptionError(f"{_whence(point.name)} is {found!r}: it has to be a function from_url(url, **options)")
+    opener: Opener = found
+    return opener
+
+
+def _whence(scheme: str) -> str:
+    """What an engine comes from, for people."""
+    point = _foreign().get(scheme)
+    if point is None:
+        return f"{scheme}://"
+    package = f" of the package {point.dist.name} {point.dist.version}" if point.dist is not None else ""
+    return f"{scheme}://: the entry point {point.value!r}{package}"
 
 
 def _no_engine(scheme: str) -> OptionError:
