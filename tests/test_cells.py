@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
+
+from stormy_cell import StormyCell, insisting
 
 from stampede.engines.cells import CellEngine
 from stampede.ports import Engine
-from stampede.testing import ClaimsSuite, LocksSuite, StoreSuite
+from stampede.testing import ClaimsSuite, FakeClock, LocksSuite, StoreSuite
 from stampede.testing.cells import MemoryCell, WatchedMemoryCell
+
+
+class Hurried(FakeClock):
+    """A clock that goes, and may be moved on besides: nobody has to sit out a second."""
+
+    def __call__(self) -> float:
+        return super().__call__() + time.monotonic()
 
 
 class TestCells(ClaimsSuite, StoreSuite, LocksSuite):
@@ -18,11 +28,13 @@ class TestCells(ClaimsSuite, StoreSuite, LocksSuite):
     can: ClassVar[dict[str, Any]] = {}
 
     def make_engine(self) -> Engine:
-        self.cell = self.kind(**self.can)
-        return CellEngine(self.cell)
+        self.clock = Hurried()
+        self.cell = self.kind(**self.can, clock=self.clock)
+        return self.make_peer()
 
-    def make_peer(self, engine: Engine) -> Engine:
-        return CellEngine(self.cell)
+    def make_peer(self, engine: Engine | None = None) -> Engine:
+        assert self.clock is not None
+        return CellEngine(self.cell, clock=self.clock, wall=self.clock)
 
 
 class TestCellsAsync(TestCells):
@@ -53,5 +65,21 @@ class TestCellsThatTell(TestCells):
     can: ClassVar[dict[str, Any]] = {"tells": True, "ages": False}
 
 
-class TestCellsThatTellAsync(TestCellsThatTell):
+class TestCellsInAStorm(ClaimsSuite, StoreSuite, LocksSuite):
+    """A store that loses questions and answers, and changes things after it was given up."""
+
+    short: ClassVar[float] = 0.1
+    slack = 0.05
+    can: ClassVar[dict[str, Any]] = {"seed": 1}
+
+    def make_engine(self) -> Engine:
+        self.cell = StormyCell(**self.can)
+        return insisting(CellEngine(self.cell), self.cell)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return insisting(CellEngine(self.cell), self.cell)
+
+
+class TestCellsThatCanNothingInAStormAsync(TestCellsInAStorm):
     suspending = True
+    can: ClassVar[dict[str, Any]] = {"seed": 2, "ends": False, "grows": False, "ages": False}

@@ -38,7 +38,7 @@ class CellEngine(Engine):
         self.scheme, self.silence = scheme, cell.silence
         opened = self._open = OpenCell(cell, scheme)
         self.pushes = opened.watches
-        common, generations = Common(opened, clock, wall), Generations()
+        common, generations = Common(opened, clock, wall), Generations(clock)
         self._beside = BesideWay(opened)
         records, arecords = Records(HereWay(opened), common, BLOCKING), Records(self._beside, common, SUSPENDING)
         keys = CellKeys(records, generations)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -34,16 +33,17 @@ class _Scope(NamedTuple):
 class Generations:
     """What this process knows of generations, for both colours, and how it asks for what it doesn't."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._known: dict[str, tuple[str, float]] = {}
 
     def at_hand(self, scope: str) -> str | None:
         known = self._known.get(scope)
-        return known[0] if known is not None and time.monotonic() < known[1] else None
+        return known[0] if known is not None and self._clock() < known[1] else None
 
     async def ask(self, records: Records, scope: str) -> list[str]:
         """Today's, and behind it those that others may still believe in."""
-        now = time.monotonic()
+        now = self._clock()
         whole, own = await self._of(records, scope)
         wholes, owns = (
             [(each.hard, each.soft), *((hard, "") for hard, _ in each.ended)] for each in (whole, own)

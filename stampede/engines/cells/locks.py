@@ -55,8 +55,8 @@ class CellLocks:
     async def release(self, name: str, token: bytes) -> bool:
         def decide(there: Record, now: float) -> Change[bool]:
             after, released, fallen = record.abandon(there, token, None, 0.0, now)
-            if released and not self._grows and there.lease is not None:
-                after = Record(lease=Lease(b"", now, there.lease.fence))
+            if released and there.lease is not None:
+                after = Record(lease=Lease(b"", now, there.lease.fence))  # and not nothing: see `FREE`
             return after, released, fallen
 
         its = name_of(name, "l")

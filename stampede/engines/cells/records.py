@@ -29,6 +29,13 @@ Decide: TypeAlias = Callable[[Record, float], Change[T]]
 TRIES = 100
 """How often a change is tried again because somebody else was faster."""
 
+REMEMBERED = 86_400.0
+"""Seconds for which the last fence of a lock that is free is kept, of cells whose versions don't grow."""
+
+FREE = 60.0
+"""Seconds for which a lock that is free is told from one that nobody has ever had: who has given up a question that is
+late, and has released the lock since, is not granted it again by that question."""
+
 SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke, where cells tell of changes."""
 
@@ -158,7 +165,7 @@ class Records:
         """A body, and for how long it is of use; none for what is as good as nothing."""
         left = there.end - now
         if there.lease is not None and not there.lease.token:
-            left = REMEMBERED
+            left = FREE if self.common.cell.grows else REMEMBERED
         return (wire.body_of(there, now, self._longest) if left > 0 else None), left
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
@@ -247,7 +254,3 @@ def _read(known: Known) -> tuple[Version, Record]:
     # What is none of ours is no NOTHING: who takes it away writes.
     there = Record() if known.body is None else wire.record_of(known.body, known.written, known.stood)
     return known.version, NOTHING if known.version is None else there
-
-
-REMEMBERED = 86_400.0
-"""Seconds for which the last fence of a lock that is free is kept, of cells whose versions don't grow."""
