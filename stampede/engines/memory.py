@@ -184,13 +184,13 @@ class _Keys(Names):
     def change(self, key: str, ask: Callable[[Record, float], Change[T]]) -> T:
         """The answer. By then what the question has made of the key is there, and who waited is woken."""
         with decisions.lock:
-            if self.closed:
-                self.check()
             now = self.clock()
             kept, noted = self.shelf.get(key), self.records.get(key, NOTHING)
             was = noted if kept is None else Record(kept, noted.lease, noted.past)
             after, answer, fallen = ask(was, now)
             if after is not was:
+                if self.closed:
+                    self.check()
                 if after.kept is not kept:
                     self._keep(key, after.kept, kept, now)
                     if self.records.get(key, NOTHING) is not noted:
@@ -278,12 +278,15 @@ class _Verbs(Versioned):
         return self._keys.change(key, lambda was, now: record.set(was, entry, now))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        self._keys.check()
         return self._keys.change(key, lambda was, now: record.replace(was, seen, entry, now))
 
     async def expire(self, key: str) -> bool:
+        self._keys.check()
         return self._keys.change(key, record.expire)
 
     async def invalidate(self, key: str) -> bool:
+        self._keys.check()
         return self._keys.change(key, record.invalidate)
 
     def generation_at_hand(self, scope: str) -> str:
