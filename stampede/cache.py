@@ -13,10 +13,11 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 from stampede import events, returns
 from stampede.batch import fetch_many
 from stampede.codec import make_codec
-from stampede.colour import BLOCKING, SUSPENDING, Colour, in_thread, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 from stampede.core import Core, Scope
 from stampede.decorate import decorate
 from stampede.engines import engine_of, open_engine, safe_url
+from stampede.engines.kit.errands import Errands
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.entry import Entry
@@ -606,7 +607,7 @@ class Cache:
         give_back = self._core.close()
         try:
             if give_back is not None:
-                await in_thread(give_back)
+                await Errands(1).run(give_back)
         finally:
             self._end()
 

@@ -11,13 +11,11 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from math import inf
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from stampede import decisions, forks
-from stampede.errors import CodecError, EngineError
+from stampede import decisions
+from stampede.errors import CodecError
 from stampede.loops import Loop, PerLoop
 
 __all__ = [
@@ -32,7 +30,6 @@ __all__ = [
     "called",
     "ended",
     "hold_task",
-    "in_thread",
     "kept_whole",
     "raised",
     "run_blocking",
@@ -378,64 +375,3 @@ async def until_one_fails(work: Iterable[Awaitable[object]], then: Callable[[], 
 async def settled(work: Iterable[Awaitable[T]]) -> list[T | BaseException]:
     """What each returned or raised, all started at once."""
     return await asyncio.gather(*work, return_exceptions=True)
-
-
-# -- blocking engines, seen from an event loop --------------------------------------------------------------------
-
-_threads: ThreadPoolExecutor | None = None
-_lock = threading.Lock()
-
-
-async def in_thread(function: Callable[..., T], *args: Any, undo: Callable[[], object] | None = None) -> T:
-    """Run a short blocking operation beside the loop. It is never left half done: a cancellation waits for it.
-
-    What a signal throws at the caller waits for nothing. Whoever then gives back what this was to take comes before
-    the thread has taken it, perhaps: so the thread itself does `undo` behind it.
-    """
-    errand = _Errand(function, args, undo)
-    try:
-        return await _to_the_end(_submitted(errand))
-    except BaseException:
-        errand.forsaken = True
-        raise
-
-
-class _Errand(Generic[T]):
-    """What a thread does for a caller who may be gone before its end."""
-
-    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], undo: Callable[[], object] | None) -> None:
-        self._function = function
-        self._args = args
-        self._undo = undo
-        self._loop = asyncio.get_running_loop()
-        self.forsaken = False
-
-    def __call__(self) -> T:
-        value = self._function(*self._args)
-        # Asked behind: who leaves from now on finds it done.
-        if self._undo is not None and (self.forsaken or self._loop.is_closed()):
-            with suppress(EngineError):
-                self._undo()
-        return value
-
-
-def _submitted(errand: _Errand[T]) -> asyncio.Future[T]:
-    global _threads
-    with _lock:
-        threads = _threads = _threads or ThreadPoolExecutor(8, "stampede-io")
-    try:
-        return asyncio.wrap_future(threads.submit(errand))
-    except RuntimeError:  # the interpreter ends, as while atexit's functions run: then it blocks its loop
-        return asyncio.ensure_future(_here(errand))
-
-
-async def _here(errand: _Errand[T]) -> T:
-    return errand()
-
-
-def _forget_threads() -> None:
-    global _threads, _lock
-    _threads, _lock = None, threading.Lock()
-
-
-forks.in_child(_forget_threads)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import Enum
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar, final
 
 from stampede import forks, stalls
 from stampede.colour import Colour, Loop, hold_task, run_blocking, running_loop
-from stampede.threads import begun
+from stampede.threads import Crew
 from stampede.watch import watch
 
 __all__ = ["Late", "Reserved", "Told", "Workers", "within"]
@@ -31,17 +30,17 @@ LOST = 32
 class Reserved:
     """A place, until it is freed; one that nobody refers to any more frees itself, whatever has interrupted whom."""
 
-    __slots__ = ("changed", "counts", "workers")
+    __slots__ = ("counts", "lock", "workers")
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers
-        self.changed = workers._changed
+        self.lock = workers._lock
         self.counts = False
 
     def free(self) -> None:
-        workers, changed = self.workers, self.changed
+        workers, lock = self.workers, self.lock
         with workers._lock:
-            if self.counts and changed is workers._changed:  # or it was a parent's, and we are its forked child
+            if self.counts and lock is workers._lock:  # or it was a parent's, and we are its forked child
                 # At once, here and where it is taken: between two statements there may be an interruption.
                 workers._taken, self.counts = workers._taken - 1, False
 
@@ -64,25 +63,25 @@ class _Job:
     def look(self, now: float) -> None:
         self.workers.lose(self)
 
+    def do(self) -> None:
+        try:
+            self.act()
+        finally:
+            self.workers.left(self)
+
 
 class Workers:
     """At most `limit` jobs at once; a place is reserved before there is a job, and none waits in a queue."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
-        self._name = name
-        self._jobs: deque[_Job] = deque()
+        self._crew = Crew(inf, name)
         self._start_again()
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        self._taken = 0
-        self._idle = 0
-        self._lost = 0
-        self._parents = self._jobs  # in a forked child: not to be begun here, and not to be ended, by dropping them
-        self._jobs = deque()
+        self._taken = self._lost = 0
         self._lock = threading.RLock()  # reentrant, for finalizers and signals
-        self._changed = threading.Condition(self._lock)  # to be entered by the lock, which can't be interrupted half in
 
     def reserve(self) -> Reserved | None:
         """Take a place; `run` or its `free` gives it back."""
@@ -101,7 +100,7 @@ class Workers:
                 self._lost += 1
                 job.place.free()
 
-    def _left(self, job: _Job) -> None:
+    def left(self, job: _Job) -> None:
         with self._lock:
             if job.lost:
                 self._lost -= 1
@@ -115,35 +114,7 @@ class Workers:
         job = _Job(self, place, act)
         if longest < inf:
             watch.add(job, time.monotonic() + longest)
-        try:
-            with self._lock:
-                self._jobs.append(job)
-                if self._idle >= len(self._jobs):
-                    self._changed.notify()
-                    return
-            if begun(self._name, self._work) is None:
-                self._work(once=True)  # the caller does what is left to do
-        except BaseException:
-            with suppress(ValueError):  # somebody does it
-                self._jobs.remove(job)
-            raise
-
-    def _work(self, *, once: bool = False) -> None:
-        changed, lock = self._changed, self._lock
-        while True:
-            with lock:
-                self._idle += 1
-                while not self._jobs:
-                    if once or (not changed.wait(30) and not self._jobs):
-                        self._idle -= 1
-                        return
-                self._idle -= 1
-                job = self._jobs.popleft()
-            try:
-                job.act()
-            finally:
-                self._left(job)
-                del job
+        self._crew.do(job.do)
 
 
 MOMENT = 0.25

@@ -25,8 +25,8 @@ from memcached_server import shared_memcached
 from servers import shared_redis
 
 from stampede import Cache, EngineError, Lock, try_lock
-from stampede.colour import in_thread
 from stampede.engines import open_engine
+from stampede.engines.kit.errands import Errands
 from stampede.keeper import Hold, keeper
 from stampede.ports import Engine
 from stampede.watch import watch
@@ -220,7 +220,7 @@ def test_what_a_thread_takes_for_who_is_gone_is_given_back(runner: asyncio.Runne
         return go_on.wait(LONG)
 
     async def main() -> None:
-        work: Any = in_thread(take, undo=undone.set)
+        work: Any = Errands().run(take, undo=undone.set)
         work.send(None)
         assert begun.wait(LONG)
         work.close()

@@ -7,22 +7,19 @@ leaves a tombstone.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from stampede import early, forks
-from stampede.colour import in_thread, run_blocking
+from stampede.engines.kit.errands import Errands
 from stampede.entry import GRACE, Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Ask, Busy, Engine, Failed, Found, Granted, Locks, Reply, Store, Versioned
 
 __all__ = ["Paired"]
-
-T = TypeVar("T")
 
 VERDICT = 5.0
 """Seconds for which a verdict is told to those who waited for its lease."""
@@ -56,10 +53,10 @@ class Paired(Engine):
         self.fair = locks.fair and locks.alocks is not None
         self.coherent = False
         self.locks, self.releases = locks.locks, locks.releases
-        self.alocks = locks.alocks or _LocksBeside(locks.locks)
+        self.alocks = locks.alocks or Errands().face(locks.locks)
         self._holds = _Holds(max_hold, clock)
         self.claims = self.store = _Verbs(_versioned(store.store), self.locks, self._holds)
-        astore = _versioned(store.astore) if store.astore is not None else _StoreBeside(store.store)
+        astore = _versioned(store.astore) if store.astore else Errands().face(_versioned(store.store))
         self.aclaims = self.astore = _Verbs(astore, self.alocks, self._holds)
         self.softens, self.asoftens = store.softens, store.asoftens  # whose generations ours are
         self._engines = store, locks
@@ -335,72 +332,20 @@ def _told(past: Entry[Any]) -> tuple[bytes, Verdict] | None:
 
 
 def _versioned(store: Store) -> Versioned:
-    return store if isinstance(store, Versioned) else _Through(store)
+    return store if isinstance(store, Versioned) else cast("Versioned", _Replacing(store))
 
 
-class _Through(Versioned):
-    """Another store, with `replace` out of get and set where it has none. In between, others may set."""
+class _Replacing:
+    """Another store, with `replace` out of get and set, as it has none. In between, others may set."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def _done(self, work: Coroutine[Any, Any, T]) -> T:
-        return await work
-
-    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        return await self._done(self._store.get(keys))
-
-    async def set(self, key: str, entry: Entry[Any]) -> None:
-        await self._done(self._store.set(key, entry))
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._store, verb)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        if isinstance(self._store, Versioned):
-            return await self._done(self._store.replace(key, seen, entry))
-        (there,) = await self.get([key])
+        (there,) = await self._store.get([key])
         if _version(there) == seen:
-            await self.set(key, entry)
+            await self._store.set(key, entry)
         return _version(there) == seen
-
-    async def expire(self, key: str) -> bool:
-        return await self._done(self._store.expire(key))
-
-    async def invalidate(self, key: str) -> bool:
-        return await self._done(self._store.invalidate(key))
-
-    async def generation(self, scope: str) -> str:
-        return await self._done(self._store.generation(scope))
-
-    async def generations(self, scope: str) -> Sequence[str]:
-        return await self._done(self._store.generations(scope))
-
-    async def bump(self, scope: str) -> None:
-        await self._done(self._store.bump(scope))
-
-
-class _StoreBeside(_Through):
-    """A blocking store, seen from an event loop."""
-
-    async def _done(self, work: Coroutine[Any, Any, T]) -> T:
-        return await in_thread(run_blocking, work)
-
-
-class _LocksBeside:
-    """Blocking locks, seen from an event loop. Waiting there is polling: a thread for each waiter is none for work."""
-
-    def __init__(self, locks: Locks) -> None:
-        self._locks = locks
-
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
-        def undo() -> None:
-            run_blocking(self._locks.release(name, token))
-
-        return await in_thread(run_blocking, self._locks.acquire(name, token, lease, waits=waits), undo=undo)
-
-    async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return await in_thread(run_blocking, self._locks.renew(name, token, lease))
-
-    async def release(self, name: str, token: bytes) -> bool:
-        return await in_thread(run_blocking, self._locks.release(name, token))
-
-    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        await asyncio.sleep(max(0.0, min(timeout, busy.lease, 0.02)))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import uniform
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 from weakref import finalize
 
 from stampede import forks
-from stampede.colour import BLOCKING, SUSPENDING, Colour, in_thread
+from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.disk.database import Database
 from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
 from stampede.engines.disk.trouble import Locked
+from stampede.engines.kit.errands import Errands, Run, here
 from stampede.engines.url import number, options_of, parts_of, safe_url, whole
 from stampede.engines.wake import LOOK
 from stampede.entry import Entry, Verdict
@@ -30,12 +31,6 @@ SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke."""
 
 _LEAST = 1 << 20
-
-
-class Run(Protocol):
-    def __call__(
-        self, function: Callable[..., T], /, *args: Any, undo: Callable[[], object] | None = None
-    ) -> Awaitable[T]: ...
 
 
 class DiskEngine(Engine):
@@ -60,10 +55,11 @@ class DiskEngine(Engine):
         self.directory = Path(directory).expanduser().absolute()
         self.silence = timeout  # of one who waits for a writer that is frozen
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
-        self.claims = self.store = self.shows = self.lists = self.softens = _Keys(rows, BLOCKING, _here)
-        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Keys(rows, SUSPENDING, in_thread)
+        beside = Errands().run
+        self.claims = self.store = self.shows = self.lists = self.softens = _Keys(rows, BLOCKING, here)
+        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Keys(rows, SUSPENDING, beside)
         self.near = self.recalls = rows
-        self.locks, self.alocks = _Names(rows, BLOCKING, _here), _Names(rows, SUSPENDING, in_thread)
+        self.locks, self.alocks = _Names(rows, BLOCKING, here), _Names(rows, SUSPENDING, beside)
         self._closing = finalize(self, _close, rows, os.getpid())
         forks.on_fork(rows.database.before_fork)
         forks.in_parent(rows.database.after_fork)
@@ -231,10 +227,6 @@ class _Names(_Port):
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await self._wait(lock_number(name)[0], busy, timeout)
-
-
-async def _here(function: Callable[..., T], /, *args: Any, undo: Callable[[], object] | None = None) -> T:
-    return function(*args)  # whoever is thrown out of it has left it
 
 
 # -- ends and forks -------------------------------------------------------------------------------------------------

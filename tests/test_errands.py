@@ -1,0 +1,226 @@
+"""What threads do for event loops, in place of a client that blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import pytest
+
+from stampede.engines.kit.errands import Errands
+from stampede.engines.memory import MemoryEngine
+from stampede.entry import Entry, new_id
+from stampede.errors import EngineError
+from stampede.ports import Ask, Busy, Granted
+
+LONG = 10.0
+
+
+class Slow:
+    """A function that goes on when it is let."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.ended = Event(), Event(), Event()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self.go_on.wait(LONG)
+        self.ended.set()
+        return "done"
+
+
+async def until(true: Callable[[], object]) -> None:
+    while not true():
+        await asyncio.sleep(0.001)
+
+
+def run(work: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(work, LONG))
+
+
+def test_more_than_there_are_threads() -> None:
+    """Who came when all threads were at work would never be served, or a thread be made for each."""
+    errands, most, now, lock = Errands(3), [0], [0], threading.Lock()
+
+    def act(number: int) -> int:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        threading.Event().wait(0.001)
+        with lock:
+            now[0] -= 1
+        return number
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(errands.run(act, number) for number in range(100)))
+
+    assert run(main()) == list(range(100))
+    assert most[0] <= 3
+
+
+def test_an_error_is_the_callers() -> None:
+    """It would be lost in a thread, and the caller wait for ever."""
+
+    def fail() -> None:
+        raise EngineError("down")
+
+    async def main() -> None:
+        with pytest.raises(EngineError, match="down"):
+            await Errands().run(fail)
+
+    run(main())
+
+
+def test_who_is_cancelled_waits_for_what_has_begun() -> None:
+    """What he asks next would come before it."""
+
+    async def main() -> None:
+        errands, slow = Errands(), Slow()
+        task = asyncio.ensure_future(errands.run(slow))
+        await until(slow.begun.is_set)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        slow.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert slow.ended.is_set()
+
+    run(main())
+
+
+def test_who_is_cancelled_before_it_begins_has_it_never_begun() -> None:
+    """It would be done for nobody, and behind a server that hangs nobody could be cancelled."""
+
+    async def main() -> None:
+        errands, slow, never = Errands(1), Slow(), Slow()
+        first = asyncio.ensure_future(errands.run(slow))
+        await until(slow.begun.is_set)
+        second = asyncio.ensure_future(errands.run(never))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        slow.go_on.set()
+        assert await first == "done"
+        assert await errands.run(int) == 0
+        assert not never.begun.is_set()
+
+    run(main())
+
+
+def test_a_cancelled_call_is_left_to_itself_in_time_and_undone_behind() -> None:
+    """A server that hangs would keep who was cancelled; what it grants in the end would be nobody's."""
+
+    async def main() -> None:
+        errands, slow, undone = Errands(leave=0.01), Slow(), Event()
+        task = asyncio.ensure_future(errands.run(slow, undo=lambda: undone.set() if slow.ended.is_set() else None))
+        await until(slow.begun.is_set)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not undone.is_set()
+        slow.go_on.set()
+        await until(undone.is_set)
+
+    run(main())
+
+
+def test_nobody_waits_for_a_thread_for_ever() -> None:
+    """Where all threads hang, callers would hang with them instead of being told."""
+
+    async def main() -> None:
+        errands, slow = Errands(1, patience=0.01), Slow()
+        first = asyncio.ensure_future(errands.run(slow))
+        await until(slow.begun.is_set)
+        with pytest.raises(EngineError, match=r"no thread was free for 0\.01 s"):
+            await errands.run(int)
+        slow.go_on.set()
+        assert await first == "done"  # who had begun isn't given up
+        assert await errands.run(int) == 0
+
+    run(main())
+
+
+def test_a_hung_call_keeps_no_other_engine_waiting() -> None:
+    """With threads for all, or the loop's default executor, one server that hangs would stop everything."""
+
+    async def main() -> None:
+        slow, hung = Slow(), Errands(1)
+        first = asyncio.ensure_future(hung.run(slow))
+        await until(slow.begun.is_set)
+        assert await Errands(1).run(int) == 0
+        assert await asyncio.to_thread(int) == 0
+        slow.go_on.set()
+        await first
+
+    run(main())
+
+
+def test_the_program_ends_while_a_call_hangs() -> None:
+    """It would never end: a thread that is no daemon is waited for."""
+    program = (
+        "import asyncio, threading\n"
+        "from stampede.engines.kit.errands import Errands\n"
+        "async def main():\n"
+        "    task = asyncio.ensure_future(Errands(leave=0.01).run(threading.Event().wait))\n"
+        "    await asyncio.sleep(0.01)\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=LONG)
+
+
+def test_blocking_ports_seen_from_a_loop() -> None:
+    """A pair of an engine that has the blocking colour alone would refuse all async calls."""
+
+    async def main() -> None:
+        engine, errands = MemoryEngine(), Errands()
+        store, locks, claims = (errands.face(port) for port in (engine.store, engine.locks, engine.claims))
+        await store.set("k", Entry(1, new_id(), fresh=9.0, keep=9.0))
+        assert [entry.value for entry in await store.get(["k"])] == [1]
+        assert isinstance(await locks.acquire("name", b"mine", 9.0, waits=True), Granted)
+        busy = await locks.acquire("name", b"other", 9.0)
+        assert isinstance(busy, Busy)
+        await locks.wait("name", busy, 0.001)
+        assert await locks.release("name", b"mine")
+        assert isinstance(await claims.claim("c", b"mine", Ask(9.0)), Granted)
+
+    run(main())
+
+
+@pytest.mark.parametrize("verb", ["claim", "acquire"])
+def test_what_a_blocking_port_grants_to_who_is_gone(verb: str) -> None:
+    """It would stand for its whole lease, and be nobody's: its release has found nothing."""
+
+    class Late:
+        """A port that grants when it is let, and says what it was asked then."""
+
+        def __init__(self) -> None:
+            self.slow, self.asked = Slow(), list[tuple[Any, ...]]()
+
+        async def claim(self, *terms: Any) -> None:
+            self.slow()
+
+        acquire = claim
+
+        async def abandon(self, *terms: Any) -> None:
+            self.asked.append(terms)
+
+        release = abandon
+
+    async def main() -> None:
+        port = Late()
+        work = getattr(Errands().face(port), verb)("k", b"token", 9.0)
+        work.send(None)
+        assert port.slow.begun.wait(LONG)
+        work.close()
+        assert not port.asked
+        port.slow.go_on.set()
+        await until(lambda: port.asked == [("k", b"token")])
+
+    run(main())
