@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-from stampede.colour import in_thread, running_loop, soon
+from stampede.colour import running_loop, soon
 from stampede.engines.cells.protocol import (
     Cell,
     Faster,
@@ -17,6 +17,7 @@ from stampede.engines.cells.protocol import (
     Version,
     WatchingCell,
 )  # fmt: skip
+from stampede.engines.kit.errands import Errands
 from stampede.errors import EngineClosed, EngineError, StampedeError
 from stampede.interruptions import pass_on
 from stampede.loops import PerLoop
@@ -140,6 +141,7 @@ class BesideWay(HereWay):
     def __init__(self, opened: OpenCell) -> None:
         super().__init__(opened)
         self._loops: PerLoop[SuspendingCell] = PerLoop()
+        self._errands = Errands()
 
     def _own(self) -> SuspendingCell | None:
         """The cell of this loop, if there are such."""
@@ -155,7 +157,7 @@ class BesideWay(HereWay):
     async def read(self, names: Sequence[str]) -> list[Seen]:
         own = self._own()
         if own is None:
-            return await in_thread(self._read, names)
+            return await self._errands.run(self._read, names)
         with self._open.asking():
             return [seen for some in self._open.portions(names) for seen in await own.read(some)]
 
@@ -164,17 +166,21 @@ class BesideWay(HereWay):
     ) -> Version | Faster:
         own = self._own()
         if own is None:
-            return await in_thread(self._swap, name, version, data, ttl, undo=undo)
+            return await self._errands.run(self._swap, name, version, data, ttl, undo=undo)
         with self._open.asking():
             return await own.swap(name, version, data, ttl)
 
     async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
         own = self._own()
         if not isinstance(own, SuspendingWatchingCell):
-            end = await in_thread(self._watch, name, told)
-            return lambda: _aside(end)
+            end = await self._errands.run(self._watch, name, told)
+            return lambda: self._aside(end)
         with self._open.asking():
             return await own.watch(name, told)
+
+    def _aside(self, end: Callable[[], object]) -> None:
+        """A blocking errand of which nobody waits for the end."""
+        asyncio.ensure_future(self._errands.run(end)).add_done_callback(_heard)
 
     def close(self) -> None:
         for loop, own in self._loops.take_all():
@@ -186,11 +192,6 @@ class BesideWay(HereWay):
     def start_again(self) -> None:
         """In a forked child: the loops are the parent's."""
         self._loops = PerLoop()
-
-
-def _aside(end: Callable[[], object]) -> None:
-    """A blocking errand of which nobody waits for the end."""
-    asyncio.ensure_future(in_thread(end)).add_done_callback(_heard)
 
 
 def _heard(done: asyncio.Future[Any]) -> None:
