@@ -123,9 +123,7 @@ def get(server: Server) -> Way:
 def keep_same_bytes(server: Server, name: str) -> tuple[str, int]:
     """Under the key of the plain GET, what `ours` of that name keeps; its key for the engine, and how many bytes."""
     client = server.client()
-    (key,) = [
-        key for key in client.scan_iter() if f"report@{name}:".encode() in key and not key.startswith(b"{stampede}")
-    ]
+    (key,) = [key for key in client.scan_iter() if f"@{name}:".encode() in key and not key.startswith(b"{stampede}")]
     client.set(b"same bytes", client.get(key))
     return key.partition(b"}:")[2].decode(), int(client.strlen(b"same bytes"))
 

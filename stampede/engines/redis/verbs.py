@@ -15,6 +15,7 @@ from weakref import ref
 from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
 from stampede.engines.progress import LARGE
 from stampede.engines.redis.clients import is_about_rights, is_silence
+from stampede.engines.redis.ends import Ends, Known
 from stampede.engines.redis.news import GENERATIONS, News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
@@ -175,38 +176,54 @@ class Keys(Versioned):
         # Callers of an event loop share its connection: who is sent little is not to wait for who is sent much.
         self._most = b"%d" % LARGE if colour.suspending else b""
         self._large: set[bytes] = set()  # entries that were, lately
+        self._ends = Ends()
         self._blind = 0.0  # until then nothing is looked at: we may not, or the server takes it for writing
 
     # -- claims -------------------------------------------------------------------------------------------------
 
     async def look(self, key: str, patience: float = inf) -> Found | None:
-        its, news = names(key), self._news
-        if its.entry in self._large or time.monotonic() < self._blind:
+        its, news, at = names(key), self._news, time.monotonic()
+        if its.entry in self._large or at < self._blind:
             return None
         news.follow()
-        slot = its.slot
+        slot, known = its.slot, self._ends.of(its.entry, at)
         stamp = news.stamps[slot]  # before the question is sent: see News
         try:
-            (left, string, *_), told = await self._line.read_all(self._looking(its))
+            replies, told = await self._line.read_all(self._looking(its, known))
         except EngineError as error:
             if not is_about_rights(error):
                 raise
-            self._blind = time.monotonic() + BLIND
+            self._blind = at + BLIND
             return None
-        entry = fresh_of(left, string)
-        if self._most:
-            self._size(its, string)
+        entry = self._seen(its, known, replies, at)
         if entry is None:
-            return None
+            # Another one stands there by now, of which only its end is missing; or nothing that is good.
+            return await self.look(key, patience) if known is not None and replies[0] is not None else None
         return Found(entry, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
 
-    def _looking(self, its: Names) -> list[Command]:
+    def _looking(self, its: Names, known: Known | None) -> list[Command]:
         """What `claim.lua` would find, by plain commands. One of them is refused by a server that is not the master any
         more. It must not be the one that is to be followed: CLIENT TRACKING remembers nothing of what GETEX reads."""
-        left = (b"PTTL", its.entry)
+        left = [(b"PTTL", its.entry)] if known is None else []
         if self._news.tracks:
-            return [left, (b"GET", its.entry), (b"GETEX", its.lease)]
-        return [left, (b"GETEX", its.entry)]
+            return [*left, (b"GET", its.entry), (b"GETEX", its.lease)]
+        return [*left, (b"GETEX", its.entry)]
+
+    def _seen(self, its: Names, known: Known | None, replies: Sequence[Any], at: float) -> Entry[Any] | None:
+        """The entry in what was said to that, if it is fresh."""
+        if known is None:
+            left, string = replies[:2]
+            entry = fresh_of(left, string)
+            if entry is not None:
+                self._ends.learn(its.entry, string, left, entry, at)
+            if self._most:
+                self._size(its, string)
+            return entry
+        string = replies[0]
+        if string is not None and string.startswith(known.head):
+            return fresh_of(known.left(at), string)
+        self._ends.forget(its.entry)
+        return None
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         its, news = names(key), self._news
@@ -245,30 +262,33 @@ class Keys(Versioned):
         news = self._news
         news.follow()
         commands: list[Command] = []
-        places: list[tuple[Names, int, int, int]] = []  # of each: names, stamp, and where its replies begin and end
+        # Of each: names, stamp, what is known of its end, and where its replies begin and end.
+        places: list[tuple[Names, int, Known | None, int, int]] = []
+        at = time.monotonic()
         for verb, (key, *terms) in asked:
-            its, start = names(key), len(commands)
+            its, start, known = names(key), len(commands), None
             if verb == "claim":
                 token, ask = terms
                 commands.append(self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel)))
-            elif time.monotonic() >= self._blind:
-                commands += self._looking(its)
-            places.append((its, news.stamps[its.slot], start, len(commands)))
+            elif at >= self._blind:
+                known = self._ends.of(its.entry, at)
+                commands += self._looking(its, known)
+            places.append((its, news.stamps[its.slot], known, start, len(commands)))
         try:
             replies, told = await self._line.read_all(commands)
         except EngineError as error:
-            if not is_about_rights(error) or time.monotonic() < self._blind:
+            if not is_about_rights(error) or at < self._blind:
                 raise
-            self._blind = time.monotonic() + BLIND
+            self._blind = at + BLIND
             return await self._read(asked)
         sure = bool(told) and told == news.told
         answers: list[Any] = []
-        for (verb, _), (its, stamp, start, end) in zip(asked, places, strict=True):
+        for (verb, _), (its, stamp, known, start, end) in zip(asked, places, strict=True):
             ticket = Ticket(news.stamps, its.slot, stamp) if sure else None
             if verb == "claim":
                 answers.append((replies[start], ticket))
             else:
-                entry = fresh_of(*replies[start : start + 2]) if end > start else None
+                entry = self._seen(its, known, replies[start:end], at) if end > start else None
                 answers.append(None if entry is None else Found(entry, ticket))
         return answers
 
@@ -393,6 +413,7 @@ class Keys(Versioned):
                 raise
             raise TooLarge(f"{size} bytes are more than this server takes, which answers others: {error}") from error
         finally:
+            self._ends.forget(its.entry)
             self._news.void(its.slot)
 
     async def _answers(self) -> bool:

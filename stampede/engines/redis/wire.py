@@ -16,6 +16,7 @@ from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Ticket
 
 __all__ = [
+    "HEAD",
     "Names",
     "all_of",
     "claim_args",
@@ -42,7 +43,8 @@ FOREVER = 1000 * 365 * 86_400_000
 _HEAD = Struct(">BB8sddddd")
 """Version, flags, id, lag and keep-lag in ms behind the end of the key, cost, margin, ttl. (`entry.lua` reads it.)"""
 
-_SIZE, _VERSION, _RAISED = _HEAD.size, 1, 1
+HEAD = _SIZE = _HEAD.size
+_VERSION = _RAISED = 1
 SLACK = 1.0  # seconds of `entry.lua`, too
 _LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
 _MESSAGE = 4000
@@ -139,7 +141,7 @@ def kept(answer: Any) -> Entry[Any] | None:
     return None if answer is None else entry_of(answer[1], answer[0])
 
 
-def fresh_of(left: int, string: bytes | None) -> Entry[Any] | None:
+def fresh_of(left: float, string: bytes | None) -> Entry[Any] | None:
     """The entry that a look has seen, if it is fresh. None, too, of what only `entry.lua` can judge, or mend: damaged
     bytes, and a key with more time left than it was given, as where the server's clock was set back.
 
