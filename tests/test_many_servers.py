@@ -143,7 +143,7 @@ def test_a_hundred_ids_are_two_round_trips(server: RedisServer, colour: str, mon
         users, theirs = loader(near, colour, load), loader(far, colour, load)
         run(users([-1]))
         run(theirs([-1]))
-        monkeypatch.setattr("stampede.engines.redis.news.TICK", 60.0)  # no pings from here on
+        monkeypatch.setattr("stampede.engines.kit.feed.TICK", 60.0)  # no pings from here on
         ids = list(range(100))
         before = packets(server)
         assert run(users(ids)) == run(theirs(ids)) == {id: id for id in ids}
@@ -177,7 +177,7 @@ def test_who_waits_for_a_batch_finds_it_at_once(
         users = loader(far, "sync", slow)
         first = Herd(lambda: users(ids))
         origin.has_begun()
-        monkeypatch.setattr("stampede.engines.redis.news.TICK", 60.0)
+        monkeypatch.setattr("stampede.engines.kit.feed.TICK", 60.0)
         waiting = Herd(lambda: had(loader(near, colour, never)(ids)))
         until(lambda: near._core.flights._flights)
         before = packets(server)

@@ -796,7 +796,7 @@ def test_a_batch_is_a_round_trip(server: RedisServer, suspending: bool, monkeypa
         ask(near, ["warm"], load)
         ask(far, ["warm"], load)
         keys = [f"k{number}" for number in range(100)]
-        monkeypatch.setattr("stampede.engines.redis.news.TICK", 60.0)  # no pings from here on
+        monkeypatch.setattr("stampede.engines.kit.feed.TICK", 60.0)  # no pings from here on
         before = packets(server)
         assert ask(near, keys, load) == dict.fromkeys(keys, 1)
         assert ask(far, keys, load) == dict.fromkeys(keys, 1)
@@ -1301,7 +1301,7 @@ def test_only_entries_are_followed(own: RedisServer, open_: Open, colour: str) -
 def test_an_own_change_voids_the_ticket_before_its_news(server: RedisServer, open_: Open) -> None:
     """Who has just changed a key would be served the old value, for as long as the news are on their way."""
     engine = open_(server.url)
-    engine._servers.news._void = lambda key: None  # type: ignore[method-assign]  # they are late
+    engine._servers.news.changed = lambda key: None  # type: ignore[method-assign]  # they are late
     for change in (lambda: engine.store.set("k", some()), lambda: engine.store.invalidate("k")):
         run(engine.store.set("k", some()))
         ticket = ticket_of(engine)

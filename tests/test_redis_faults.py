@@ -482,8 +482,8 @@ def test_connections_that_break_under_a_herd(
     server: RedisServer, before: Before, face: Faces, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits would never be woken; or compute what somebody else does."""
-    for often in ("news.AGAIN", "verbs.LOOK", "verbs.SAFETY"):
-        monkeypatch.setattr(f"stampede.engines.redis.{often}", 0.02)
+    for often in ("kit.feed.AGAIN", "redis.verbs.LOOK", "redis.verbs.SAFETY"):
+        monkeypatch.setattr(f"stampede.engines.{often}", 0.02)
     proxy, origin, claim = before(server), Origin(), SCRIPTS.claim.hash
     holder, waiter = face(server.url), face(proxy.url, colour)
     holding = Herd(lambda: holder("k", origin))
@@ -514,7 +514,7 @@ def test_server_and_origin_both_down(
 ) -> None:
     """What the local tier had, and was true when the server went away, would be gone when its last connection ends: a
     second later, as nobody has looked at it until then."""
-    monkeypatch.setattr("stampede.engines.redis.news.SOON", 0.05)
+    monkeypatch.setattr("stampede.engines.kit.stamps.SOON", 0.05)
     asked = face(own.url, colour, timeout=0.5, local=True, ttl=600, stale=600)
 
     def kept() -> bool:

@@ -24,10 +24,10 @@ from weakref import finalize
 
 from stampede import forks
 from stampede.colour import run_blocking
+from stampede.engines.kit.stamps import Stamps
 from stampede.engines.redis import clients
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.cluster import Cluster, of_cluster_client, of_cluster_url
-from stampede.engines.redis.news import Stamps
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
 from stampede.engines.redis.shard import Shard

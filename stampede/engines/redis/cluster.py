@@ -276,7 +276,7 @@ class Cluster:
         """A generation may have ended, of which but one shard tells: what is kept of all others may be older."""
         if address in self._homes:
             for shard in list(self._shards.values()):
-                shard.news.void_all()
+                shard.news.stamps.void_all()
 
 
 async def _slots(ports: Ports) -> Any:

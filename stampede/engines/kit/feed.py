@@ -1,0 +1,381 @@
+"""News from a server, for both colours: one connection that is told, and one daemon thread that reads it.
+
+Waiters listen to channels, and what is kept in this process stands under the stamps that news change. While there is
+no connection nothing is believed, and nobody waits for a message. An engine inherits from `Feed` and says how it
+connects; its `Source` says how names are subscribed to, and what has come.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias
+
+from stampede.colour import Bell
+from stampede.engines.kit.stamps import Stamps
+from stampede.interruptions import pass_on
+from stampede.threads import begun
+
+__all__ = ["Channel", "Ear", "Feed", "Source"]
+
+_log = logging.getLogger("stampede")
+
+LINGER = 5.0
+"""Seconds that a channel stays subscribed after its last waiter: the next herd finds it so."""
+
+TICK = 1.0
+"""Seconds between two pings: a connection that was cut without a word would tell nothing."""
+
+AGAIN = 0.5
+"""Seconds before a lost connection is made again."""
+
+NAP = 0.005
+"""Seconds for which news are let come together, while nobody waits for a message."""
+
+_Pair: TypeAlias = tuple[socket.socket, socket.socket]
+"""What the thread is woken by: its end, and the others'."""
+
+
+class Channel:
+    """One name, subscribed or about to be."""
+
+    __slots__ = ("_only", "ears", "left", "name", "ready", "stands")
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.ears: set[Ear] = set()
+        self._only: dict[bytes, set[Ear]] = {}  # the same, by whose messages they hear
+        self.ready = Bell()  # there is an answer: subscribed, refused or lost
+        self.stands = False
+        self.left = 0.0  # when the last ear did
+
+    def add(self, ear: Ear) -> None:
+        self.ears.add(ear)
+        self._only.setdefault(ear.only, set()).add(ear)
+
+    def discard(self, ear: Ear) -> None:
+        self.ears.discard(ear)
+        some = self._only.get(ear.only)
+        if some is not None:
+            some.discard(ear)
+            if not some:
+                del self._only[ear.only]
+
+    def take(self, message: bytes) -> list[Ear]:
+        """Those that hear this message; of thousands that wait for their turn it is one."""
+        heard = [ear for only in {b"", message} for ear in self._only.get(only, ())] if message else list(self.ears)
+        for ear in heard:
+            self.discard(ear)
+        return heard
+
+    def lose(self) -> None:
+        """There will be no messages any more: everybody asks again."""
+        self.stands = False
+        self.ready.ring()
+        for ear in list(self.ears):
+            ear.bell.ring()
+
+
+class Ear:
+    """What one waiter hears: `bell` rings at the first message, or when the news are lost."""
+
+    __slots__ = ("_channel", "bell", "message", "only")
+
+    def __init__(self, channel: Channel, only: bytes) -> None:
+        self._channel = channel
+        self.only = only
+        self.bell = Bell()
+        self.message = b""
+
+    @property
+    def ready(self) -> Bell:
+        """Rings as soon as it is known whether there will be messages."""
+        return self._channel.ready
+
+    @property
+    def hears(self) -> bool:
+        return self._channel.stands
+
+
+class Source(Protocol):
+    """A connection that is told, for the feed's thread alone. Whatever raises here, it is lost."""
+
+    def fileno(self) -> int:
+        """Of what is readable when something has come."""
+        ...
+
+    def ask(self, some: Sequence[tuple[bool, Channel]]) -> None:
+        """Subscribe to these channels (True), or leave them. `Feed.answered` is to be told of those."""
+        ...
+
+    def ping(self) -> None:
+        """Have something come soon."""
+        ...
+
+    def read(self) -> None:
+        """Tell the feed of all that has come, by `ring`, `answered`, `gone`, and what its stamps are to hear."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Feed(ABC):
+    """One server's news."""
+
+    beside: Any = None
+    """What else the thread is to be woken by when it is readable."""
+
+    def __init__(self, kind: str, slots: int) -> None:
+        self._kind = kind
+        self.stamps = Stamps.of(slots)
+        self.on_void: Callable[[], object] = lambda: None  # when nothing holds any more
+        self.on_tick: Callable[[], object] = lambda: None  # called by the thread once in TICK
+        self._begin()
+
+    def _begin(self) -> None:
+        self.home = os.urandom(6).hex().encode()  # part of the channels on which this process alone listens
+        self.mute = False  # this user may not subscribe
+        self._lock = threading.RLock()  # a finalizer, or a signal, may listen in the middle of this
+        self._channels: dict[bytes, Channel] = {}
+        self._todo: deque[tuple[bool, Channel]] = deque()  # what the thread is to ask
+        self._thread: threading.Thread | None = None
+        self._poke: _Pair | None = None
+        self._down = False
+        self._closed = False
+
+    # -- what an engine says ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def connect(self) -> Source:
+        """A new connection, by the thread."""
+
+    def turn(self, source: Any) -> None:
+        """By the thread, before it waits, which is never longer than TICK. It raises if this connection is of no use
+        any more."""
+        return
+
+    def lost(self) -> None:
+        """There is no connection, or the last one is of no use: what it kept true is not known to be so."""
+        self.stamps.lose()
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def listen(self, name: bytes, only: bytes = b"") -> Iterator[Ear]:
+        """An ear for a channel, and what is sent after `ready` has rung. With `only`, messages for others are not."""
+        self.start()
+        with self._lock:
+            channel = self._channels.get(name)
+            if channel is None:
+                channel = Channel(name)
+                if self._down or self.mute or self._closed:
+                    channel.ready.ring()
+                else:
+                    self._channels[name] = channel
+                    self._todo.append((True, channel))
+                    self.wake()
+            ear = Ear(channel, only)
+            channel.add(ear)
+        try:
+            yield ear
+        finally:
+            with self._lock:
+                channel.discard(ear)
+                channel.left = time.monotonic()
+
+    def start(self) -> None:
+        """Have a connection, soon."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._closed:
+                    poke = self._poke = _pair()
+                    thread = begun(f"stampede-{self._kind}-news", self._live, poke)
+                    if self._poke is poke:  # or a finalizer that interrupted us has started another one
+                        self._thread, self._poke = thread, poke if thread is not None else None
+                    if thread is None:
+                        for end in poke:
+                            end.close()
+
+    def wake(self) -> None:
+        """Have the thread take its next turn now."""
+        if self._poke is not None:
+            try:
+                self._poke[1].send(b"!")
+            except BlockingIOError:
+                pass  # it has been poked often enough
+            except OSError as error:
+                pass_on(error)  # else the thread has ended
+
+    def close(self) -> bool:
+        """Let everybody go. The thread ends by itself; whether it has."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            self.wake()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(TICK)
+        self._lose()
+        return thread is None or not thread.is_alive()
+
+    def start_again(self) -> None:
+        """In a forked child: the connection is the parent's, and nothing is known of what it will be told."""
+        inherited = self._poke
+        self._begin()
+        self.void_all()
+        for end in inherited or ():
+            end.close()
+
+    # -- stamps -------------------------------------------------------------------------------------------------
+
+    def void(self, slot: int) -> None:
+        """What is kept of a slot's keys is true no more."""
+        self.stamps.void(slot)
+
+    def void_all(self) -> None:
+        """Nor is anything else."""
+        self.stamps.void_all()
+        self.on_void()
+
+    # -- what has come, by the thread -----------------------------------------------------------------------------
+
+    def ring(self, name: bytes, message: bytes) -> None:
+        """A message of a channel."""
+        with self._lock:
+            channel = self._channels.get(name)
+            if channel is None:
+                return
+            heard = channel.take(message)
+        for ear in heard:
+            ear.message = message
+            ear.bell.ring()
+
+    def answered(self, channel: Channel, stands: bool) -> None:
+        """A channel that was asked for stands, or is refused."""
+        channel.stands = stands
+        channel.ready.ring()
+        if not stands:
+            with self._lock:
+                if self._channels.get(channel.name) is channel:
+                    del self._channels[channel.name]
+
+    def gone(self, name: bytes) -> None:
+        """It is told no more, on the server's own account: who waits asks again."""
+        with self._lock:
+            channel = self._channels.pop(name, None)
+        if channel is not None:
+            channel.lose()
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _serves(self, poke: _Pair) -> bool:
+        """Is the thread with this one to go on? Not if another has come in its place."""
+        return self._poke is poke and not self._closed
+
+    def _live(self, poke: _Pair) -> None:
+        pid = os.getpid()
+        try:
+            while self._serves(poke):
+                source = None
+                try:
+                    source = self.connect()
+                    with self._lock:
+                        self._down = self.mute = False
+                    self._attend(source, poke)
+                except Exception as error:  # whatever it was, there are no news until they are back
+                    _log.debug("no news from %s: %s", self._kind, error)
+                finally:
+                    if os.getpid() == pid:
+                        if self._poke is poke:
+                            self._lose()
+                        if source is not None:
+                            source.close()
+                self._rest(poke)
+        finally:
+            if os.getpid() == pid:
+                for end in poke:
+                    end.close()
+
+    def _attend(self, source: Source, pair: _Pair) -> None:
+        """Ask what is to be asked, and hear what is said, until the connection breaks."""
+        poke = pair[0]
+        heard = time.monotonic()
+        tick = heard + TICK
+        with selectors.DefaultSelector() as selector:
+            for each in (source, poke, self.beside):
+                if each is not None:
+                    selector.register(each, selectors.EVENT_READ)
+            while self._serves(pair):
+                self.turn(source)
+                with self._lock:
+                    todo, self._todo = self._todo, deque()
+                if todo:
+                    source.ask(todo)
+                ready = [key.fileobj for key, _ in selector.select(max(tick - time.monotonic(), 0.0))]
+                now = time.monotonic()
+                if poke in ready:
+                    _drain(poke)
+                if source in ready:
+                    heard = now
+                    source.read()
+                    if not self._channels:  # each by itself would wake this thread, at some caller's cost
+                        _speaks(poke, NAP)
+                if now >= tick:
+                    heard += now - tick  # in which we did not run; perhaps nothing was asked, either
+                    if now - heard > 2 * TICK:
+                        raise ConnectionError("it doesn't answer")
+                    tick = now + TICK
+                    self._tidy(now)
+                    source.ping()
+                    self.on_tick()
+
+    def _tidy(self, now: float) -> None:
+        """Leave channels that nobody has waited for lately."""
+        with self._lock:
+            for channel in [each for each in self._channels.values() if not each.ears and now - each.left > LINGER]:
+                del self._channels[channel.name]
+                self._todo.append((False, channel))
+
+    def _lose(self) -> None:
+        self.lost()
+        self.void_all()
+        with self._lock:
+            self._down = True
+            channels, self._channels = list(self._channels.values()), {}
+            self._todo.clear()
+        for channel in channels:
+            channel.lose()
+
+    def _rest(self, poke: _Pair) -> None:
+        end = time.monotonic() + AGAIN
+        while self._serves(poke) and (left := end - time.monotonic()) > 0:
+            if _speaks(poke[0], left):
+                _drain(poke[0])
+
+
+def _pair() -> _Pair:
+    pair = socket.socketpair()
+    for end in pair:
+        end.setblocking(False)
+    return pair
+
+
+def _speaks(sock: socket.socket, seconds: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
+
+
+def _drain(poke: socket.socket) -> None:
+    try:
+        while poke.recv(4096):
+            pass
+    except BlockingIOError:
+        pass
