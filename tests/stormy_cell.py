@@ -12,6 +12,7 @@ from typing import Any
 from stampede.engines.cells import CellEngine, Faster, Seen, Version
 from stampede.engines.naming import name_of
 from stampede.errors import EngineClosed, EngineError
+from stampede.ports import Asked
 from stampede.testing.cells import MemoryCell
 
 __all__ = ["Insistent", "StormyCell", "insisting"]
@@ -73,6 +74,7 @@ def insisting(engine: CellEngine, cell: StormyCell) -> CellEngine:
     """The engine, as those see it who ask until they are answered. Every verb may be sent twice."""
     for name in ("claims", "aclaims", "store", "astore", "shows", "ashows", "softens", "asoftens", "locks", "alocks"):
         setattr(engine, name, Insistent(getattr(engine, name), cell, "l" if "locks" in name else "s"))
+    engine.many = engine.releases = InsistentMany(engine.many, cell)  # type: ignore[assignment]
     engine.ping = lambda: 0.0  # type: ignore[method-assign]
     return engine
 
@@ -105,3 +107,29 @@ class Insistent:
                 self._cell.careful[name] -= verb in self._EXACT
 
         return insist
+
+
+class InsistentMany:
+    """The same of many verbs at once, of which some may be answered."""
+
+    def __init__(self, port: Any, cell: StormyCell) -> None:
+        self._port = port
+        self._cell = cell
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        exact = Counter(name_of(args[0], "s") for verb, args in asked if verb in Insistent._EXACT)
+        return self._insist(self._port.ask_many, asked, exact)
+
+    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
+        return self._insist(self._port.release_many, held, Counter(name_of(name, "l") for name, _ in held))
+
+    def _insist(self, ask: Callable[[Any], list[Any]], asked: Sequence[Any], exact: Counter[str]) -> list[Any]:
+        self._cell.careful.update(exact)
+        answers: dict[int, Any] = {}
+        while len(answers) < len(asked):
+            left = [number for number in range(len(asked)) if number not in answers]
+            for number, answer in zip(left, ask([asked[number] for number in left]), strict=True):
+                if not (isinstance(answer, EngineError) and isinstance(answer.__cause__, Lost)):
+                    answers[number] = answer
+        self._cell.careful.subtract(exact)
+        return [answers[number] for number in range(len(asked))]

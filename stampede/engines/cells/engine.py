@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING
+from stampede.engines.cells.batch import Together
 from stampede.engines.cells.generations import Generations
 from stampede.engines.cells.locks import CellLocks
 from stampede.engines.cells.protocol import Cell
@@ -40,12 +41,14 @@ class CellEngine(Engine):
         self.pushes = opened.watches
         common, generations = Common(opened, clock, wall), Generations(clock)
         self._beside = BesideWay(opened)
-        records, arecords = Records(HereWay(opened), common, BLOCKING), Records(self._beside, common, SUSPENDING)
+        way = HereWay(opened)
+        records, arecords = Records(way, common, BLOCKING), Records(self._beside, common, SUSPENDING)
         keys = CellKeys(records, generations)
         self.claims = self.store = self.recalls = self.shows = self.softens = keys
         self.aclaims = self.astore = self.ashows = self.asoftens = CellKeys(arecords, generations, keys)
         self.locks = locks = CellLocks(records)
         self.alocks = CellLocks(arecords, locks)
+        self.many = self.releases = Together(way, common, generations)
         self._common = common
         forks.in_child(self._start_again)
 

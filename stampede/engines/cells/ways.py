@@ -111,25 +111,25 @@ class HereWay:
         self._cell = opened.cell
 
     async def read(self, names: Sequence[str]) -> list[Seen]:
-        return self._read(names)
+        return self.read_now(names)
 
     async def swap(
         self, name: str, version: Version, data: bytes | None, ttl: float, undo: Undo | None = None
     ) -> Version | Faster:
-        return self._swap(name, version, data, ttl)
+        return self.swap_now(name, version, data, ttl)
 
     async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        return self._watch(name, told)
+        return self.watch_now(name, told)
 
-    def _read(self, names: Sequence[str]) -> list[Seen]:
+    def read_now(self, names: Sequence[str]) -> list[Seen]:
         with self._open.asking():
             return [seen for some in self._open.portions(names) for seen in self._cell.read(some)]
 
-    def _swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
+    def swap_now(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         with self._open.asking():
             return self._cell.swap(name, version, data, ttl)
 
-    def _watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
+    def watch_now(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
         assert isinstance(self._cell, WatchingCell)
         with self._open.asking():
             return self._cell.watch(name, told)
@@ -157,7 +157,7 @@ class BesideWay(HereWay):
     async def read(self, names: Sequence[str]) -> list[Seen]:
         own = self._own()
         if own is None:
-            return await self._errands.run(self._read, names)
+            return await self._errands.run(self.read_now, names)
         with self._open.asking():
             return [seen for some in self._open.portions(names) for seen in await own.read(some)]
 
@@ -166,14 +166,14 @@ class BesideWay(HereWay):
     ) -> Version | Faster:
         own = self._own()
         if own is None:
-            return await self._errands.run(self._swap, name, version, data, ttl, undo=undo)
+            return await self._errands.run(self.swap_now, name, version, data, ttl, undo=undo)
         with self._open.asking():
             return await own.swap(name, version, data, ttl)
 
     async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
         own = self._own()
         if not isinstance(own, SuspendingWatchingCell):
-            end = await self._errands.run(self._watch, name, told)
+            end = await self._errands.run(self.watch_now, name, told)
             return lambda: self._aside(end)
         with self._open.asking():
             return await own.watch(name, told)

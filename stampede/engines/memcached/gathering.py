@@ -6,10 +6,11 @@ The verbs are the ones of `Keys`; only their line is another: its links put ques
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from stampede.colour import BLOCKING
+from stampede.engines.kit.together import Question, together
 from stampede.engines.looking import Costs
 from stampede.engines.memcached.blocking import BlockingLine, Connection
 from stampede.engines.memcached.holds import Hold, Holds, Link
@@ -17,7 +18,7 @@ from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server, refusal, trouble
 from stampede.engines.memcached.verbs import Generations, Keys
-from stampede.errors import EngineError, StampedeError
+from stampede.errors import EngineError
 from stampede.ports import Asked, Many, Releases
 
 __all__ = ["Together"]
@@ -30,16 +31,13 @@ LATER = 1000
 """So many leases can be signed one by one before their stubs end; more are signed at once, together."""
 
 
-class _Question:
-    """Commands, put aside."""
+class _Question(Question):
+    """Commands."""
 
     __slots__ = ("commands", "count", "link", "twice")
 
     def __init__(self, link: _GatheringLink, commands: bytes, count: int, twice: bool) -> None:
         self.link, self.commands, self.count, self.twice = link, commands, count, twice
-
-    def __await__(self) -> Generator[_Question, list[Reply], list[Reply]]:
-        return (yield self)
 
 
 class _GatheringLink:
@@ -54,7 +52,7 @@ class _GatheringLink:
         return self.connection.born
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
-        replies = await _Question(self, commands, count, twice)
+        replies: list[Reply] = await _Question(self, commands, count, twice)
         for reply in replies:
             if reply.text:
                 raise refusal(self.server, reply)
@@ -129,29 +127,9 @@ class Together(Many, Releases):
 
 def _done(line: _GatheringLine, work: list[Coroutine[Any, Any, Any]]) -> list[Any]:
     try:
-        return _run(work)
+        return together(work, _answered)
     finally:
-        for coroutine in work:
-            coroutine.close()  # those that an interruption left waiting
         line.end()
-
-
-def _run(work: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-    results: list[Any] = [None] * len(work)
-    answers: dict[int, Any] = dict.fromkeys(range(len(work)))
-    while answers:
-        questions: dict[int, _Question] = {}
-        for number, answer in answers.items():
-            coroutine = work[number]
-            try:
-                wanted = coroutine.throw(answer) if isinstance(answer, EngineError) else coroutine.send(answer)
-                questions[number] = wanted
-            except StopIteration as end:
-                results[number] = end.value
-            except StampedeError as error:
-                results[number] = error
-        answers = _answered(questions)
-    return results
 
 
 def _answered(questions: dict[int, _Question]) -> dict[int, Any]:

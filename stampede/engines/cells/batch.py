@@ -1,0 +1,84 @@
+"""Many verbs at once over cells: their reads are one, and their swaps are asked by a few threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from stampede.colour import BLOCKING
+from stampede.engines.cells.generations import Generations
+from stampede.engines.cells.locks import CellLocks
+from stampede.engines.cells.protocol import Faster, Seen, Version
+from stampede.engines.cells.records import Common, Records
+from stampede.engines.cells.verbs import CellKeys
+from stampede.engines.cells.ways import HereWay, Undo
+from stampede.engines.kit.together import Question, side_by_side, together
+from stampede.errors import EngineError
+from stampede.ports import Asked, Many, Releases
+
+__all__ = ["Together"]
+
+AT_ONCE = 8
+"""Swaps of a batch that are under way together."""
+
+
+class _Read(Question):
+    __slots__ = ("names",)
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+
+class _Swap(Question):
+    __slots__ = ("args",)
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+
+class _Aside:
+    """A way on which questions are put aside."""
+
+    async def read(self, names: Sequence[str]) -> list[Seen]:
+        seen: list[Seen] = await _Read(names)
+        return seen
+
+    async def swap(
+        self, name: str, version: Version, data: bytes | None, ttl: float, undo: Undo | None = None
+    ) -> Version | Faster:
+        return await _Swap(name, version, data, ttl)
+
+    async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
+        raise NotImplementedError("who asks for many waits for none of them")
+
+
+class Together(Many, Releases):
+    """`Claims` and `Store` of many keys, and `Locks` of many names, in as few round trips as can be."""
+
+    def __init__(self, way: HereWay, common: Common, generations: Generations) -> None:
+        self._way = way
+        records = Records(_Aside(), common, BLOCKING)
+        self._keys, self._locks = CellKeys(records, generations), CellLocks(records)
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        return together([getattr(self._keys, verb)(*args) for verb, args in asked], self._answered)
+
+    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
+        return together([self._locks.release(*each) for each in held], self._answered)
+
+    def _answered(self, questions: dict[int, Question]) -> dict[int, Any]:
+        reads = {number: each.names for number, each in questions.items() if isinstance(each, _Read)}
+        swaps = {number: each.args for number, each in questions.items() if isinstance(each, _Swap)}
+        done = side_by_side([partial(self._way.swap_now, *args) for args in swaps.values()], AT_ONCE)
+        return self._read(reads) | dict(zip(swaps, done, strict=True))
+
+    def _read(self, reads: dict[int, Sequence[str]]) -> dict[int, Any]:
+        names = list(dict.fromkeys(name for names in reads.values() for name in names))
+        if not names:
+            return {}
+        try:
+            seen = dict(zip(names, self._way.read_now(names), strict=True))
+        except EngineError as error:
+            return dict.fromkeys(reads, error)
+        return {number: [seen[name] for name in names] for number, names in reads.items()}

@@ -1,0 +1,76 @@
+"""Many verbs at once, for blocking callers: what all of them ask next is put aside, and asked together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any
+
+from stampede.errors import EngineError, StampedeError
+from stampede.threads import begun
+
+__all__ = ["Question", "side_by_side", "together"]
+
+
+class Question:
+    """What one verb asks its server, put aside; awaited, it gives the answer."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Question, Any, Any]:
+        return (yield self)
+
+
+def together(
+    work: Sequence[Coroutine[Any, Any, Any]], answered: Callable[[dict[int, Any]], dict[int, Any]]
+) -> list[Any]:
+    """What each verb returned, or the error of ours that it raised.
+
+    `answered` is given the questions that they have come to, by numbers, and gives the answers, or EngineErrors.
+    """
+    results: list[Any] = [None] * len(work)
+    answers: dict[int, Any] = dict.fromkeys(range(len(work)))
+    try:
+        while answers:
+            questions: dict[int, Any] = {}
+            for number, answer in answers.items():
+                coroutine = work[number]
+                try:
+                    wanted = coroutine.throw(answer) if isinstance(answer, EngineError) else coroutine.send(answer)
+                    questions[number] = wanted
+                except StopIteration as end:
+                    results[number] = end.value
+                except StampedeError as error:
+                    results[number] = error
+            answers = answered(questions) if questions else {}
+        return results
+    finally:
+        for coroutine in work:
+            coroutine.close()  # those that an interruption left waiting
+
+
+def side_by_side(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
+    """What each gave, or the error of ours that it raised; so many at once, of which the caller does some."""
+    results: list[Any] = [None] * len(tasks)
+    left = deque(enumerate(tasks))
+
+    def work() -> None:
+        while left:
+            try:
+                number, task = left.popleft()
+            except IndexError:
+                return
+            try:
+                results[number] = task()
+            except StampedeError as error:
+                results[number] = error
+
+    helpers = [begun("stampede-batch", work) for _ in range(min(len(tasks), threads) - 1)]
+    try:
+        work()
+    finally:
+        left.clear()  # who was interrupted asks for nothing more
+        for helper in helpers:
+            if helper is not None:
+                helper.join()
+    return results
