@@ -18,15 +18,15 @@ from stampede.call import Call, Once
 from stampede.colour import Colour
 from stampede.core import Scope, later
 from stampede.errors import WaitTimeout
-from stampede.fill import admitted
+from stampede.fill import fill
 from stampede.flight import Flight, inside_all
 from stampede.land import drop, land, never_begun, quietly, served
 from stampede.loaders import Answer, Loader, Wanted
-from stampede.outcome import Landing, empty
+from stampede.outcome import Landing, Leave, empty
 from stampede.patience import End, allowance, closed, overdue
 from stampede.places import Place
 from stampede.policy import Policy
-from stampede.ports import Granted, Ticket
+from stampede.ports import Ticket
 
 __all__ = ["fetch_many"]
 
@@ -162,7 +162,7 @@ class _Batch:
                     call.owes(False)
                     call.means.flights.end(flight, None)
             led = {key: led for key, led in self._led.items() if key not in landings} if landings else self._led
-            answers = deque(await self._at_once([admitted(each.call, each.flight) for each in led.values()]))
+            answers = deque(await self._at_once([fill(each.call) for each in led.values()]))
         except GeneratorExit:
             for call, flight, _ in self._led.values():
                 never_begun(call, flight)
@@ -170,10 +170,10 @@ class _Batch:
         except BaseException:  # some may have been granted by now
             await self._let_go(self._led.values())
             raise
-        answer: Landing | Granted | BaseException | None = None
+        answer: Landing | BaseException | None = None
         for key in led:
             answer = answers.popleft()  # an error refers to this frame: at the end it has none left
-            if isinstance(answer, Granted):
+            if isinstance(answer, Leave):
                 granted.append(Wanted(key, led[key].call, led[key].flight, answer.entry))
             elif isinstance(answer, Landing):
                 landings[key] = answer
@@ -208,6 +208,7 @@ class _Batch:
             call.leader.follow(self._work())  # and no name for it here: frames may be kept for long
         flight, leading = call.means.flights.join(call.key, call.loop, anew=call.anew, leader=call.leader)
         if leading:
+            call.flight = flight
             self._led[key] = _Led(call, flight, sample)
             call.seen = None if call.force else front.take_due(call.key)
         else:

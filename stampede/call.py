@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
+from os import getpid
 from typing import Any, Protocol
 
 from stampede import events
@@ -16,10 +16,11 @@ from stampede.flight import Flight, Flights
 from stampede.habit import Habit
 from stampede.leader import Leader
 from stampede.outcome import Landing
+from stampede.pace import Pace
 from stampede.policy import Policy
-from stampede.ports import Ask, Claims, Looks, Reply
+from stampede.ports import Ask, Claims, Looks
 
-__all__ = ["Call", "Era", "Hold", "Means", "Once", "Opening", "Spawn"]
+__all__ = ["Call", "Era", "Hold", "Means", "Once", "Spawn"]
 
 
 class Hold(Protocol):
@@ -99,49 +100,48 @@ class Means:
     habit: Habit = field(default_factory=Habit)
 
 
-@dataclass(slots=True)
-class Opening:
-    """A call's first move, made by `opened`: it leads its flight, and this is what came of its claim."""
-
-    flight: Flight
-    ask: Ask
-    at: float
-    reply: Reply | BaseException | None
-
-    def answer(self) -> Reply:
-        """The reply, or the error raised, once: an error that is kept refers to itself through the frames it passed."""
-        reply, self.reply = self.reply, None
-        assert reply is not None
-        if not isinstance(reply, BaseException):
-            return reply
-        try:
-            raise reply
-        finally:
-            del reply
-
-
-@dataclass(slots=True)
 class Call:
     """One caller's question."""
 
-    key: str  # as the engine knows it
-    label: str  # as people know it
-    origin: Callable[[], Any]
-    policy: Policy
-    means: Means
-    loop: Loop | None
-    began: float
-    seen: Entry[Any] | None = None  # the local tier's entry, which is due
-    force: bool = False  # compute, whatever is there
-    once: Once | None = None  # or do so if this says that nobody has
-    opening: Opening | None = None  # if its first move has been made
+    # Of the class until they are set: every miss makes one of these.
     flight: Flight | None = None  # that it leads
-    leader: Leader | None = None  # of that flight, if it comes to lead one
+    ask: Ask | None = None  # its next claim's terms
     asked: float = -inf  # the moment before its last claim was sent
-    asks_on: bool = False  # it waits for nobody's computation: it has other keys to ask for
-    spawn: Spawn | None = None  # a place beside the caller, if it may need one
-    token: bytes = field(default_factory=new_id)
-    pid: int = field(default_factory=os.getpid)
+    pace: Pace | None = None  # of its claims, from the second one on
+
+    def __init__(
+        self,
+        key: str,
+        label: str,
+        origin: Callable[[], Any],
+        policy: Policy,
+        means: Means,
+        loop: Loop | None,
+        began: float,
+        seen: Entry[Any] | None = None,
+        *,
+        force: bool = False,
+        once: Once | None = None,
+        leader: Leader | None = None,
+        spawn: Spawn | None = None,
+        asks_on: bool = False,
+        token: bytes = b"",
+    ) -> None:
+        self.key = key  # as the engine knows it
+        self.label = label  # as people know it
+        self.origin = origin
+        self.policy = policy
+        self.means = means
+        self.loop = loop
+        self.began = began
+        self.seen = seen  # what is due: the local tier's entry, or what a claim has found
+        self.force = force  # compute, whatever is there
+        self.once = once  # or do so if this says that nobody has
+        self.leader = leader  # of its flight, if it comes to lead one
+        self.spawn = spawn  # a place beside the caller, if it may need one
+        self.asks_on = asks_on  # it waits for nobody's computation, and begins none: it has other keys to ask for
+        self.token = token or new_id()
+        self.pid = getpid()
 
     @property
     def now(self) -> float:

@@ -17,7 +17,7 @@ from stampede.coded import CodedClaims, CodedStore, Coder, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
-from stampede.fill import fill, opened
+from stampede.fill import Glance, fill, glance
 from stampede.flight import Flight, Flights
 from stampede.front import Front
 from stampede.gather import Gathering, run_together
@@ -391,11 +391,9 @@ class Scope:
         core, epoch = self.core, self.core.epoch
         means, loop = (self._suspending, running_loop() or _loop()) if colour.suspending else (self._blocking, None)
         prefix, front = self._recall(), core.front
-        began, waited = None, 0.0
+        began = _clock()  # what it waits for is one wait, also for its first question
         if prefix is None:
-            began = _clock()
             prefix = await self.learn(colour, policy.limit)
-            waited = _clock() - began
         physical = prefix + key
         if self.era.mark:
             leader.token = self.era.id_of(leader.token)
@@ -405,18 +403,20 @@ class Scope:
         seen = sample = None
         if front.tier is not None:
             seen, sample = front.take_due(physical) if usual else None, front.sample(physical)
-        opening = None
-        if seen is None and usual and not policy.background:
-            opening = await opened(means, physical, key, policy, loop, leader.token, leader, waited)
-        if isinstance(opening, Landing):
-            landing = opening
+        glanced: Landing | Glance | None = None
+        if means.looks is not None and seen is None and usual and not policy.background:
+            glanced = await glance(
+                means, physical, key, policy, loop, leader, 0.0 if began is None else _clock() - began
+            )
+        if isinstance(glanced, Landing):
+            landing = glanced
         else:
-            if began is None:  # what it waits for is one wait, also for its first question
-                began = _clock() if opening is None else opening.at
             call = Call(
-                physical, key, origin, policy, means, loop, began, seen, force, once, opening,
-                leader=leader, token=leader.token,
+                physical, key, origin, policy, means, loop, began, seen,
+                force=force, once=once, leader=leader, token=leader.token,
             )  # fmt: skip
+            if glanced is not None:
+                call.flight, call.ask = glanced
             if once is not None:
                 landing = await _once(call)
             else:
@@ -429,7 +429,7 @@ class Scope:
         if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
             today = self._recall()
             if today is None:
-                left = _left(policy, landing.at if began is None else began)
+                left = _left(policy, began)
                 today = await self.learn(colour, left) if landing.ticket is not None else prefix
             # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
             # generation has killed the resident by then, or we see that generation here. Neither the resident's home

@@ -9,301 +9,109 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from math import inf
 from random import random
-from typing import Any
+from typing import Any, NamedTuple
 
 from stampede import early, events
-from stampede.call import Call, Means, Opening
+from stampede.call import Call, Means
 from stampede.colour import Bell, Loop, ended, running_loop
 from stampede.entry import Entry
 from stampede.errors import WAY_OUT, ComputationFailed, EngineError, RecursiveComputation
 from stampede.flight import SAFETY, Flight
 from stampede.land import drop, land, never_begun, release, served
 from stampede.leader import Leader
-from stampede.outcome import Landing, LeftOut, Nothing
+from stampede.outcome import Landing, Leave, LeftOut, Nothing
 from stampede.pace import Pace
 from stampede.patience import allowance, alone, beside, limit, spare
 from stampede.policy import Policy
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Looks, Reply
+from stampede.ports import Ask, Busy, Failed, Found, Granted
 
-__all__ = ["admitted", "fill", "opened"]
-
-
-async def opened(
-    means: Means,
-    key: str,
-    label: str,
-    policy: Policy,
-    loop: Loop | None,
-    token: bytes,
-    leader: Leader | None = None,
-    waited: float = 0.0,
-) -> Landing | Opening | None:
-    """The shortest way to a value that is there: lead the flight, claim, and nothing else.
-
-    What is not so simple is left to `fill`: an Opening is what it goes on with; None: there is a flight to join.
-    """
-    flight = means.flights.lead(key, loop, leader)
-    if flight is None:
-        return None
-    try:
-        ask, at = terms(means, policy, waited), means.clock()
-        try:
-            found = await looked(means, means.looks, key, ask) if means.looks is not None else None
-            if found is None:
-                at = means.clock()
-                reply = await means.port.claim(key, token, ask)
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # to be raised where the algorithm claims
-            return Opening(flight, ask, at, error)
-        if found is None:
-            means.habit.saw(type(reply) is Found)
-            if type(reply) is not Found or not good(means, ask, reply.entry):
-                return Opening(flight, ask, at, reply)
-            found = reply
-        means.note(events.Found, means.scope, label)
-        landing = Landing(found.entry, ticket=found.ticket, at=at, as_of=at)
-        means.flights.end(flight, landing)
-        return landing
-    except BaseException:  # closed while it was asked, or interrupted: nothing can be awaited any more
-        never_begun(Call(key, label, _nobody, policy, means, loop, 0.0, leader=leader, token=token), flight)
-        raise
-
-
-def _nobody() -> None:
-    """Who has only opened computes nothing."""
-
-
-async def looked(means: Means, looks: Looks, key: str, ask: Ask) -> Found | None:
-    """What is there and good, where a hit is to be expected: it needs no decision, and so no claim."""
-    if not means.habit.hits:
-        return None
-    began = means.clock() if ask.patience < inf else 0.0
-    found = await looks.look(key, ask.patience)
-    if found is not None and good(means, ask, found.entry):
-        means.habit.saw(True)
-        return found
-    if began:
-        ask.patience -= means.clock() - began
-    if found is not None and means.era.is_over(found.entry):
-        ask.seen = found.entry.id
-    return None
-
-
-def good(means: Means, ask: Ask, entry: Entry[Any]) -> bool:
-    """Is it, for this call, if it is fresh? Not what was made stale with all others, nor what is due."""
-    if means.era.mark and means.era.is_over(entry):
-        return False
-    return ask.draw is None or not early.due(entry, ask.draw)
+__all__ = ["Glance", "fill", "glance"]
 
 
 async def fill(call: Call) -> Landing:
     """The value that is there, somebody else's, or the one computed here."""
-    if call.opening is not None:
-        return await lead(call, call.opening.flight)
-    flights = call.means.flights
-    inside = flights.computing(call.key)
-    if inside is not None:
-        if inside.answers is not None:
-            return await inside.answers(call)
-        raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key: {WAY_OUT}")
-    while True:
-        flight, leading = flights.join(call.key, call.loop, anew=call.anew, leader=call.leader)
-        if leading:
-            return await lead(call, flight)
-        landing = await follow(call, flight)
-        if landing is not None:
-            return landing
-
-
-async def lead(call: Call, flight: Flight) -> Landing:
-    """Claim for the whole flight; compute if the claim is granted."""
-    answer = await admitted(call, flight)
-    if isinstance(answer, Landing):
-        try:
-            return answer
-        finally:
-            del answer  # its error, if it has one, refers to this frame
-    kept = answer.entry
-    if call.spawn is not None:
-        seconds = allowance(call, kept)
-        if seconds < inf and call.spawn.reserve():
-            return await beside(call, call.spawn, flight, lambda: compute(call, flight, kept), kept, seconds)
-    flight.unborn = lambda: never_begun(call, flight)
-    return await call.means.colour.aside(compute(call, flight, kept), flight)
-
-
-async def admitted(call: Call, flight: Flight) -> Landing | Granted:
-    """The claim of a whole flight: it ends here, unless it is granted; what is kept meanwhile is for its followers."""
-    answer: Landing | Granted | None = None
-    means, call.flight = call.means, flight
-    try:
-        answer = await claim(call)
-    except EngineError as error:
-        answer = Landing(error=error, as_of=call.now)  # for all of the flight: not each must run into it
-    finally:
-        if not isinstance(answer, Granted):
-            means.flights.end(flight, answer)
-    if isinstance(answer, Granted) and answer.entry is not None and not call.force:
-        means.flights.offer(flight, Landing(answer.entry, until=call.policy.lease, as_of=call.asked))
-    try:
-        return answer
-    finally:
-        del answer  # its error, if it has one, refers to this frame
-
-
-async def claim(call: Call) -> Landing | Granted:
-    """The value, or the right to compute it; while somebody else computes, sleep until woken and claim again."""
-    due, pace = call.seen, None
-    ask = call.opening.ask if call.opening else terms(call.means, call.policy, 0.0, due, force=call.force)
-    while True:
-        call.asked = call.opening.at if call.opening else call.now
-        reply = await asked(call, ask)
-        at = call.asked
-        match reply:
-            case Found() if call.means.era.mark and call.means.era.is_over(reply.entry):
-                ask.seen = reply.entry.id  # it was made stale with all others: one more question
-                pace = pace or Pace()
-                if (rest := pace.rest(call.now)) > 0:  # it is another one each time
-                    await call.means.colour.park(Bell(), rest)
-            case Found() if ask.draw is not None and due is None and early.due(reply.entry, ask.draw):
-                due = reply.entry
-                ask.seen = due.id  # one more question: is anybody refreshing it already?
-            case Found():
-                tell_found(call, ask)
-                return Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
-            case Granted():
-                return reply
-            case Failed(verdict=verdict) if verdict.kind == "absent":
-                return Landing(error=Nothing(verdict.message), as_of=at)
-            case Failed(verdict, entry, rest):
-                if entry or due:
-                    return served(call, entry or due, "resting", until=rest, as_of=at if entry else -inf)
-                if verdict.kind == "unkept":
-                    return await alone(call)
-                error = ComputationFailed(call.label, verdict.type_name, verdict.message)
-                return Landing(error=error, as_of=at)
-            case Busy():
-                pace = pace or Pace()
-                landing = await awaited(call, ask, reply, due, pace)
-                if landing is not None:
-                    return landing
-
-
-async def awaited(call: Call, ask: Ask, busy: Busy, due: Entry[Any] | None, pace: Pace) -> Landing | None:
-    """Somebody computes: what the news bring, or what is kept, to whom has no patience left. None: claim again."""
-    means, at, kept = call.means, call.asked, busy.entry or due
-    as_of = at if busy.entry else -inf
-    if kept is not None and spare(call, kept) <= 0:
-        return served(call, kept, "computing", until=busy.lease, as_of=as_of)
-    patience, verdict_of_waiting = limit(call)
-    if patience <= 0:
-        return await verdict_of_waiting(call)
-    if busy.entry is not None and call.flight is not None and call.flight.offered is None:
-        means.flights.offer(call.flight, Landing(busy.entry, until=busy.lease, as_of=at))  # each follower waits for it
-    if kept is not None:
-        patience = min(patience, spare(call, kept))
-    news = await means.port.wait(call.key, busy, patience)
-    if news is None and kept is not None and spare(call, kept) <= 0:
-        return served(call, kept, "computing", until=busy.lease, as_of=as_of)
-    if news is None and (rest := pace.rest(call.now)) > 0:  # whatever woke us, again and again
-        await means.colour.park(Bell(), min(rest, patience))
-    ask.since, ask.awaited = call.waited, busy.token
-    ask.draw = None  # what was computed while we waited is good, however short its life
-    if news is None or means.era.is_over(news.entry):
-        return None
-    tell_found(call, ask)
-    # It may have been under way for long: what is sure is that its lease stood when we asked.
-    told = Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
-    return told if call.flight is None or call.flight.latest <= at else await told_anew(call, ask, told)
-
-
-async def told_anew(call: Call, ask: Ask, told: Landing) -> Landing:
-    """The same for those, too, who came since the question: they would all be woken only to ask again."""
-    call.asked = at = call.now
-    try:
-        reply = await asked(call, ask)
-    except EngineError:
-        return told
-    if isinstance(reply, Found) and not call.means.era.is_over(reply.entry):
-        return Landing(reply.entry, ticket=reply.ticket, at=at, as_of=at)
-    if isinstance(reply, Granted):
-        await release(call)  # it has changed meanwhile, and we have our value
-    return told
-
-
-def terms(means: Means, policy: Policy, waited: float, seen: Entry[Any] | None = None, *, force: bool = False) -> Ask:
-    """What a call's first claim asks for."""
-    draw = early.draw(policy.early, random) if means.draws and policy.early and not force else None
-    patience = inf if policy.limit is None else policy.limit - waited
-    return Ask(policy.lease, seen=seen.id if seen else None, force=force, patience=patience, draw=draw)
-
-
-async def asked(call: Call, ask: Ask) -> Reply:
-    """One claim, or a look before it. If a claim's outcome is unknown, it may have been granted: our own lease must not
-    lock us out."""
-    opening, call.opening = call.opening, None
-    if opening is None and call.policy.limit is not None:
-        ask.patience = call.policy.limit - call.waited  # one, for all that it waits for
-    looks = call.means.looks if opening is None and not (ask.force or ask.seen or ask.awaited) else None
-    if looks is not None:
-        found = await looked(call.means, looks, call.key, ask)
-        if found is not None:
-            call.owes(False)
-            return found
-        call.asked = call.now
-    try:
-        if opening is None:
-            call.owes(True)
-            reply = await call.means.port.claim(call.key, call.token, ask)
-            if looks is not None:
-                call.means.habit.saw(type(reply) is Found)
-        else:
-            reply = opening.answer()
-        if type(reply) is not Granted:
-            call.owes(False)
-        if call.means.era.mark and type(reply) is not Found:
-            call.means.era.told(reply.entry)
-        if call.policy.refuses_stale and type(reply) is not Found and reply.entry is not None:
-            reply.entry = refused(call, reply, reply.entry)
-        return reply
-    except GeneratorExit:
-        drop(call)
-        raise
-    except BaseException:
-        await release(call)
-        raise
-
-
-def refused(call: Call, reply: Reply, entry: Entry[Any]) -> Entry[Any] | None:
-    """None of what is stale for this call; its followers may have said nothing against it."""
-    if entry.fresh > 0:
-        return entry
-    if call.flight is not None and isinstance(reply, (Busy, Granted)) and not call.force:
-        call.means.flights.offer(call.flight, Landing(entry, until=call.policy.lease, as_of=call.asked))
-    return None
-
-
-async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
-    """Compute while the lease is renewed, and fill: the engine stores only if the lease still stands."""
-    means, began = call.means, call.now
+    flights, flight = call.means.flights, call.flight
     landing: Landing | None = None
+    answer: Landing | Granted | Busy | None = None
+    inside = flights.computing(call.key) if flight is None else None
+    if inside is not None:
+        return await from_inside(call, inside)
     try:
-        longest = call.policy.hold_of(kept.cost if kept else 0.0)
-        flight.computes(call.label, call.policy.lease, longest)
-        with means.hold(call, longest) as hold, flight.inside():
-            # No name is given to its error, which refers to us: Python 3.12 links each frame to its caller's.
-            landing = await land(call, kept, hold, *await ended(means.colour.call(call.origin)), call.now - began)
-    except BaseException:
-        # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
-        drop(call)
-        raise
-    finally:
-        means.flights.end(flight, landing)
-    try:
+        while landing is None:
+            # 1. Join the key's flight, or lead it: of all callers in this process, one asks the engine.
+            if flight is None:
+                flight, leading = flights.join(call.key, call.loop, anew=call.anew, leader=call.leader)
+                if not leading:
+                    landing, flight = await follow(call, flight), None
+                    continue
+                call.flight = flight
+            try:
+                # 2. Look, where it is likely to be there; then claim: it is there, or ours to compute.
+                if call.ask is None and call.means.looks is not None:
+                    answer = await looked(call.means, call.key, call.label, opening_of(call))
+                while answer is None:
+                    answer = await claim(call)
+                    # 3. Or somebody else computes it: take what is kept, or sleep until woken, and claim again.
+                    if type(answer) is Busy:
+                        answer = await awaited(call, answer)
+            except EngineError as error:
+                answer = Landing(error=error, as_of=call.now)  # for all of the flight: not each must run into it
+            finally:
+                if type(answer) is not Granted:
+                    flights.end(flight, answer if type(answer) is Landing else None)
+            # 4. Compute, while the lease is renewed; then 5. fill, and the engine stores it if the lease still stands;
+            # or 6. abandon the lease with a verdict. Either wakes the herd.
+            landing = answer if isinstance(answer, Landing) else await computed(call, flight, answer.entry)
         return landing
     finally:
-        del landing  # as above
+        del landing, answer  # an error in them refers to this frame
+
+
+class Glance(NamedTuple):
+    """A call that leads its flight, and has looked."""
+
+    flight: Flight
+    ask: Ask
+
+
+async def glance(
+    means: Means, key: str, label: str, policy: Policy, loop: Loop | None, leader: Leader | None, began: float
+) -> Landing | Glance | None:
+    """The shortest way to a value that is likely to be there: lead the flight, look, and nothing else.
+
+    A Glance: there is more to do, and `fill` goes on with that. None: it begins.
+    """
+    flight = means.flights.lead(key, loop, leader) if means.habit.hits else None
+    if flight is None:
+        return None
+    if leader is not None:
+        leader.owes = False
+    ended = True
+    landing: Landing | None = None
+    try:
+        ask = terms(means, policy, began)
+        landing = await looked(means, key, label, ask)
+        if landing is None:
+            ended = False
+            return Glance(flight, ask)
+        return landing
+    except EngineError as error:
+        landing = Landing(error=error, as_of=means.clock())
+        return landing
+    finally:
+        if ended:
+            means.flights.end(flight, landing)
+        del landing  # its error, if it has one, refers to this frame
+
+
+# -- 1. the flight ------------------------------------------------------------------------------------------------
+
+
+async def from_inside(call: Call, flight: Flight) -> Landing:
+    """Asked by the key's own computation."""
+    if flight.answers is not None:
+        return await flight.answers(call)
+    raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key: {WAY_OUT}")
 
 
 async def follow(call: Call, flight: Flight) -> Landing | None:
@@ -363,8 +171,204 @@ def patience_with(call: Call, offered: Landing) -> float:
     return spare(call, offered.entry)
 
 
-def tell_found(call: Call, ask: Ask) -> None:
-    if ask.awaited is None:
-        call.tell(events.Found)
+# -- 2. the claim -------------------------------------------------------------------------------------------------
+
+
+async def claim(call: Call) -> Landing | Granted | Busy | None:
+    """The value, or the right to compute it, or who has that. None: one more question.
+
+    If its outcome is unknown, it may have been granted: our own lease must not lock us out.
+    """
+    means, policy, first = call.means, call.policy, call.asked == -inf
+    ask = call.ask or opening_of(call)
+    call.asked = at = means.clock()
+    try:
+        if policy.limit is not None:
+            ask.patience = policy.limit - call.waited  # one, for all that it waits for
+        call.owes(True)
+        reply = await means.port.claim(call.key, call.token, ask)
+        if first and means.looks is not None:
+            means.habit.saw(isinstance(reply, Found))
+        if isinstance(reply, Granted):
+            return granted(call, reply)
+        call.owes(False)
+    except GeneratorExit:
+        drop(call)
+        raise
+    except BaseException:
+        await release(call)
+        raise
+    if not isinstance(reply, Found):
+        kept(call, reply)
+        return await failed(call, reply) if isinstance(reply, Failed) else reply
+    entry = reply.entry
+    if means.era.mark and means.era.is_over(entry):
+        ask.seen = entry.id  # it was made stale with all others
+        await rest(call)  # it is another one each time
+    elif ask.draw is not None and call.seen is None and early.due(entry, ask.draw):
+        call.seen, ask.seen = entry, entry.id  # is anybody refreshing it already?
+    else:
+        tell_found(call)
+        return Landing(entry, ticket=reply.ticket, at=at, as_of=at)
+    return None
+
+
+def granted(call: Call, reply: Granted) -> Granted:
+    """The same; its followers may have what is kept."""
+    kept(call, reply)
+    if reply.entry is not None and not call.force and call.flight is not None:
+        call.means.flights.offer(call.flight, Landing(reply.entry, until=call.policy.lease, as_of=call.asked))
+    return reply
+
+
+async def looked(means: Means, key: str, label: str, ask: Ask) -> Landing | None:
+    """What is there and good, where a hit is to be expected: it needs no decision, and so no claim."""
+    if means.looks is None or not means.habit.hits or ask.force or ask.seen is not None:
+        return None
+    at = means.clock()
+    found = await means.looks.look(key, ask.patience)
+    if found is None:
+        return None
+    if means.era.mark and means.era.is_over(found.entry):
+        ask.seen = found.entry.id
+        return None
+    if ask.draw is not None and early.due(found.entry, ask.draw):
+        return None
+    means.habit.saw(True)
+    means.note(events.Found, means.scope, label)
+    return Landing(found.entry, ticket=found.ticket, at=at, as_of=at)
+
+
+def opening_of(call: Call) -> Ask:
+    """The terms of its first question."""
+    seen = call.seen.id if call.seen is not None else None
+    call.ask = terms(call.means, call.policy, call.began, seen, force=call.force)
+    return call.ask
+
+
+def terms(means: Means, policy: Policy, began: float, seen: bytes | None = None, *, force: bool = False) -> Ask:
+    """What a call asks for."""
+    draw = early.draw(policy.early, random) if means.draws and policy.early and not force else None
+    patience = inf if policy.limit is None else policy.limit - (means.clock() - began)
+    return Ask(policy.lease, seen=seen, force=force, patience=patience, draw=draw)
+
+
+def kept(call: Call, reply: Granted | Busy | Failed) -> None:
+    """What of it this call may be served: nothing stale, if it says so; its followers may have said nothing of it."""
+    entry = reply.entry = call.means.era.told(reply.entry)
+    if entry is None or entry.fresh > 0 or not call.policy.refuses_stale:
+        return
+    reply.entry = None
+    if call.flight is not None and type(reply) is not Failed and not call.force:
+        call.means.flights.offer(call.flight, Landing(entry, until=call.policy.lease, as_of=call.asked))
+
+
+async def failed(call: Call, reply: Failed) -> Landing:
+    """What came of the computation that this one waited for; or why the key rests."""
+    verdict, at, kept = reply.verdict, call.asked, reply.entry or call.seen
+    if verdict.kind == "absent":
+        return Landing(error=Nothing(verdict.message), as_of=at)
+    if kept is not None:
+        return served(call, kept, "resting", until=reply.rest, as_of=at if reply.entry else -inf)
+    if verdict.kind == "unkept":
+        return await alone(call)
+    return Landing(error=ComputationFailed(call.label, verdict.type_name, verdict.message), as_of=at)
+
+
+# -- 3. somebody else computes ------------------------------------------------------------------------------------
+
+
+async def awaited(call: Call, busy: Busy) -> Landing | None:
+    """What the news bring, or what is kept, to whom has no patience left. None: claim again."""
+    means, at, kept = call.means, call.asked, busy.entry or call.seen
+    as_of = at if busy.entry else -inf
+    if kept is not None and spare(call, kept) <= 0:
+        return served(call, kept, "computing", until=busy.lease, as_of=as_of)
+    patience, verdict_of_waiting = limit(call)
+    if patience <= 0:
+        return await verdict_of_waiting(call)
+    if busy.entry is not None and call.flight is not None and call.flight.offered is None:
+        means.flights.offer(call.flight, Landing(busy.entry, until=busy.lease, as_of=at))  # each follower waits for it
+    if kept is not None:
+        patience = min(patience, spare(call, kept))
+    news = await means.port.wait(call.key, busy, patience)
+    if news is None and kept is not None and spare(call, kept) <= 0:
+        return served(call, kept, "computing", until=busy.lease, as_of=as_of)
+    if news is None:  # whatever woke us, again and again
+        await rest(call, patience)
+    ask = call.ask or opening_of(call)
+    ask.since, ask.awaited = call.waited, busy.token
+    ask.draw = None  # what was computed while we waited is good, however short its life
+    if news is None or means.era.is_over(news.entry):
+        return None
+    # It may have been under way for long: what is sure is that its lease stood when we asked.
+    told = Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
+    if call.flight is not None and call.flight.latest > at:
+        return await told_anew(call, told)
+    tell_found(call)
+    return told
+
+
+async def told_anew(call: Call, told: Landing) -> Landing:
+    """The same for those, too, who came since the question: they would all be woken only to ask again."""
+    try:
+        answer = await claim(call)
+    except EngineError:
+        answer = None
+    if type(answer) is Landing and answer.entry is not None and answer.until is None:
+        return answer
+    if type(answer) is Granted:
+        await release(call)  # it has changed meanwhile, and we have our value
+    tell_found(call)
+    return told
+
+
+async def rest(call: Call, most: float = inf) -> None:
+    """A waiter's questions have a pace, whatever it is told."""
+    call.pace = call.pace or Pace()
+    seconds = min(call.pace.rest(call.now), most)
+    if seconds > 0:
+        await call.means.colour.park(Bell(), seconds)
+
+
+def tell_found(call: Call) -> None:
+    if call.ask is None or call.ask.awaited is None:
+        call.means.note(events.Found, call.means.scope, call.label)
     else:
         call.tell(events.Waited, call.waited)
+
+
+# -- 4. to 6. the computation -------------------------------------------------------------------------------------
+
+
+async def computed(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
+    """Its value, or its error: computed by this caller, or in a place beside him, as long as he can wait for it."""
+    if call.asks_on:
+        return Leave(kept)
+    seconds = allowance(call, kept) if call.spawn is not None else inf
+    if call.spawn is not None and seconds < inf and call.spawn.reserve():
+        return await beside(call, call.spawn, flight, lambda: compute(call, flight, kept), kept, seconds)
+    flight.unborn = lambda: never_begun(call, flight)
+    return await call.means.colour.aside(compute(call, flight, kept), flight)
+
+
+async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
+    """Compute while the lease is renewed, and fill: the engine stores only if the lease still stands."""
+    means, began = call.means, call.now
+    landing: Landing | None = None
+    try:
+        longest = call.policy.hold_of(kept.cost if kept else 0.0)
+        flight.computes(call.label, call.policy.lease, longest)
+        with means.hold(call, longest) as hold, flight.inside():
+            # No name is given to its error, which refers to us: Python 3.12 links each frame to its caller's.
+            landing = await land(call, kept, hold, *await ended(means.colour.call(call.origin)), call.now - began)
+    except BaseException:
+        # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
+        drop(call)
+        raise
+    finally:
+        means.flights.end(flight, landing)
+    try:
+        return landing
+    finally:
+        del landing  # as above

@@ -341,6 +341,8 @@ class Flights:
 
     def computing(self, key: str) -> Flight | None:
         """The flight of this key, inside whose computation the caller itself is."""
+        if not _inside.get() and key not in self._flights:
+            return None
         for flight in _around():
             if flight.key == key and flight.owner is self and flight.is_under_way():
                 return flight

@@ -18,7 +18,18 @@ from stampede.interruptions import pass_on
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
-__all__ = ["Landing", "LeftOut", "Nothing", "all_landed", "comes_back", "empty", "landed", "own_copy", "parts_of"]
+__all__ = [
+    "Landing",
+    "Leave",
+    "LeftOut",
+    "Nothing",
+    "all_landed",
+    "comes_back",
+    "empty",
+    "landed",
+    "own_copy",
+    "parts_of",
+]
 
 
 # Not frozen, for the same reason as an entry; nobody writes to one.
@@ -54,6 +65,12 @@ class Landing:
     def for_follower(self) -> Landing:
         """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
         return self if self.error is None else replace(self, error=own_copy(self.error))
+
+
+class Leave(Landing):
+    """No end yet: leave to compute, to one who asks for other keys before he does; with what is kept meanwhile."""
+
+    __slots__ = ()
 
 
 class LeftOut(Exception):

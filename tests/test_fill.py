@@ -275,10 +275,10 @@ Breakage = Callable[[pytest.MonkeyPatch], object]
 def _asks_on(patch: pytest.MonkeyPatch) -> None:
     """A lost reply of a claim: the lease may be ours, and is kept."""
 
-    async def asked(call: Call, ask: Ask) -> Any:
-        return await call.means.port.claim(call.key, call.token, ask)
+    async def release(call: Call) -> None:
+        return
 
-    patch.setattr(fill, "asked", asked)
+    patch.setattr(fill, "release", release)
 
 
 def _keeps_the_lease(patch: pytest.MonkeyPatch) -> None:

@@ -560,11 +560,14 @@ class Process:
 
     async def _answer(self, call: Call) -> Landing:
         """As a cache does it: the shortest way first, where it is open."""
-        if call.seen is None and not call.force and not call.policy.background:
-            opening = await fill.opened(call.means, call.key, call.label, call.policy, call.loop, call.token)
-            if isinstance(opening, Landing):
-                return opening
-            call.opening = opening
+        if call.means.looks is not None and call.seen is None and not call.force and not call.policy.background:
+            glanced = await fill.glance(
+                call.means, call.key, call.label, call.policy, call.loop, call.leader, call.began
+            )  # fmt: skip
+            if isinstance(glanced, Landing):
+                return glanced
+            if glanced is not None:
+                call.flight, call.ask = glanced
         return await self.trial.algorithm(call)
 
     def call(self, caller: Caller, origin: Origin, options: dict[str, Any]) -> Call:
