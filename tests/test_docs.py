@@ -104,6 +104,9 @@ assert sum(each["name"] == "shop" for each in client.client_list()) > 1
     "engines/memcached.md": """
 assert items.get("greeting") == "hello" and secured.engine is engine
 """,
+    "engines/sql.md": """
+assert reports.get("greeting") == "hello" and shop.get_or_compute("k", lambda: 1) == 1
+""",
     "migration/dogpile.md": """
 assert user(42) == {"id": 42} and type(region.backend).__name__ == "StampedeBackend"
 assert user.get(42) == {"id": 42}

@@ -53,7 +53,7 @@ def test_engines_of_this_release_are_in_the_table() -> None:
     """An engine that nobody can find, or one that this release does not have."""
     schemes = {scheme for cells in ENGINES.rows(2) for scheme in re.findall(r"`([\w+]+)://", cells[0])}
     modules = {module for module, _ in stampede.engines._KNOWN.values() if _is_here(module)}
-    assert {stampede.engines._KNOWN[scheme][0] for scheme in schemes} == modules
+    assert {stampede.engines._KNOWN[stampede.engines._scheme(f"{scheme}://")][0] for scheme in schemes} == modules
 
 
 def _is_here(module: str) -> bool:

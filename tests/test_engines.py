@@ -289,5 +289,5 @@ def test_null_locks_exclude_nobody() -> None:
 def test_a_cache_on_what_is_no_client_is_an_error() -> None:
     """It would be taken for memory://, and share nothing."""
     for wrong in (None, 5, b"redis://localhost", {"url": "memory://"}):
-        with pytest.raises(OptionError, match="a client of redis"):
+        with pytest.raises(OptionError, match="a client of redis or sqlalchemy"):
             Cache(wrong)

@@ -74,6 +74,8 @@ AT_THE_TOP = {
     "codec/mapped.py": {"sqlalchemy"},
     "codec/django.py": {"django"},
     "contrib/sqlalchemy.py": {"sqlalchemy"},
+    "engines/sql.py": {"sqlalchemy"},  # imported with the first URL that needs them
+    "engines/dynamodb.py": {"boto3", "botocore"},
     "contrib/dogpile/*.py": {"dogpile"},
     "testing/*.py": {"pytest"},  # but not by testing/__init__.py, which users' code may import outside of tests
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from stampede.ports import Engine
 
 __all__ = ["check_url", "engine_of", "open_engine", "safe_url", "schemes"]
 
-# scheme: (module, extra of the package); the module has `from_url(url, **options) -> Engine`
+# scheme: (module, extra of the package); the module has `from_url(url, **options) -> Engine | Cell`
 _KNOWN = {
     "memory": ("stampede.engines.memory", "memory"),
     "disk": ("stampede.engines.disk", "disk"),
@@ -29,14 +30,19 @@ _KNOWN = {
     "redis+cluster": ("stampede.engines.redis", "redis"),
     "redis+sentinel": ("stampede.engines.redis", "redis"),
     "memcached": ("stampede.engines.memcached", "memcached"),
+    "sql": ("stampede.engines.sql", "sql"),
+    "dynamodb": ("stampede.engines.dynamodb", "dynamodb"),
     "postgres": ("stampede.engines.postgres", "postgres"),
     "etcd": ("stampede.engines.etcd", "etcd"),
     "zookeeper": ("stampede.engines.zookeeper", "zookeeper"),
     "zmq": ("stampede.engines.zmq", "zmq"),
 }
 
-# package of a client object's class, or of one above it: module, which has `of_client(client) -> Engine`
-_CLIENTS = {"redis": "stampede.engines.redis"}
+# those behind whose `+` stands what only they know
+_OPEN = {"sql"}
+
+# package of a client object's class, or of one above it: scheme, whose module has `of_client(client) -> Engine | Cell`
+_CLIENTS = {"redis": "redis", "sqlalchemy": "sql"}
 
 Opener = Callable[..., object]
 
@@ -46,15 +52,16 @@ def open_engine(url: str, **options: Any) -> Engine:
 
     Packages may bring engines of their own: an entry point of the group `stampede.engines`, named as the scheme,
     that leads to a function `from_url(url, **options)`, which gives an Engine, or the Cell of which one is made.
+    It is asked for `scheme+anything://`, too.
     """
-    scheme = scheme_of(url)
+    scheme = _scheme(url)
     try:
         opened = _opener(scheme)(url, **options)
     except ModuleNotFoundError as missing:
         if scheme not in _KNOWN:
             raise
         raise _missing(scheme, missing.name) from missing
-    engine = opened if isinstance(opened, Engine) else _of_cell(opened, scheme)
+    engine = _engine_of(opened, scheme)
     if engine is None:
         raise OptionError(f"{_whence(scheme)} gives {opened!r}, which is neither an Engine nor a Cell")
     engine.url = safe_url(url)
@@ -64,32 +71,23 @@ def open_engine(url: str, **options: Any) -> Engine:
 def check_url(url: str) -> None:
     """OptionError for a URL that no engine can be opened by. Nothing is connected, or made; what is not to be known
     yet, such as a package that is missing, is told by `open_engine`."""
-    scheme = scheme_of(url)
-    if scheme not in _KNOWN:
-        if scheme not in _foreign():
-            raise _no_engine(scheme)
-        return
-    try:
-        import_module(_KNOWN[scheme][0]).check_url(url)
-    except ModuleNotFoundError:
-        pass
+    scheme = _scheme(url)
+    if scheme in _KNOWN:
+        with suppress(ModuleNotFoundError):
+            import_module(_KNOWN[scheme][0]).check_url(url)
 
 
 def engine_of(client: object) -> Engine:
     """The engine to which a client object of some library leads: connections are made as its own are."""
-    if isinstance(client, Engine):
-        return client
-    made = _of_cell(client, "cell")
-    if made is not None:
-        return made
-    for kind in type(client).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if package in _CLIENTS:
-            engine: Engine = import_module(_CLIENTS[package]).of_client(client)
-            return engine
-    raise OptionError(
-        f"a cache can't be on {client!r}: give a URL, an engine, a cell, or a client of {' or '.join(_CLIENTS)}"
-    )
+    packages = [kind.__module__.partition(".")[0] for kind in type(client).__mro__]
+    scheme = next((_CLIENTS[each] for each in packages if each in _CLIENTS), "cell")
+    given = client if scheme == "cell" else import_module(_KNOWN[scheme][0]).of_client(client)
+    engine = _engine_of(given, scheme)
+    if engine is None:
+        raise OptionError(
+            f"a cache can't be on {client!r}: give a URL, an engine, a cell, or a client of {' or '.join(_CLIENTS)}"
+        )
+    return engine
 
 
 def schemes() -> list[str]:
@@ -102,20 +100,29 @@ def _here() -> list[str]:
     return [scheme for scheme in schemes() if scheme not in _KNOWN or find_spec(_KNOWN[scheme][0]) is not None]
 
 
+def _scheme(url: str) -> str:
+    """The one that has an engine: all of it, or what stands before its first `+`."""
+    scheme = scheme_of(url)
+    family, _, _ = scheme.partition("+")
+    if scheme in _KNOWN or family in _OPEN:
+        return scheme if scheme in _KNOWN else family
+    for name in (scheme, family):
+        if name in _foreign():
+            return name
+    raise OptionError(f"there is no engine {scheme + '://'!r}: {nearest(scheme, _here())}")
+
+
 def _opener(scheme: str) -> Opener:
-    if scheme in _KNOWN:
-        opener: Opener = import_module(_KNOWN[scheme][0]).from_url
-    elif scheme in (foreign := _foreign()):
-        opener = _loaded(foreign[scheme])
-    else:
-        raise _no_engine(scheme)
+    opener: Opener = import_module(_KNOWN[scheme][0]).from_url if scheme in _KNOWN else _loaded(_foreign()[scheme])
     return opener
 
 
-def _of_cell(cell: object, scheme: str) -> Engine | None:
-    """The engine that is made of a cell. None: it is no cell."""
+def _engine_of(given: object, scheme: str) -> Engine | None:
+    """An engine, or what is made of a cell. None: it is neither."""
     cells = modules.get("stampede.engines.cells")  # who has one has imported them
-    return cells.CellEngine(cell, scheme) if cells is not None and isinstance(cell, cells.Cell) else None
+    if cells is not None and isinstance(given, cells.Cell):
+        given = cells.CellEngine(given, scheme)
+    return given if isinstance(given, Engine) else None
 
 
 def _loaded(point: EntryPoint) -> Opener:
@@ -140,10 +147,6 @@ def _whence(scheme: str) -> str:
         return f"{scheme}://"
     package = f" of the package {point.dist.name} {point.dist.version}" if point.dist is not None else ""
     return f"{scheme}://: the entry point {point.value!r}{package}"
-
-
-def _no_engine(scheme: str) -> OptionError:
-    return OptionError(f"there is no engine {scheme + '://'!r}: {nearest(scheme, _here())}")
 
 
 def _foreign() -> dict[str, EntryPoint]:

@@ -71,7 +71,7 @@ class Cell(ABC):
     wall clock of its writer, as far as a reader doesn't know better."""
 
     longest: int | None = None
-    """Bytes of `data` at most; what is larger is never given to `swap`."""
+    """Bytes of `data` at most; what is larger is never given to `swap`. It may be found out by the first question."""
 
     at_once: int | None = None
     """Names of one `read` at most."""

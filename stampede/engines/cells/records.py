@@ -104,7 +104,10 @@ class Records:
         self._colour = colour
         self.clock = common.clock
         self._ages = common.cell.ages
-        self._longest = common.cell.longest or inf
+
+    @property
+    def _longest(self) -> float:
+        return self.common.cell.longest or inf  # which some know when they have been asked
 
     # -- read
 

@@ -698,7 +698,7 @@ class ClaimsSuite(KeyedSuite):
     @case
     async def test_values_are_exact(self) -> None:
         """A value would come back as another, or not at all."""
-        for value in VALUES:
+        for value in (each[: self.largest] for each in VALUES):
             token = await self.granted(force=True)
             assert await self.claims.fill("k", token, some(value))
             assert (await self.found()).value == value

@@ -73,6 +73,7 @@ class Suite:
     suspending: ClassVar[bool] = False
     short: ClassVar[float] = 0.2  # the shortest lease that the engine tells from none, in seconds
     slack: ClassVar[float] = 0.0  # seconds by which its leases may end late: some clocks tick slowly
+    largest: ClassVar[int | None] = None  # bytes of a value that the engine has room for; None: it is a megabyte
     clock: FakeClock | None = None  # the one that `make_engine` gave its engine, if it did
 
     engine: Engine

@@ -1,0 +1,211 @@
+"""The DynamoDB engine: cells are items of a table, written under conditions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from functools import cache
+from math import ceil
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from stampede.engines.cells import Cell, Faster, Seen, Version
+from stampede.engines.url import Kind, flag, number, options_of, parts_of, safe_url, text
+from stampede.errors import EngineError, OptionError
+
+__all__ = ["DynamoCell", "check_url", "from_url"]
+
+_TEXTS = "region_name endpoint_url profile_name aws_access_key_id aws_secret_access_key aws_session_token"
+OPTIONS: dict[str, Kind] = {"create": flag, "timeout": number, **dict.fromkeys(_TEXTS.split(), text)}
+
+GRAVE = 3600.0  # seconds for which a removed item leaves its version to the next one of its name
+EVER = 1e9  # seconds from which on an end is none
+MAKING = 20.0  # seconds for which the first question of a table that isn't there waits until it is
+DRIFT = 1e-4  # seconds by which two clocks come apart in one
+
+
+class ServiceClock:
+    """The service's clock, by the dates of its answers: whole seconds, so that each answer narrows it down."""
+
+    def __init__(self) -> None:
+        self.told: tuple[float, float, float] | None = None  # ahead of ours at least, and at most; as of when
+
+    def heard(self, date: str, sent: float) -> None:
+        """It has answered what was sent then."""
+        received, said, told = time.monotonic(), parsedate_to_datetime(date).timestamp(), self.told
+        least, most = said - received, said + 1.0 - sent
+        if told is not None:
+            drift = DRIFT * (received - told[2])
+            if max(least, told[0] - drift) <= min(most, told[1] + drift):  # or one of the two was set
+                least, most = max(least, told[0] - drift), min(most, told[1] + drift)
+        self.told = least, most, received
+
+
+class DynamoCell(Cell):
+    """Items of one table, which is made, to be paid by request, if it isn't there. Other options go to boto3.
+
+    `timeout`: the seconds for which a connection is tried, and for which an answer is waited for.
+    """
+
+    ends = grows = ages = True
+    longest = 400_000  # of an item, the names in it too
+    at_once = 100
+
+    _opening = threading.Lock()  # sessions are not for two threads
+
+    def __init__(self, table: str, create: bool = True, timeout: float = 3.0, **options: Any) -> None:
+        self._table, self._create = table, create
+        self._made: Any = None
+        self._endpoint, self._options = options.pop("endpoint_url", None), options
+        # A swap that the client sends again would be refused for what it has written.
+        once: Any = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64}
+        self._config = Config(connect_timeout=timeout, read_timeout=timeout, **once)
+        self.silence = 2 * timeout
+
+    def read(self, names: Sequence[str]) -> list[Seen]:
+        table, end = self._table, time.monotonic() + self.silence
+        if len(names) == 1:
+            return [self._seen(self._ask("get_item", Key=_key(names[0]), ConsistentRead=True).get("Item"))]
+        found: dict[str, Any] = {}
+        rest: Any = {table: {"Keys": [*map(_key, names)], "ConsistentRead": True}}
+        while rest:
+            if time.monotonic() > end:
+                raise EngineError(f"the table {table!r} answers only part of what it is asked")
+            some = self._ask("batch_get_item", RequestItems=rest)
+            found.update((item["name"]["S"], item) for item in some["Responses"].get(table, ()))
+            rest = some.get("UnprocessedKeys")
+        return [self._seen(found.get(name)) for name in names]
+
+    def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
+        if version is None and data is None:
+            return None
+        now = self._now()[1]  # at the latest: no lease is taken for older than it is
+        new = max(int(now * 1e6), (version or 0) + 1)
+        item = {**_key(name), "version": {"N": str(new)}, "written": {"N": str(int(now * 1e6))}}
+        if data is not None:
+            item["data"] = {"B": data}
+        left = ttl if data is not None else GRAVE
+        if left < EVER:
+            item["ends"] = {"N": str(ceil(now + left))}
+        terms: dict[str, Any] = {"ConditionExpression": "attribute_not_exists(version)"}
+        if version is not None:
+            terms["ConditionExpression"] = "version = :seen"
+            terms["ExpressionAttributeValues"] = {":seen": {"N": str(version)}}
+        try:
+            self._ask("put_item", Item=item, ReturnValuesOnConditionCheckFailure="ALL_OLD", **terms)
+        except ClientError as refused:
+            if _code(refused) != "ConditionalCheckFailedException":
+                raise
+            there = refused.response.get("Item")  # which not all that speak this protocol tell
+            return Faster(self._seen(there) if there else None)
+        return new
+
+    def _seen(self, item: Mapping[str, Any] | None) -> Seen:
+        if not item:
+            return Seen(None)
+        age = max(self._now()[0] - int(item["written"]["N"]) / 1e6, 0.0)
+        return Seen(item["data"]["B"] if "data" in item else None, int(item["version"]["N"]), age)
+
+    def _now(self) -> tuple[float, float]:
+        """Seconds since 1970, at least and at most, by the service's clock."""
+        clock = _clock(self._client().meta.endpoint_url)
+        if clock.told is None:
+            self._ask("get_item", Key=_key("ping"))
+        assert clock.told is not None
+        return time.monotonic() + clock.told[0], time.monotonic() + clock.told[1]
+
+    def _client(self) -> Any:
+        if self._made is None:
+            with self._opening:
+                new = _session(**self._options).client("dynamodb", endpoint_url=self._endpoint, config=self._config)
+            self._made = new
+        return self._made
+
+    def _ask(self, verb: str, **terms: Any) -> Any:
+        """What it answers; a table that isn't there is made."""
+        if verb != "batch_get_item":
+            terms["TableName"] = self._table
+        try:
+            return self._call(verb, **terms)
+        except ClientError as refused:
+            if _code(refused) != "ResourceNotFoundException" or not self._create:
+                raise
+        self._make()
+        return self._call(verb, **terms)
+
+    def _call(self, verb: str, **terms: Any) -> Any:
+        client, sent, answer = self._client(), time.monotonic(), None
+        try:
+            answer = getattr(client, verb)(**terms)
+        except ClientError as refused:
+            answer = refused.response
+            raise
+        finally:
+            if answer is not None and "date" in (headers := answer["ResponseMetadata"]["HTTPHeaders"]):
+                _clock(client.meta.endpoint_url).heard(headers["date"], sent)
+        return answer
+
+    def _make(self) -> None:
+        name, end = {"TableName": self._table}, time.monotonic() + MAKING
+        key = {
+            "AttributeDefinitions": [{"AttributeName": "name", "AttributeType": "S"}],
+            "BillingMode": "PAY_PER_REQUEST",
+        }
+        try:
+            self._call("create_table", **name, **key, KeySchema=[{"AttributeName": "name", "KeyType": "HASH"}])
+        except ClientError as refused:
+            if _code(refused) != "ResourceInUseException":  # somebody else makes it
+                raise
+        while self._call("describe_table", **name)["Table"]["TableStatus"] != "ACTIVE":
+            if time.monotonic() > end:
+                raise EngineError(f"the table {self._table!r} is still being made")
+            time.sleep(0.05)
+        with suppress(ClientError):  # somebody else has said so; or this isn't DynamoDB, and keeps what nobody wants
+            ends = {"Enabled": True, "AttributeName": "ends"}
+            self._call("update_time_to_live", **name, TimeToLiveSpecification=ends)
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+    def start_again(self) -> None:
+        self._made, DynamoCell._opening = None, threading.Lock()
+
+
+_session = cache(boto3.Session)
+_clock = cache(lambda address: ServiceClock())
+
+
+def _key(name: str) -> dict[str, Any]:
+    return {"name": {"S": name}}
+
+
+def _code(refused: ClientError) -> str:
+    return str(refused.response["Error"]["Code"])
+
+
+def from_url(url: str, **options: Any) -> DynamoCell:
+    """`dynamodb://REGION/TABLE`, `dynamodb:///TABLE` where boto3 knows the region, or `dynamodb://HOST:PORT/TABLE`."""
+    table, place = _place(url)
+    return DynamoCell(table, **{**place, **options_of(url, options, OPTIONS)})
+
+
+def check_url(url: str) -> None:
+    _place(url)
+    options_of(url, {}, OPTIONS)
+
+
+def _place(url: str) -> tuple[str, dict[str, str]]:
+    parts = parts_of(url)
+    table = parts.path.strip("/")
+    if not table or "/" in table:
+        raise OptionError(f"{safe_url(url)!r} names no table: give a URL such as 'dynamodb://eu-central-1/cache'")
+    if ":" in parts.netloc:
+        return table, {"endpoint_url": f"http://{parts.netloc}", "region_name": "us-east-1"}
+    return table, {"region_name": parts.netloc} if parts.netloc else {}

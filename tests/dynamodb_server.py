@@ -1,0 +1,143 @@
+"""Servers that speak DynamoDB's protocol, for the tests: moto's, and dynalite. Each is ended by its pid."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from servers import PATIENCE, free_port, missing, need, to_empty
+
+__all__ = ["Dynalite", "MotoServer", "shared_dynalite", "shared_moto"]
+
+TREE = Path(__file__).parent.parent
+DYNALITE = TREE / ".venv" / "node" / "node_modules" / "dynalite" / "cli.js"  # `make` puts it there
+
+
+class _Server:
+    """On a free port, empty."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        atexit.register(self.close)
+        self.start()
+
+    def command(self, port: int) -> list[str]:
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        return f"dynamodb://127.0.0.1:{self.port}/cache?aws_access_key_id=tests&aws_secret_access_key=tests"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, or start again on the same port, empty; returns when it listens."""
+        for _ in range(5):
+            port = self.port or free_port()
+            self._process = subprocess.Popen(
+                self.command(port), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            if self._listens(port):
+                self.port = port
+                return
+        raise AssertionError(f"{type(self).__name__} doesn't start")
+
+    def _listens(self, port: int) -> bool:
+        assert self._process is not None
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self._process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1.0).close()
+                return True
+            except OSError:
+                time.sleep(0.01)  # there is nothing to wait on until it listens
+        self.stop()
+        return False
+
+    def stop(self) -> None:
+        """SIGKILL: its clients see the connection close."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def freeze(self) -> None:
+        """It accepts, and never answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self.stop()
+        atexit.unregister(self.close)
+
+
+class MotoServer(_Server):
+    def command(self, port: int) -> list[str]:
+        return [sys.executable, __file__, str(port)]
+
+    def empty(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as line:
+            line.sendall(b"POST /moto-api/reset HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n")
+            while line.recv(65536):
+                pass
+
+
+class Dynalite(_Server):
+    def command(self, port: int) -> list[str]:
+        if not DYNALITE.exists():
+            missing("dynalite is not installed: `make .venv/.node` does that, with npm")
+        return [need("node"), str(DYNALITE), "--host", "127.0.0.1", "--port", str(port), "--createTableMs", "20"]
+
+
+def shared_moto() -> MotoServer:
+    """The session's server, for tests that need no other."""
+    server = _moto()
+    to_empty["moto"] = server.empty
+    return server
+
+
+def shared_dynalite() -> Dynalite:
+    return _dynalite()
+
+
+_moto, _dynalite = cache(MotoServer), cache(Dynalite)
+
+
+def _serve(port: int) -> None:
+    """moto, which looks and then writes without a lock of its own: DynamoDB itself does a conditional write in a step.
+
+    (Its own program reads the machine's credentials and configuration, too.)
+    """
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, run_simple
+
+    answer, one = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def one_by_one(environ: Any, start_response: Any) -> Any:
+        with one:
+            return answer(environ, start_response)
+
+    run_simple("127.0.0.1", port, one_by_one, threaded=True, request_handler=WSGIRequestHandler)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
