@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 from stampede import events, returns
 from stampede.batch import fetch_many
 from stampede.codec import make_codec
-from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking, running_loop
 from stampede.core import Core, Scope
 from stampede.decorate import decorate
 from stampede.engines import engine_of, open_engine, safe_url
@@ -40,6 +40,7 @@ from stampede.settings import CacheSettings, cache_settings
 from stampede.signatures import showing, with_twins
 from stampede.status import Status, status
 from stampede.switch import Block, around, bypassed, refreshing, switch
+from stampede.threads import begun
 
 __all__ = ["Cache"]
 
@@ -77,6 +78,7 @@ class Cache:
             table["locks"] = locks
         settings = cache_settings(table, "Cache():")
         self._set_up(settings, engine, None if isinstance(locks, str) else locks, tuple(observers))
+        self._root.learn_first()
 
     @classmethod
     def of(
@@ -583,8 +585,8 @@ class Cache:
 
         Whoever waits, for a value or a lock, gets EngineError at once, and so does every verb from then on, whatever
         `on_engine_error` says. Computations under way end: their callers get the value, and it is not stored; their
-        leases are given back, within a second, so that others needn't wait for them. Locks that are held end with
-        their time: what is done under them goes on.
+        leases are given back, within a second, so that others needn't wait for them: in a running loop that second
+        passes beside it. Locks that are held end with their time: what is done under them goes on.
 
         >>> cache = Cache()
         >>> cache.close()
@@ -593,11 +595,13 @@ class Cache:
         stampede.errors.EngineClosed: memory: the engine was closed: open another Cache, or call configure() again, ...
         """
         give_back = self._core.close()
-        if give_back is not None:
-            give_back()
-        self._end()
+        if give_back is None:
+            self._end()
+        elif running_loop() is None or begun("stampede-closing", self._end, give_back) is None:
+            self._end(give_back)
 
-    def _end(self) -> None:
+    def _end(self, give_back: Callable[[], object] = lambda: None) -> None:
+        give_back()
         self.engine.close()
         returns.closed(self.engine)
         if self._core.front.tier is not None:

@@ -206,8 +206,10 @@ class Cached(Verbs):
                 policy = self._policy(home.policy)
                 coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(prefix)
-                self._scope = home.scope(name, policy, self._returns(), called=called, **coding)
-                self._home = home
+                scope = home.scope(name, policy, self._returns(), called=called, **coding)
+                if not self.suspending:  # or a loop may be waiting for this lock
+                    scope.learn_first()
+                self._scope, self._home = scope, home
             return self._scope
 
     def _warn_of_captured(self, home: Home) -> None:

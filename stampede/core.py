@@ -184,10 +184,7 @@ class Scope:
         self._older: list[str] = []  # prefixes known before, whose residents may still be at home
         # The engine's of these, as their two generations, and when this process heard of a newer one.
         self._left: list[tuple[str, str, float]] = []
-        if running_loop() is None and not core.is_down():
-            run_blocking(self.learn(BLOCKING, policy.limit))
-        else:
-            self._recall()  # and no question: it would keep all tasks of the loop, or its caller twice
+        self._recall()  # and no question: a loop may wait for this, or for who makes it under a lock
 
     def _ports(
         self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None, colour: Colour | None = None
@@ -215,6 +212,11 @@ class Scope:
 
     def label(self, physical: str) -> str:
         return physical.removeprefix(self.prefix)
+
+    def learn_first(self) -> None:
+        """Ask for the generation before a herd of threads does, each over a connection of its own; not in a loop."""
+        if running_loop() is None and not self.core.is_down():
+            run_blocking(self.learn(BLOCKING, self.policy.limit))
 
     async def learn(self, colour: Colour, patience: float | None = None) -> str:
         """The prefix of every key in today's generation, as far as the engine can be asked (for so many seconds)."""
@@ -292,9 +294,6 @@ class Scope:
         """The prefix as it is known here. A change asks the engine itself, and would pay twice for one that hangs."""
         return self._recall() or self.prefix
 
-    def _known_prefix(self) -> str:
-        return self._recall() or run_blocking(self.learn(BLOCKING))
-
     def _keep_prefix(self, epoch: int, own: str, whole: str) -> str:
         known = self._known
         if known[0] == epoch and known[2] == own and known[3] == whole:
@@ -338,7 +337,10 @@ class Scope:
         near = core.engine.near
         if near is None or (core.outage is not None and core.outage.down):
             return None
-        physical, at, front = self._known_prefix() + key, _clock(), core.front
+        prefix = self._recall()
+        if prefix is None:
+            return None
+        physical, at, front = prefix + key, _clock(), core.front
         if front.is_due(physical):
             return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
         found = near.look(physical)
@@ -348,7 +350,7 @@ class Scope:
         if front.tier is not None:
             landing = Landing(entry, ticket=found.ticket, at=at)
             resident = front.place(physical, self.called, landing, None)
-            if self._known_prefix() + key != physical:
+            if self._recall() != prefix:
                 front.tier.drop(physical)
                 return None
             if resident is not None:
@@ -569,8 +571,12 @@ class Scope:
         run_blocking(quietly(self.claims.abandon, key, token))
 
     def _drop(self, call: Call) -> None:
-        if call.pid == os.getpid():  # in a forked child it is the parent's
+        if call.pid != os.getpid():
+            return  # in a forked child it is the parent's
+        if running_loop() is None:
             self._abandon(call.key, call.token)
+        else:
+            self._give_back(call.key, call.token)
 
     # -- the store's verbs ----------------------------------------------------------------------------------------
 
@@ -592,8 +598,6 @@ class Scope:
         physical = [prefix + key for key in keys]
         if outage is None:
             return await self._store(colour).get(physical)
-        if outage.closed:
-            raise EngineClosed(outage.engine)
         probing = outage.down
         if not probing or outage.may_ask():
             try:
@@ -810,6 +814,9 @@ class Scope:
         await self.learn(colour)
 
     def _store(self, colour: Colour) -> Store:
+        outage = self.core.outage
+        if outage is not None and outage.closed:  # and its engine will be, as soon as the leases have gone back
+            raise EngineClosed(outage.engine)
         return self.astore if colour.suspending else self.store
 
 

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
-from stampede.colour import run_blocking
+from stampede.colour import run_blocking, running_loop
 from stampede.entry import new_id
 from stampede.guarded_locks import GuardedLocks
 from stampede.keeper import Hold, keeper
@@ -142,8 +142,10 @@ class Grip:
         return self._lock() is not None and not self.forsaken
 
     def drop(self) -> None:
-        """Give it back, blocking; but for a moment only, unless the interpreter ends."""
-        if self._guard is None or keeper.over:
+        """Give it back, blocking; but for a moment only, unless the interpreter ends. In a loop it is done beside."""
+        if running_loop() is not None and not keeper.over:
+            self.let_go()
+        elif self._guard is None or keeper.over:
             run_blocking(quietly(self._port.release, self._name, self.token))
         else:
             run_blocking(self._guard.withdraw(self._name, self.token, late=not self.answered))

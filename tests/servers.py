@@ -477,6 +477,13 @@ def shared_cluster() -> RedisCluster:
     return cluster
 
 
+def shared_sentinels() -> Sentinels:
+    """The session's: nobody is lost here, as a machine that stands still for a second would be."""
+    sentinels = _sentinels()
+    to_empty["sentinels"] = partial(sentinels.master.cli, "FLUSHALL")
+    return sentinels
+
+
 def shared_redis() -> RedisServer:
     """The session's server, for tests that need no other."""
     server = _redis()
@@ -484,4 +491,4 @@ def shared_redis() -> RedisServer:
     return server
 
 
-_cluster, _redis = cache(RedisCluster), cache(RedisServer)
+_cluster, _redis, _sentinels = cache(RedisCluster), cache(RedisServer), cache(partial(Sentinels, silence=600))

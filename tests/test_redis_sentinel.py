@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ pytest.importorskip("redis")
 
 import redis.asyncio.sentinel
 import redis.sentinel
-from servers import RedisServer, Sentinels, free_port, wait_until
+from servers import RedisServer, Sentinels, free_port, shared_sentinels, wait_until
 
 from stampede import Cache
 from stampede.colour import run_blocking as run
@@ -32,11 +31,6 @@ from stampede.ports import Ask, Engine, Found, Granted, Ticket
 from stampede.testing.conformance import ClaimsSuite, LocksSuite
 
 LONG = 60.0
-
-
-@lru_cache(1)
-def shared_sentinels() -> Sentinels:
-    return Sentinels(silence=600)  # nobody is lost here: a machine that stands still for a second would be
 
 
 def flushed() -> Sentinels:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-from stampede.colour import Bell
+from stampede.colour import Bell, running_loop
 from stampede.engines.kit.stamps import Stamps
 from stampede.interruptions import pass_on
 from stampede.threads import begun
@@ -214,16 +214,21 @@ class Feed(ABC):
             except OSError as error:
                 pass_on(error)  # else the thread has ended
 
-    def close(self) -> bool:
-        """Let everybody go. The thread ends by itself; whether it has."""
+    def over(self) -> None:
+        """Nobody reads any more, and nobody will."""
+        return
+
+    def close(self) -> None:
+        """Let everybody go. The thread ends by itself: it may be connecting, for which no loop waits."""
         with self._lock:
             self._closed = True
             thread = self._thread
             self.wake()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread() and running_loop() is None:
             thread.join(TICK)
         self._lose()
-        return thread is None or not thread.is_alive()
+        if thread is None:
+            self.over()
 
     def start_again(self) -> None:
         """In a forked child: the connection is the parent's, and nothing is known of what it will be told."""
@@ -302,6 +307,8 @@ class Feed(ABC):
             if os.getpid() == pid:
                 for end in poke:
                     end.close()
+                if self._closed:
+                    self.over()
 
     def _attend(self, source: Source, pair: _Pair) -> None:
         """Ask what is to be asked, and hear what is said, until the connection breaks."""

@@ -224,6 +224,8 @@ class Cluster:
             except (EngineError, TypeError, ValueError, LookupError) as error:  # silence, or no list of slots
                 pass_on(error)
                 silence = error
+        if self._closed:
+            raise EngineClosed(self.name)
         if not self._owners:
             raise EngineError(f"{self.name}: no server says who has which slot: {silence}") from silence
 

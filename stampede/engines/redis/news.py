@@ -81,11 +81,8 @@ class News(Feed):
         self.void_all()
         self.wake()
 
-    def close(self) -> bool:
-        ended = super().close()
-        if ended:
-            self._readers.close()
-        return ended
+    def over(self) -> None:
+        self._readers.close()
 
     def start_again(self) -> None:
         readers = self._readers
