@@ -7,13 +7,15 @@ PY := .venv/bin/python
 # Debian packages of the servers that tests start, and what steps their clocks.
 SERVERS := redis-server memcached faketime mariadb-server-core
 
-.PHONY: help demo test matrix soak lint format docs bench clean venv servers
+.PHONY: help demo quick test promises matrix soak lint format docs bench clean venv servers
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help:  ## what there is
 	@echo "make demo    four herds, with and without stampede; writes demo.html"
-	@echo "make test    the whole test suite (ARGS='-k lock' goes to pytest)"
+	@echo "make quick   the tests that start no server, in less than a minute (ARGS='-k lock' goes to pytest)"
+	@echo "make test    the whole test suite (ARGS='-m redis': what is about one engine)"
+	@echo "make promises  whether each line that keeps a promise does (ARGS='-k disk'; an hour for all)"
 	@echo "make matrix  the tests of the Redis engine on Redis 6.2, Debian's and Valkey; writes the table in docs/engines/redis.md"
 	@echo "make soak    chaos on every engine (ARGS='--engine redis --minutes 20 --seed 7')"
 	@echo "make lint    ruff, mypy --strict, pyright"
@@ -26,8 +28,14 @@ demo: .venv/.cli
 	$(PY) -m stampede demo $(ARGS)
 
 test: servers .venv/.dev .venv/.node
-	$(call passes,-n auto --dist worksteal -m 'not alone'); wide=$$?; \
-	$(call passes,-m alone) && [ $$wide = 0 ] && [ -n "$$ran" ]
+	$(call passes,-n auto --dist worksteal --half wide); wide=$$?; \
+	$(call passes,-n 2 --dist worksteal --half alone) && [ $$wide = 0 ] && [ -n "$$ran" ]
+
+quick: .venv/.dev
+	$(PY) -m pytest -q -n auto --dist worksteal --quick $(ARGS)
+
+promises: servers .venv/.dev .venv/.node
+	$(PY) tests/promises.py $(ARGS)
 
 matrix: servers .venv/.matrix
 	$(PY) tests/matrix.py $(ARGS)

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import marks
 import pytest
 from hypothesis import settings
 from proxy import Proxy
@@ -30,6 +31,40 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("stampede", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "stampede"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("stampede", "which of those that `-m` and `-k` choose")
+    group.addoption("--quick", action="store_true", help="those that start no server and are done in a moment")
+    group.addoption("--half", choices=["wide", "alone"], help="those that are marked `alone`, or the others")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, what in marks.ENGINES.items():
+        config.addinivalue_line("markers", f"{name}: it is about {what}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        marks.mark(item)
+    half, quick = config.getoption("half"), config.getoption("quick")
+    left = {item for item in items if quick and not marks.is_quick(item)}
+    if half:
+        left |= {item for item in items if (half == "alone") != (item.get_closest_marker("alone") is not None)}
+    if left:
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """What a test may start is known while it runs, with its fixtures."""
+    marks.now = {each.name for each in item.iter_markers()}
+    try:
+        return (yield)
+    finally:
+        marks.now = None
 
 
 def pytest_collection_finish() -> None:
@@ -60,9 +95,9 @@ def _watch_the_end() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Tests wait for most of their time: one more than there are processors leaves these half idle, as servers need."""
+    """Tests wait for two thirds of their time: two for each processor leave it some idle time, as servers need."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(processors + 1, 8)
+    return min(2 * processors, 8)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,6 +10,7 @@ import subprocess
 import time
 from functools import cache
 
+import marks
 from servers import PATIENCE, Authority, free_port, missing, need, to_empty
 
 __all__ = ["MemcachedServer", "shared_memcached"]
@@ -43,6 +44,7 @@ class MemcachedServer:
 
     def start(self) -> None:
         """Start, or start again on the same port, empty; returns when it answers."""
+        marks.starts("memcached")
         for _ in range(5):
             port = self.port or free_port()
             self._process = subprocess.Popen(
@@ -128,6 +130,7 @@ def _with_certificate(tls: Authority) -> list[str]:
 
 def shared_memcached() -> MemcachedServer:
     """The session's server, for tests that need no other."""
+    marks.starts("memcached")
     server = _memcached()
     to_empty["memcached"] = server.empty
     return server

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import BinaryIO, NoReturn
 
+import marks
 import pytest
 
 __all__ = [
@@ -164,6 +165,7 @@ class RedisServer:
 
     def start(self) -> None:
         """Start, or start again on the same port, empty; returns when it answers."""
+        marks.starts("redis")
         for _ in range(5):
             port = self.port or free_port()
             listen = ["--port", str(port)] if self._tls is None else ["--port", "0", "--tls-port", str(port)]
@@ -472,6 +474,7 @@ to_empty: dict[str, Callable[[], object]] = {}
 
 def shared_cluster() -> RedisCluster:
     """The session's cluster: leave its slots where they were."""
+    marks.starts("redis")
     cluster = _cluster()
     to_empty["cluster"] = cluster.flush
     return cluster
@@ -486,6 +489,7 @@ def shared_sentinels() -> Sentinels:
 
 def shared_redis() -> RedisServer:
     """The session's server, for tests that need no other."""
+    marks.starts("redis")
     server = _redis()
     to_empty["redis"] = partial(server.cli, "FLUSHALL")
     return server

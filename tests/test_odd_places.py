@@ -15,9 +15,9 @@ ENGINES = ["memory", "disk", "redis", "memcached"]
 
 
 def url_of(engine: str, tmp_path: Path) -> str:
-    if engine == "redis":
-        return shared_redis().url
-    return {"memory": "memory://", "disk": f"disk://{tmp_path}", "memcached": shared_memcached().url}[engine]
+    if engine in ("redis", "memcached"):
+        return (shared_redis() if engine == "redis" else shared_memcached()).url
+    return {"memory": "memory://", "disk": f"disk://{tmp_path}"}[engine]
 
 
 def run(program: str, *args: str) -> str:

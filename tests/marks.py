@@ -1,0 +1,202 @@
+"""Which engines a test is about, and whose servers it may start: found in its names, its parameters and its code.
+
+`pytest -m redis`, and `make quick`, which starts no server, go by these marks. Where a test's parameters name engines,
+they decide; else what its own code and its fixtures' lead to. A test that starts a server without the mark fails: it
+says `@pytest.mark.redis` itself, then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+ENGINES = {
+    "memory": "the memory engine",
+    "disk": "the disk engine",
+    "file": "locks of files",
+    "null": "the engine that keeps nothing",
+    "paired": "values of one engine under the locks of another",
+    "redis": "Redis, or Valkey, of whatever kind",
+    "cluster": "several Redis servers that share all keys",
+    "sentinel": "a Redis server that others stand in for",
+    "memcached": "memcached",
+    "sql": "any SQL database",
+    "mariadb": "MariaDB, by the engine for any SQL database",
+    "dynamodb": "DynamoDB, as moto and dynalite play it",
+    "dogpile": "dogpile.cache, on our engines or below them",
+}
+SERVERS = {"redis", "memcached", "mariadb", "dynamodb"}
+"""Marks of tests that start a server."""
+
+SLOW = {
+    "test_chaos.py",
+    "test_disk_faults.py",
+    "test_disk_processes.py",
+    "test_examples.py",
+    "test_examples_web.py",
+    "test_hung_locks.py",
+    "test_hung_origins.py",
+    "test_interrupted_locks.py",
+    "test_interrupts.py",
+    "test_keeper.py",
+    "test_keys_properties.py",
+    "test_processes.py",
+    "test_tls.py",
+    "test_typing.py",
+    "test_wheel.py",
+    "test_attacks.py::test_a_finalizer_or_signal_may_call_at_every_line_of_ours",
+    "test_cached.py::test_recursion_that_is_too_deep_leaves_nothing_behind",
+    "test_cli.py::test_an_interrupted_demo_leaves_nothing",
+    "test_cli.py::test_the_demo_can_leave_just_the_picture",
+    "test_cli.py::test_the_demo_leaves_a_page_and_nothing_else",
+    "test_codec.py::test_sealed_gives_back_what_it_was_given",
+    "test_codec_alike.py::test_what_comes_back_is_what_went_in",
+    "test_conformance.py::TestPairedDiskAndFile",
+    "test_conformance.py::TestPairedDiskAndFileAsync",
+    "test_deadlines.py::test_who_computes_for_himself_alone_has_a_deadline_too",
+    "test_disk_coherence.py::test_no_reader_is_ever_behind",
+    "test_docs.py::test_the_command_s_verbs",
+    "test_docs.py::test_the_python_runs",
+    "test_docs.py::test_the_shell_lines_can_be_typed",
+    "test_dogpile_backend.py::test_threaded_dogpile",
+    "test_dogpile_backend.py::test_threaded_get_multi",
+    "test_dogpile_region.py::test_threaded_dogpile",
+    "test_dogpile_region.py::test_threaded_get_multi",
+    "test_fill.py::test_nothing_goes_wrong",
+    "test_fill.py::test_one_fault_at_every_point",
+    "test_keys.py::test_texts_are_the_same_in_other_versions_of_python",
+    "test_lock.py::test_a_held_lock_is_renewed",
+    "test_outage.py::test_raise_is_for_those_who_want_it",
+    "test_whose_value.py::test_a_fingerprint_is_the_same_in_every_process",
+    "test_whose_value.py::test_a_module_that_is_run_by_its_name",
+    "test_whose_value.py::test_a_name_that_tells_is_all_that_tells",
+    "test_whose_value.py::test_an_edited_script",
+    "test_whose_value.py::test_what_is_captured_is_told_by_what_it_holds",
+}
+"""Files, classes and functions that take processes, faults or seconds: `make quick` leaves them out."""
+
+_SAME = {"sentinels": "sentinel", "redis+cluster": "cluster", "redis+sentinel": "sentinel", "valkey": "redis"}
+_STARTS = {
+    "shared_redis": "redis", "RedisServer": "redis", "SteppedServer": "redis", "RedisCluster": "redis",
+    "Sentinels": "redis", "shared_cluster": "redis", "shared_memcached": "memcached", "MemcachedServer": "memcached",
+}  # fmt: skip
+"""What leads to a server, whatever calls it."""
+
+now: set[str] | None = None
+"""The marks of the test that runs; None: none does."""
+
+
+def starts(server: str) -> None:
+    """A server of this kind is used; an error where a test does that of which nobody could know."""
+    if now is not None and server not in now:
+        pytest.fail(f"it uses a {server} server: mark it with @pytest.mark.{server}")
+
+
+def mark(item: pytest.Item) -> None:
+    """Add what is known of a test before it runs."""
+    for name in {*_marks(item)} - {each.name for each in item.iter_markers()}:
+        item.add_marker(name)
+
+
+def _marks(item: pytest.Item) -> Iterator[str]:
+    given = {*_known(_parameters(item))}
+    found = given | {*_known(_words(item))} | ({each.name for each in item.iter_markers()} & ENGINES.keys())
+    if not given:
+        found |= _led_to(item)
+    if found & {"cluster", "sentinel"}:
+        found.add("redis")
+    if "mariadb" in found:
+        found.add("sql")
+    yield from found
+    file, kind = item.path.name, getattr(item, "cls", None)
+    if SLOW & {file, f"{file}::{item.name.partition('[')[0]}", f"{file}::{kind and kind.__name__}"}:
+        yield "slow"
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """It is done in a moment, whatever runs beside it, and starts no server."""
+    return not any(item.get_closest_marker(name) for name in ("alone", "slow", *SERVERS))
+
+
+def _parameters(item: pytest.Item) -> list[str]:
+    call = getattr(item, "callspec", None)
+    return [] if call is None else str(call.id).lower().split("-")
+
+
+def _words(item: pytest.Item) -> list[str]:
+    """Of its file's and its class' names, and of its own: but a memory, or a file, may be anybody's there."""
+    kind = getattr(item, "cls", None)
+    given = [item.path.stem, "" if kind is None else re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()]
+    own = item.name.partition("[")[0].split("_")
+    return "_".join(given).split("_") + [word for word in own if word not in ("memory", "file", "null", "disk")]
+
+
+def _known(words: Iterable[str]) -> Iterator[str]:
+    for word in words:
+        name = _SAME.get(word, word)
+        if name in ENGINES:
+            yield name
+
+
+def _led_to(item: pytest.Item) -> set[str]:
+    """The servers to which its function leads, or one of its fixtures, or what its class is made of."""
+    found: set[str] = set()
+    function = getattr(item, "function", None)
+    info = getattr(item, "_fixtureinfo", None)
+    functions = [] if function is None else [function]
+    if info is not None:
+        for definitions in info.name2fixturedefs.values():
+            functions += [each.func for each in definitions]
+    for base in getattr(getattr(item, "cls", None), "__mro__", ()):  # what a suite's engine is made of
+        functions += [getattr(each, "fget", each) for name, each in vars(base).items() if not name.startswith("test_")]
+    for each in functions:
+        found |= _reached(each)
+    return found
+
+
+def _reached(function: Any) -> frozenset[str]:
+    if isinstance(function, MethodType):
+        function = function.__func__
+    function = getattr(function, "__wrapped__", function)
+    return _from(function, frozenset()) if isinstance(function, FunctionType) and _is_ours(function) else frozenset()
+
+
+@cache
+def _from(function: FunctionType, above: frozenset[FunctionType]) -> frozenset[str]:
+    """By the names that it uses, and functions and classes of the tests that these mean."""
+    found: set[str] = set()
+    for name in _names(function.__code__):
+        if name in _STARTS:
+            found.add(_STARTS[name])
+        there = function.__globals__.get(name)
+        for each in _functions(there):
+            if each is not function and each not in above and _is_ours(each) and len(above) < 6:
+                found |= _from(each, above | {function})
+    return frozenset(found)
+
+
+def _functions(there: Any) -> list[FunctionType]:
+    if isinstance(there, FunctionType):
+        return [there]
+    if isinstance(there, type):
+        return [each for each in vars(there).values() if isinstance(each, FunctionType)]
+    return []
+
+
+def _is_ours(function: FunctionType) -> bool:
+    return Path(function.__code__.co_filename).parent == TESTS
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names(each)
