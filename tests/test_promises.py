@@ -2,65 +2,43 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
+from promises import ROOT, TESTS, Place, Row, rows
 
-TESTS = Path(__file__).parent
-ROOT = TESTS.parent
-TEXT = (TESTS / "PROMISES.md").read_text()
-LINES = [line for line in TEXT.splitlines() if line.startswith("| `")]
+ROWS = rows()
 
 
 @cache
-def names(path: Path) -> set[str]:
-    """What a file defines: functions and classes, methods also as `Class.method`, and names at its top."""
-    if path.suffix == ".lua":
-        return set(re.findall(r"^local function (\w+)", path.read_text(), flags=re.MULTILINE))
-    tree = ast.parse(path.read_text())
-    found = {target.id for node in tree.body for target in _targets(node) if isinstance(target, ast.Name)}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{each.name}" for each in node.body if hasattr(each, "name")}
-    return found
-
-
-def _targets(node: ast.stmt) -> list[ast.expr]:
-    if isinstance(node, ast.AnnAssign):
-        return [node.target]
-    return node.targets if isinstance(node, ast.Assign) else []
+def defined(file: str) -> frozenset[str]:
+    """The tests in a file."""
+    path = (ROOT if "/" in file else TESTS) / file
+    return frozenset(re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), flags=re.MULTILINE))
 
 
 def test_there_are_fifteen_and_each_has_its_lines() -> None:
     """A promise would stand there with nothing that keeps it."""
-    sections = re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
-    assert [int(section.partition(".")[0]) for section in sections] == list(range(1, 16))
-    for section in sections:
-        assert "::test_" in section
+    promises = list(dict.fromkeys(row.promise for row in ROWS))
+    assert [int(promise.partition(".")[0]) for promise in promises] == list(range(1, 16))
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.py::\w+)`", TEXT))))
+@pytest.mark.parametrize("name", sorted({name for row in ROWS for name in row.tests}))
 def test_a_test_that_is_named_exists(name: str) -> None:
     """A promise would be kept by a test that was renamed, and then forgotten."""
     file, _, test = name.partition("::")
-    assert test in names((ROOT if "/" in file else TESTS) / file)
+    assert test in defined(file)
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line[2:70])
-def test_a_line_that_is_named_exists(line: str) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.line[1:70])
+def test_a_line_that_is_named_exists(row: Row) -> None:
     """A reader would be sent to a function that is not there."""
-    cell = line.split("|")[1].partition(":")[0]
-    path = None
-    for name in re.findall(r"`([^`]+)`", cell):
+    assert row.tests
+    path = ""
+    for name in re.findall(r"`([^`]+)`", row.line.partition(":")[0]):
         if name.endswith((".py", ".lua")):
-            path = ROOT / name
-            assert path.is_file()
-        elif path is not None and re.fullmatch(r"[\w.]+", name):
-            assert name in names(path), f"{name} is not in {path.name}"
-    for test in re.findall(r"`([^`]+)`", line.split("|")[2]):
-        assert "::" in test
+            path = name
+            assert (ROOT / path).is_file()
+        elif path and re.fullmatch(r"[\w.]+", name):
+            assert Place(path, name).span
