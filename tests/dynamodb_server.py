@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import marks
 from servers import PATIENCE, free_port, missing, need, to_empty
 
 __all__ = ["Dynalite", "MotoServer", "shared_dynalite", "shared_moto"]
@@ -45,6 +46,7 @@ class _Server:
 
     def start(self) -> None:
         """Start, or start again on the same port, empty; returns when it listens."""
+        marks.starts("dynamodb")
         for _ in range(5):
             port = self.port or free_port()
             self._process = subprocess.Popen(
@@ -110,12 +112,14 @@ class Dynalite(_Server):
 
 def shared_moto() -> MotoServer:
     """The session's server, for tests that need no other."""
+    marks.starts("dynamodb")
     server = _moto()
     to_empty["moto"] = server.empty
     return server
 
 
 def shared_dynalite() -> Dynalite:
+    marks.starts("dynamodb")
     return _dynalite()
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import marks
 import pymysql
 from servers import PATIENCE, free_port, need, to_empty
 
@@ -50,6 +51,7 @@ class MariadbServer:
 
     def start(self) -> None:
         """Start, or start again on the same port with what it had; returns when it answers."""
+        marks.starts("mariadb")
         for _ in range(5):
             port = self.port or free_port()
             self._process = subprocess.Popen(
@@ -118,6 +120,7 @@ class MariadbServer:
 
 def shared_mariadb() -> MariadbServer:
     """The session's server, for tests that need no other."""
+    marks.starts("mariadb")
     server = _mariadb()
     to_empty["mariadb"] = server.empty
     return server

@@ -85,8 +85,11 @@ SLOW = {
 
 _SAME = {"sentinels": "sentinel", "redis+cluster": "cluster", "redis+sentinel": "sentinel", "valkey": "redis"}
 _STARTS = {
-    "shared_redis": "redis", "RedisServer": "redis", "SteppedServer": "redis", "RedisCluster": "redis",
-    "Sentinels": "redis", "shared_cluster": "redis", "shared_memcached": "memcached", "MemcachedServer": "memcached",
+    "RedisServer": "redis", "SteppedServer": "redis", "RedisCluster": "redis", "Sentinels": "redis",
+    "shared_redis": "redis", "shared_cluster": "redis",
+    "MemcachedServer": "memcached", "shared_memcached": "memcached",
+    "MariadbServer": "mariadb", "shared_mariadb": "mariadb",
+    "MotoServer": "dynamodb", "shared_moto": "dynamodb", "Dynalite": "dynamodb", "shared_dynalite": "dynamodb",
 }  # fmt: skip
 """What leads to a server, whatever calls it."""
 
