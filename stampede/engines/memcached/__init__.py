@@ -54,6 +54,7 @@ class MemcachedEngine(Engine):
 
     scheme = "memcached"
     fenced = True
+    looks = True
 
     def __init__(self, *servers: str, sign: float = 0.2, **options: Any) -> None:
         self._servers = Servers(servers, options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from random import random
 from typing import Any, Protocol
 
@@ -95,6 +96,19 @@ class Keys(Versioned):
         self._later = later
 
     # -- claim --------------------------------------------------------------------------------------------------
+
+    async def look(self, key: str, patience: float = inf) -> Found | None:
+        name = items.name_of(key)
+        link = await self._line.take(name)
+        try:
+            reply = (await link.ask(meta.look(name), twice=True))[0]
+        finally:
+            self._line.give(link)
+        kept = items.read_plain(reply) if reply.flags == PLAIN else None
+        found = record.hit(kept, _ANY, 0.0) if kept is not None else None
+        if found is not None:
+            self._costs.learn(name, found.entry)
+        return found
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         name = items.name_of(key)
@@ -546,6 +560,9 @@ class Keys(Versioned):
             raise EngineError("others begin generations faster than this one can")
         finally:
             self._line.give(link)
+
+
+_ANY = Ask(0.0)
 
 
 def _is_stub(reply: meta.Reply) -> bool:
