@@ -33,8 +33,7 @@ class MemoryCell(Cell):
         tells: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.ends, self.grows, self.ages = ends, grows, ages
-        self._tells = tells  # Faster says what is there
+        self.ends, self.grows, self.ages, self.tells = ends, grows, ages, tells
         self._clock = clock
         self._lock = threading.RLock()
         self._names: dict[str, tuple[bytes, Version, float, float]] = {}
@@ -48,7 +47,7 @@ class MemoryCell(Cell):
         with self._lock:
             seen = self._seen(name)
             if seen.version != version:
-                return Faster(seen if self._tells else None)
+                return Faster(seen if self.tells else None)
             if data is None:
                 del self._names[name]
                 return None

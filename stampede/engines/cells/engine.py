@@ -38,7 +38,7 @@ class CellEngine(Engine):
     ) -> None:
         self.scheme, self.silence = scheme, cell.silence
         opened = self._open = OpenCell(cell, scheme)
-        self.pushes = opened.watches
+        self.pushes, self.looks = opened.watches, cell.tells
         common, generations = Common(opened, clock, wall), Generations(clock)
         self._beside = BesideWay(opened)
         way = HereWay(opened)

@@ -47,7 +47,7 @@ class Faster(NamedTuple):
     """A swap's other answer: something else is there than was seen, and nothing was changed."""
 
     seen: Seen | None = None
-    """What is there instead, of stores that say so in the same round trip. None: it will be read again."""
+    """What is there instead, of stores that say so in the same round trip (see `tells`). None: it is read again."""
 
 
 class Cell(ABC):
@@ -69,6 +69,9 @@ class Cell(ABC):
     ages: bool = False
     """`read` tells ages. Elsewhere leases end by the clocks of those who watch them, and what is kept gets older by the
     wall clock of its writer, as far as a reader doesn't know better."""
+
+    tells: bool = False
+    """Faster says what is there instead: a claim where nothing was is one round trip."""
 
     longest: int | None = None
     """Bytes of `data` at most; what is larger is never given to `swap`. It may be found out by the first question."""

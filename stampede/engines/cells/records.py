@@ -26,7 +26,7 @@ __all__ = ["Common", "Known", "Records"]
 T = TypeVar("T")
 Decide: TypeAlias = Callable[[Record, float], Change[T]]
 
-TRIES = 100
+TRIES = 50
 """How often a change is tried again because somebody else was faster."""
 
 REMEMBERED = 86_400.0
@@ -200,7 +200,7 @@ class Records:
 
     async def pause(self, tried: int) -> None:
         """Others were faster: not all of those who have lost try again at once."""
-        await self._colour.park(Bell(), random() * min(0.001 * 1.5**tried, 0.05))
+        await self._colour.park(Bell(), random() * min(0.001 * 1.5**tried, 0.03))
 
     def fits(self, size: int) -> None:
         """TooLarge where it doesn't."""

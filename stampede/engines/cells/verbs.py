@@ -1,7 +1,8 @@
 """The verbs of a cache over cells: each is one record, read, decided and swapped.
 
 A hit is one read. A miss is a read, a swap, and the swap of its fill, which looks at nothing: it is good against the
-very writing that its claim has left, and against no other.
+very writing that its claim has left, and against no other. Where a swap that comes too late tells what is there, a hit
+is a look, and a claim swaps at once.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from stampede.engines.naming import name_of
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Versioned
+from stampede.record import NOTHING
 
 __all__ = ["CellKeys"]
+
+UNSEEN = None, NOTHING
+"""What a claim takes to be there before it has looked, of a cell that tells it otherwise."""
 
 
 class CellKeys(Versioned):
@@ -29,14 +34,19 @@ class CellKeys(Versioned):
         self._records = records
         self._generations = generations
         self._blocking = blocking
-        self._holds, self._costs, self._grows = records.holds, records.common.costs, records.common.cell.grows
+        self._holds, self._costs = records.holds, records.common.costs
+        self._grows, self._tells = records.common.cell.grows, records.common.cell.tells
 
     # -- claims -------------------------------------------------------------------------------------------------
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         name = name_of(key, "s")
+        news = self._tells and not (ask.force or ask.seen or ask.awaited or ask.since)
         reply, version, there = await self._records.change(
-            name, lambda it, now: record.claim(it, token, ask, now, holder=here()), undo=self._undo(key, token)
+            name,
+            lambda it, now: record.claim(it, token, ask, now, holder=here()),
+            UNSEEN if news else None,
+            self._undo(key, token),
         )
         if there.kept is not None:
             self._costs.learn(name, there.kept.entry)
@@ -45,6 +55,14 @@ class CellKeys(Versioned):
             if self._grows:
                 reply.fence = version
         return reply
+
+    async def look(self, key: str, patience: float) -> Found | None:
+        name = name_of(key, "s")
+        _, there, now = await self._records.look(name)
+        if there.kept is None:
+            return None
+        self._costs.learn(name, there.kept.entry)
+        return record.hit(there.kept, Ask(0.0), now)
 
     def _undo(self, key: str, token: bytes) -> Undo | None:
         blocking = self._blocking
