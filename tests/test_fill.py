@@ -16,6 +16,7 @@ from stampede.flight import Flight, Flights
 from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Found, Reply
+from stampede.record import Record
 from stampede.testing.explorer import (
     FAULTS,
     Process,
@@ -208,9 +209,9 @@ class _Undead(Model):
     """An invalidation lets the lease live."""
 
     def invalidate(self, key: str) -> bool:
-        place = self.places[key]
-        there, place.entry = place.entry is not None, None
-        return there
+        was = self.places[key].record
+        self.places[key].record = Record(None, was.lease)
+        return was.kept is not None
 
 
 class _Mute(Model):
@@ -228,7 +229,7 @@ class _Unlocked(Model):
     """Grants to everybody."""
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        self.places[key].token = None
+        self.places[key].record = Record(self.places[key].record.kept)
         return super().claim(key, token, ask)
 
 

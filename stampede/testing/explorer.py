@@ -808,7 +808,7 @@ class Trial:
         found: list[Choice] = []
         if "lapse" in self.faults and any(self.model.stands(key) for key in self.model.places):
             found.append((-1, "lapse"))
-        if "forget" in self.faults and any(p.entry or p.token for p in self.model.places.values()):
+        if "forget" in self.faults and any(place.record.end > self.now for place in self.model.places.values()):
             found.append((-1, "forget"))
         if "slow" in self.faults and self._next_moment() < inf:
             found.append((-1, "slow"))
@@ -817,7 +817,7 @@ class Trial:
     def _next_moment(self) -> float:
         """When anything ends by itself."""
         ends = [f.trap.until for f in self.fibres if not f.done and not f.process.dead and f.trap.until > self.now]
-        ends += [p.end for key, p in self.model.places.items() if self.model.stands(key)]
+        ends += [self.model.end(key) for key in self.model.places if self.model.stands(key)]
         ends += [end for process in self.processes if not process.dead for end, _ in process.flights.ends]
         return min(ends, default=inf)
 

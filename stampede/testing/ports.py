@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol, TypeVar
 
+from stampede import record
 from stampede.colour import Bell, Colour, Crowd
-from stampede.entry import GRACE, Entry, Verdict
+from stampede.entry import Entry, Verdict
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
+from stampede.record import NOTHING, Change, Keeps, Past, Record
 
 __all__ = ["TRAPPING", "Fibre", "Listener", "Model", "Place", "Shield", "Spawn", "Trap", "TrapHold", "TrapPort"]
 
@@ -23,11 +25,6 @@ T = TypeVar("T")
 
 POLL = 20.0
 """Seconds after which a model's `wait` returns unwoken: the slow safety poll behind every push."""
-
-TOLD = 5.0
-"""Seconds for which a verdict is kept."""
-
-FAILED = Verdict("failed")
 
 
 class Trap:
@@ -137,16 +134,10 @@ class Listener:
 
 @dataclass(slots=True)
 class Place:
-    """All that the engine knows about one key."""
+    """All that the engine knows about one key, and who waits for its lease."""
 
-    entry: Entry[Any] | None = None
-    stored: float = 0.0
-    token: bytes | None = None  # of the last lease, which stands until `end`
-    end: float = 0.0
-    lease: float = 0.0
-    verdicts: dict[bytes, tuple[Verdict, float]] = field(default_factory=dict)
-    rest: float = 0.0  # the key rests until then ...
-    why: Verdict = FAILED  # ... because of this
+    record: Record = field(default_factory=Record)
+    lease: float = 0.0  # seconds that were asked for last
     listeners: list[Listener] = field(default_factory=list)
 
 
@@ -160,98 +151,61 @@ class Model:
         self.news = news
         self.places: defaultdict[str, Place] = defaultdict(Place)
 
-    def kept(self, key: str) -> Entry[Any] | None:
-        """What is kept, with what is left of its times."""
-        place, now = self.places[key], self.clock()
-        entry, age = place.entry, now - place.stored
-        if entry is None or max(entry.keep, entry.fresh + GRACE) <= age:
-            return None
-        left = entry.holding(entry.value)
-        left.fresh, left.keep = entry.fresh - age, entry.keep - age
-        return left
-
-    def stands(self, key: str) -> bytes | None:
-        """The token of the lease that stands."""
+    def change(self, key: str, ask: Callable[[Record, float], Change[T]], news: Entry[Any] | None = None) -> T:
         place = self.places[key]
-        return place.token if place.end > self.clock() else None
+        place.record, answer, fallen = ask(place.record, self.clock())
+        if fallen is not None:
+            self.wake(place, news)
+        return answer
 
-    def fall(self, key: str, news: Entry[Any] | None = None) -> None:
+    def wake(self, place: Place, news: Entry[Any] | None = None) -> None:
         """The lease is no more: wake the herd."""
-        place = self.places[key]
-        place.token = None
         listeners, place.listeners = place.listeners, []
         for listener in listeners:
             listener.heard = True
             listener.news = news if self.news else None
 
+    def stands(self, key: str) -> bytes | None:
+        """The token of the lease that stands."""
+        lease = self.places[key].record.lease
+        return lease.token if lease is not None and lease.end > self.clock() else None
+
+    def end(self, key: str) -> float:
+        """Of the lease that stands, or stood last."""
+        lease = self.places[key].record.lease
+        return -inf if lease is None else lease.end
+
     def look(self, key: str) -> Found | None:
-        entry = self.kept(key)
-        return Found(entry) if entry is not None and entry.fresh > 0 else None
+        kept, now = self.places[key].record.kept, self.clock()
+        return Found(record.left(kept, now)) if kept is not None and kept.fresh > now else None
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        place, now, entry, holder = self.places[key], self.clock(), self.kept(key), self.stands(key)
-        if entry is not None and not ask.force and entry.id != ask.seen and entry.fresh > -ask.since:
-            return Found(entry)
-        if entry is not None and entry.keep <= 0:
-            entry = None
-        if not ask.force:
-            for verdict, end in place.verdicts.get(ask.awaited or b"", (place.why, 0.0)), (place.why, place.rest):
-                if end > now:
-                    return Failed(verdict, entry, max(place.rest - now, 0.0))
-            if holder is not None and holder != token:
-                return Busy(holder, place.end - now, entry)
-        if holder != token:
-            self.fall(key)
-        place.token, place.lease, place.end = token, ask.lease, now + ask.lease
-        return Granted(entry)
+        reply = self.change(key, lambda it, now: record.claim(it, token, ask, now))
+        if isinstance(reply, Granted):
+            self.places[key].lease = ask.lease
+        return reply
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        if self.stands(key) != token:
-            return False
-        self.put(key, entry)
-        return True
+        return self.change(key, lambda it, now: record.fill(it, token, entry, now), entry)
 
     def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> bool:
-        place, now = self.places[key], self.clock()
-        if self.stands(key) != token:
-            return False
-        if verdict is not None:
-            place.verdicts[token] = verdict, now + TOLD
-            place.why = verdict
-        if rest > 0:
-            place.rest = now + rest
-        self.fall(key)
-        return True
+        return self.change(key, lambda it, now: record.abandon(it, token, verdict, rest, now))
 
     def put(self, key: str, entry: Entry[Any]) -> None:
-        place = self.places[key]
-        place.entry, place.stored, place.rest = entry, self.clock(), 0.0
-        place.verdicts.clear()
-        self.fall(key, entry)
+        self.change(key, lambda it, now: record.set(it, entry, now), entry)
+
+    def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        return self.change(key, lambda it, now: record.replace(it, seen, entry, now), entry)
 
     def invalidate(self, key: str) -> bool:
-        place, kept = self.places[key], self.kept(key)
-        place.entry, place.rest = None, 0.0
-        place.verdicts.clear()
-        self.fall(key)
-        return kept is not None
+        return self.change(key, record.invalidate)
 
     def expire(self, key: str) -> bool:
-        place, kept = self.places[key], self.kept(key)
-        self.fall(key)
-        if kept is None or kept.fresh <= 0:
-            return False
-        kept.fresh = 0.0
-        place.entry, place.stored = kept, self.clock()
-        return True
+        return self.change(key, record.expire)
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
         """Let the lease end so many seconds from now."""
-        place = self.places[key]
-        stands = self.stands(key) == token
-        if stands:
-            place.end = self.clock() + seconds
-        return stands
+        return self.change(key, lambda it, now: record.renew(it, token, seconds, now))
 
     def listen(self, key: str, token: bytes) -> Listener:
         """For a lease that has fallen since, the listener has heard at once."""
@@ -262,27 +216,37 @@ class Model:
 
     def lapse(self, key: str) -> None:
         """The lease ends before its time: its holder was frozen, or cut off."""
-        self.fall(key)
+        place = self.places[key]
+        place.record = Record(place.record.kept, None, place.record.past)
+        self.wake(place)
 
     def forget(self) -> None:
         """The engine starts again, empty."""
-        for key, place in list(self.places.items()):
-            self.fall(key)
-            place.entry, place.rest = None, 0.0
-            place.verdicts.clear()
+        for place in [*self.places.values()]:
+            place.record = NOTHING
+            self.wake(place)
 
     def summary(self) -> tuple[object, ...]:
         """Everything that its next answers depend on."""
         now = self.clock()
         return tuple(
             (
-                key, place.entry and (place.entry.value, place.entry.fresh, place.entry.keep), now - place.stored,
-                self.stands(key), max(place.end - now, 0.0),
-                tuple(sorted((token, end - now) for token, (_, end) in place.verdicts.items() if end > now)),
-                max(place.rest - now, 0.0), sum(not listener.heard for listener in place.listeners),
+                key, _kept(place.record.kept, now), self.stands(key), max(self.end(key) - now, 0.0),
+                _past(place.record.past, now), sum(not listener.heard for listener in place.listeners),
             )
             for key, place in sorted(self.places.items())
         )  # fmt: skip
+
+
+def _kept(kept: Keeps | None, now: float) -> tuple[object, ...] | None:
+    return None if kept is None or kept.gone <= now else (kept.entry.value, kept.fresh - now, kept.keep - now)
+
+
+def _past(past: Past | None, now: float) -> tuple[object, ...] | None:
+    if past is None or past.end <= now:
+        return None
+    told = sorted((token, end - now) for token, (_, end) in past.verdicts.items() if end > now)
+    return max(past.rest - now, 0.0), *told
 
 
 # -- the model as a port ------------------------------------------------------------------------------------------
