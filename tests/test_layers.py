@@ -77,6 +77,7 @@ AT_THE_TOP = {
     "engines/sql.py": {"sqlalchemy"},  # imported with the first URL that needs them
     "engines/dynamodb.py": {"boto3", "botocore"},
     "contrib/dogpile/*.py": {"dogpile"},
+    "testing/conformance/machine.py": {"hypothesis"},  # imported by the suite that has need of it
     "testing/*.py": {"pytest"},  # but not by testing/__init__.py, which users' code may import outside of tests
 }
 

@@ -10,13 +10,14 @@ from stampede.switch import disabled
 from stampede.testing.clock import FakeClock
 
 if TYPE_CHECKING:
-    from stampede.testing.conformance import ClaimsSuite, CodecSuite, LocksSuite, StoreSuite
+    from stampede.testing.conformance import ClaimsSuite, CodecSuite, HistoriesSuite, LocksSuite, StoreSuite
     from stampede.testing.explorer import explore, roam
 
 __all__ = [
     "ClaimsSuite",
     "CodecSuite",
     "FakeClock",
+    "HistoriesSuite",
     "LocksSuite",
     "StoreSuite",
     "disabled",
@@ -29,6 +30,7 @@ __all__ = [
 _LATE = {
     "ClaimsSuite": "conformance",
     "CodecSuite": "conformance",
+    "HistoriesSuite": "conformance",
     "LocksSuite": "conformance",
     "StoreSuite": "conformance",
     "explore": "explorer",

@@ -175,6 +175,10 @@ class Model:
         lease = self.places[key].record.lease
         return -inf if lease is None else lease.end
 
+    def kept(self, key: str) -> Entry[Any] | None:
+        """What may be served, with what is left of its times."""
+        return record.served(self.places[key].record.kept, self.clock())
+
     def look(self, key: str) -> Found | None:
         kept, now = self.places[key].record.kept, self.clock()
         return Found(record.left(kept, now)) if kept is not None and kept.fresh > now else None

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from stampede.testing.conformance.claims import ClaimsSuite
 from stampede.testing.conformance.codecs import CodecSuite
+from stampede.testing.conformance.histories import HistoriesSuite
 from stampede.testing.conformance.locks import LocksSuite
 from stampede.testing.conformance.store import StoreSuite
 
-__all__ = ["ClaimsSuite", "CodecSuite", "LocksSuite", "StoreSuite"]
+__all__ = ["ClaimsSuite", "CodecSuite", "HistoriesSuite", "LocksSuite", "StoreSuite"]

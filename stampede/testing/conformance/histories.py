@@ -1,0 +1,68 @@
+"""Whatever is asked of a key, in whatever order: an engine answers as `record.py` does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, TypeVar
+
+from stampede.colour import run_blocking
+from stampede.testing.conformance.suite import KeyedSuite
+
+__all__ = ["HistoriesSuite"]
+
+T = TypeVar("T")
+
+
+class HistoriesSuite(KeyedSuite):
+    """Random histories of two keys, which two clients of one store ask by turns. Needs hypothesis.
+
+    With a `clock`, time passes in them; without one nothing ends but what is stored as ended: all durations are hours.
+
+    >>> from stampede.engines.memory import MemoryEngine  # yours
+    >>> from stampede.testing import FakeClock, HistoriesSuite
+    >>> class TestMine(HistoriesSuite):
+    ...     def make_engine(self):
+    ...         self.clock = FakeClock()  # if it takes one
+    ...         return MemoryEngine(clock=self.clock)
+    """
+
+    histories: ClassVar[int] = 25
+    steps: ClassVar[int] = 16
+    blur: ClassVar[float] = 2.0  # seconds by which what is told of time may be off, where the clock isn't ours
+    draws: ClassVar[bool] = True  # it tells what is due from what is not
+    ids_last: ClassVar[bool] = True  # an entry keeps its id, whatever happens around it
+
+    def is_token(self, told: bytes, token: bytes) -> bool:
+        """Whether a lease goes by this name; some engines call it otherwise for a moment."""
+        return told == token
+
+    def test_it_answers_as_the_record_does(self) -> None:
+        """It would decide in another order than the other engines, and nobody could say what a claim means."""
+        from stampede.testing.conformance.machine import run_histories
+
+        self.engine = self.make_engine()
+        try:
+            self.peer = self.make_peer(self.engine)
+            try:
+                with _turns(self.suspending) as turn:
+                    run_histories(self, turn)
+            finally:
+                if self.peer is not self.engine:
+                    self.drop_engine(self.peer)
+        finally:
+            self.drop_engine(self.engine)
+
+
+class _turns:
+    """One step after the other in this colour: a loop's are of one loop."""
+
+    def __init__(self, suspending: bool) -> None:
+        self._runner = asyncio.Runner() if suspending else None
+
+    def __enter__(self) -> Callable[[Coroutine[Any, Any, T]], T]:
+        return run_blocking if self._runner is None else self._runner.run
+
+    def __exit__(self, *exc: object) -> None:
+        if self._runner is not None:
+            self._runner.close()

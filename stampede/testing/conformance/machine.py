@@ -1,0 +1,195 @@
+"""The machine of `HistoriesSuite`: every question goes to an engine and to a record, and the answers are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+from math import inf, isclose
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from stampede.entry import Entry, Verdict
+from stampede.ports import Ask, Busy, Failed, Found, Granted, Versioned
+from stampede.testing.ports import Model
+
+__all__ = ["run_histories"]
+
+PATIENCE = 0.8
+"""Seconds that a history may take where time can't be stopped: what has ended is there for a second yet."""
+
+PASSING = {"no": 0.0, "short": 2.0, "long": 60.0, "ever": inf}
+STILL = {"no": 0.0, "short": 3600.0, "long": 7200.0, "ever": inf}
+"""Seconds that go by these names where time passes, and where nothing is to end."""
+
+VERDICTS = [None, Verdict("failed", "ValueError", "no"), Verdict("unkept"), Verdict("failed", "Other", "\U0001f40e")]
+KEYS = st.sampled_from("kl")
+CLAIMANTS = st.sampled_from(range(4))
+SIDES = st.booleans()
+LASTING = st.sampled_from(["no", "short", "long", "ever"])
+ENDING = st.sampled_from(["short", "long"])
+ENTRIES = st.fixed_dictionaries(
+    {
+        "fresh": LASTING,
+        "stale": LASTING,
+        "ttl": LASTING,
+        "known": st.sampled_from([(0.0, 0.0), (1.0, 2.0), (1.0, 7000.0)]),  # cost and margin
+        "raised": st.booleans(),
+    }
+)
+SEEN = st.sampled_from(["none", "none", "there", "other"])
+
+_names = count()
+
+
+def run_histories(suite: Any, turn: Callable[[Any], Any]) -> None:
+    """Some random histories, the same in every run; the simplest of those that go wrong is told."""
+    run_state_machine_as_test(
+        lambda: _Machine(suite, turn),  # type: ignore[arg-type]  # it is called, and no more
+        settings=settings(
+            max_examples=suite.histories, stateful_step_count=suite.steps, deadline=None, derandomize=True,
+            database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink],
+        ),
+    )  # fmt: skip
+
+
+class _Machine(RuleBasedStateMachine):
+    """Four claimants, of which two ask one client, and two the other."""
+
+    def __init__(self, suite: Any, turn: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.suite, self.turn = suite, turn
+        self.began = time.monotonic()
+        self.model = Model(suite.clock or time.monotonic)
+        self.history = next(_names)
+        self.ids = count(1)
+        self.last: dict[str, Entry[Any]] = {}
+        self.seconds = STILL if suite.clock is None else PASSING
+        self.sides = [_ports(suite.engine, suite.suspending), _ports(suite.peer, suite.suspending)]
+
+    # -- what is asked
+
+    @rule(
+        key=KEYS, by=CLAIMANTS, lease=ENDING, since=LASTING, seen=SEEN, awaited=st.none() | CLAIMANTS,
+        force=st.sampled_from([False, False, False, True]), draw=st.sampled_from([None, None, 0.0, 1.0]),
+    )  # fmt: skip
+    def claim(
+        self, key: str, by: int, lease: str, since: str, seen: str, awaited: int | None, force: bool, draw: float | None
+    ) -> None:
+        claims, store = self.sides[by % 2]
+        ours, theirs = self.seen(store, key, seen)
+        ask = Ask(
+            self.seconds[lease], self.seconds[since], theirs, None if awaited is None else self.token(awaited), force,
+            draw=draw if self.suite.draws else None,
+        )  # fmt: skip
+        told = self.turn(claims.claim(self.name(key), self.token(by), ask))
+        ask.seen = ours
+        self.same(told, self.model.claim(key, self.token(by), ask))
+
+    @rule(key=KEYS, by=CLAIMANTS, entry=st.none() | ENTRIES)
+    def fill(self, key: str, by: int, entry: dict[str, Any] | None) -> None:
+        """With None, what was stored last is sent again."""
+        made = self.last.get(key) if entry is None else self.made(key, **entry)
+        if made is not None:
+            told = self.turn(self.sides[by % 2][0].fill(self.name(key), self.token(by), made))
+            self.same(told, self.model.fill(key, self.token(by), made))
+
+    @rule(key=KEYS, by=CLAIMANTS, verdict=st.sampled_from(VERDICTS), rest=st.sampled_from(["no", "short", "long"]))
+    def abandon(self, key: str, by: int, verdict: Verdict | None, rest: str) -> None:
+        told = self.turn(self.sides[by % 2][0].abandon(self.name(key), self.token(by), verdict, self.seconds[rest]))
+        self.same(told, self.model.abandon(key, self.token(by), verdict, self.seconds[rest]))
+
+    @rule(key=KEYS, by=CLAIMANTS, lease=ENDING)
+    def renew(self, key: str, by: int, lease: str) -> None:
+        told = self.turn(self.sides[by % 2][0].renew(self.name(key), self.token(by), self.seconds[lease]))
+        self.same(told, self.model.renew(key, self.token(by), self.seconds[lease]))
+
+    @rule(key=KEYS, entry=ENTRIES, side=SIDES)
+    def set(self, key: str, entry: dict[str, Any], side: bool) -> None:
+        made = self.made(key, **entry)
+        self.turn(self.sides[side][1].set(self.name(key), made))
+        self.model.put(key, made)
+
+    @rule(key=KEYS, entry=ENTRIES, side=SIDES, seen=SEEN)
+    def replace(self, key: str, entry: dict[str, Any], side: bool, seen: str) -> None:
+        store = self.sides[side][1]
+        if isinstance(store, Versioned):
+            made = self.made(key, **entry)
+            ours, theirs = self.seen(store, key, seen)
+            told = self.turn(store.replace(self.name(key), theirs, made))
+            self.same(told, self.model.replace(key, ours, made))
+
+    @rule(key=KEYS, side=SIDES)
+    def expire(self, key: str, side: bool) -> None:
+        self.same(self.turn(self.sides[side][1].expire(self.name(key))), self.model.expire(key))
+
+    @rule(key=KEYS, side=SIDES)
+    def invalidate(self, key: str, side: bool) -> None:
+        self.same(self.turn(self.sides[side][1].invalidate(self.name(key))), self.model.invalidate(key))
+
+    @rule(key=KEYS, side=SIDES)
+    def get(self, key: str, side: bool) -> None:
+        (told,) = self.turn(self.sides[side][1].get([self.name(key)]))
+        self.same(told, self.model.kept(key))
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0, 30.0]))
+    def time_passes(self, seconds: float) -> None:
+        if self.suite.clock is not None:
+            self.suite.clock.advance(seconds)
+
+    # -- what stands for what
+
+    def name(self, key: str) -> str:
+        return f"{self.history} {key}"
+
+    def token(self, number: int) -> bytes:
+        return b"%d" % (self.history % 10**7 * 10 + number + 10**7)
+
+    def made(self, key: str, fresh: str, stale: str, ttl: str, known: tuple[float, float], raised: bool) -> Entry[Any]:
+        """With an id of its own. It is also the last one, to be sent again."""
+        id, seconds = b"%08d" % next(self.ids), self.seconds
+        keep = seconds[fresh] + seconds[stale]
+        ttl_of = max(seconds[fresh], seconds[ttl])
+        made = self.last[key] = Entry(b"value " + id, id, *known, ttl_of, seconds[fresh], keep, raised)
+        return made
+
+    def seen(self, store: Any, key: str, which: str) -> tuple[bytes | None, bytes | None]:
+        """The id of what is there, as the model and as the engine have it."""
+        if which != "there":
+            return (None, None) if which == "none" else (b"another.", b"another.")
+        kept, (there,) = self.model.kept(key), self.turn(store.get([self.name(key)]))
+        return None if kept is None else kept.id, None if there is None else there.id
+
+    # -- whether the answers are the same
+
+    def same(self, told: Any, right: Any) -> None:
+        if self.suite.clock is None and time.monotonic() - self.began > PATIENCE:
+            return  # this machine is too slow just now: something may have ended
+        assert self.alike(told, right), f"it says {told!r}, and right is {right!r}"
+
+    def alike(self, told: Any, right: Any) -> bool:
+        match told, right:
+            case (Entry(), Entry()):
+                fields = ["value", "cost", "margin", "ttl", "raised"] + ["id"] * self.suite.ids_last
+                same = all(getattr(told, field) == getattr(right, field) for field in fields)
+                return same and self.close(told.fresh, right.fresh) and self.close(told.keep, right.keep)
+            case (Found(), Found()) | (Granted(), Granted()):
+                return self.alike(told.entry, right.entry)
+            case (Busy(), Busy()):
+                named = self.suite.is_token(told.token, right.token)
+                return named and self.close(told.lease, right.lease) and self.alike(told.entry, right.entry)
+            case (Failed(), Failed()):
+                same = told.verdict == right.verdict and self.close(told.rest, right.rest)
+                return same and self.alike(told.entry, right.entry)
+            case _:
+                return bool(told == right)
+
+    def close(self, told: float, right: float) -> bool:
+        return told == right or isclose(told, right, rel_tol=0, abs_tol=1e-6 if self.suite.clock else self.suite.blur)
+
+
+def _ports(engine: Any, suspending: bool) -> tuple[Any, Any]:
+    return (engine.aclaims, engine.astore) if suspending else (engine.claims, engine.store)
