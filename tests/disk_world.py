@@ -14,7 +14,8 @@ AFRESH = multiprocessing.get_context("forkserver")
 """Processes without anything of ours, forked off one that has imported what most of them need."""
 
 AFRESH.set_forkserver_preload(
-    ["asyncio", "pymemcache", "pytest", "redis.asyncio", "rich.table", "stampede.cli", "stampede.engines.disk"]
+    ["asyncio", "pymemcache", "pymysql", "pytest", "redis.asyncio", "rich.table", "stampede.cli"]
+    + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "sql")]
 )
 PATIENCE = 30.0
 

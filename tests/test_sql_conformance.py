@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sqlalchemy")
+pytest.importorskip("pymysql")
 
 from mariadb_server import shared_mariadb
 
