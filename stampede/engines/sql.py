@@ -16,7 +16,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
 from stampede.engines.url import Kind, flag, number, safe_url, text
-from stampede.errors import EngineError, OptionError
+from stampede.errors import EngineError, MissingExtra, OptionError
 
 __all__ = ["SqlCell", "check_url", "from_url", "of_client", "schema"]
 
@@ -186,8 +186,10 @@ def _engine(database: str | sa.URL | sa.Engine, timeout: float, options: dict[st
         limits = {name: ceil(timeout) for name in LIMITS.get(url.get_driver_name(), ()) if name not in url.query}
         pool = {"pool_size": 16, "max_overflow": 16, "pool_timeout": timeout, "pool_recycle": 240}
         options = {**pool, **options, "connect_args": {**limits, **options.get("connect_args", {})}}
-    # A question is one statement, and nothing else is sent.
-    return sa.create_engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **options)
+    try:  # a question is one statement, and nothing else is sent
+        return sa.create_engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **options)
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(f"{url.drivername} needs the driver {missing.name!r}, which is not installed") from missing
 
 
 def from_url(url: str, **options: Any) -> SqlCell:

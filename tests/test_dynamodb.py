@@ -1,0 +1,174 @@
+"""The cells of a DynamoDB table: what is asked of it, what its clock tells, and what users are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from email.utils import formatdate
+from math import inf
+from typing import Any
+
+import pytest
+
+pytest.importorskip("boto3")
+pytest.importorskip("moto")
+
+from dynamodb_server import shared_dynalite, shared_moto
+
+from stampede import Cache, EngineError, events
+from stampede.engines import dynamodb, open_engine
+from stampede.engines.cells import Faster, Seen
+from stampede.engines.dynamodb import DynamoCell, ServiceClock
+from stampede.errors import OptionError
+
+
+@pytest.fixture(params=["moto", "dynalite"])
+def cell(request: pytest.FixtureRequest) -> Iterator[DynamoCell]:
+    if request.param == "moto":
+        shared_moto().empty()
+    server = shared_moto() if request.param == "moto" else shared_dynalite()
+    made = dynamodb.from_url(server.url.replace("/cache", f"/{request.node.originalname[:60]}"))
+    yield made
+    made.close()
+
+
+def asked_of(cell: DynamoCell, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked from now on."""
+    asked: list[str] = []
+    call = cell._call
+
+    def counted(verb: str, **terms: Any) -> Any:
+        asked.append(verb)
+        return call(verb, **terms)
+
+    monkeypatch.setattr(cell, "_call", counted)
+    return asked
+
+
+def test_the_plain_verbs(cell: DynamoCell) -> None:
+    """A value would come back as another; and who comes too late would overwrite what is there."""
+    assert cell.read(["a"]) == [Seen(None)]
+    first = cell.swap("a", None, b"\x00\xff", 60)
+    assert cell.read(["A", "a", "b"])[1][:2] == (b"\x00\xff", first)
+    assert isinstance(cell.swap("a", None, b"late", 60), Faster)
+    second = cell.swap("a", first, b"2", inf)
+    assert isinstance(cell.swap("a", first, b"late", 60), Faster)
+    (seen,) = cell.read(["a"])
+    assert seen.data == b"2"
+    assert seen.age is not None
+    assert 0 <= seen.age < 5
+    cell.swap("a", second, None, 60)
+    (gone,) = cell.read(["a"])
+    assert gone.data is None
+    third = cell.swap("a", gone.version, b"3", 60)
+    assert first < second < gone.version < third
+    assert [seen.data for seen in cell.read([*map(str, range(99)), "a"])] == [None] * 99 + [b"3"]
+
+
+def test_who_comes_too_late_is_told_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lost claim would cost one request more."""
+    shared_moto().empty()
+    cell = dynamodb.from_url(shared_moto().url)
+    version = cell.swap("a", None, b"1", 60)
+    asked = asked_of(cell, monkeypatch)
+    late = cell.swap("a", None, b"2", 60)
+    assert asked == ["put_item"]
+    assert isinstance(late, Faster)
+    assert late.seen is not None
+    assert late.seen[:2] == (b"1", version)
+
+
+def test_a_hit_is_one_request_and_a_miss_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is paid for."""
+    shared_moto().empty()
+    cell = dynamodb.from_url(shared_moto().url)
+    with Cache(cell, early=0) as cache:
+        cache.get_or_compute("k", lambda: 1)  # the table, and the generation
+        asked = asked_of(cell, monkeypatch)
+        assert cache.get_or_compute("k", lambda: 2) == 1
+        assert asked == ["get_item"]
+        asked.clear()
+        cache.get_or_compute("l", lambda: 1)
+        assert asked == ["get_item", "put_item", "put_item"]
+
+
+def test_what_ends_is_told_to_the_table(cell: DynamoCell) -> None:
+    """It would grow for ever; or lose what has no end."""
+    if not cell._create or cell._client().meta.endpoint_url != f"http://127.0.0.1:{shared_moto().port}":
+        pytest.skip("dynalite knows no time to live")
+    cell.swap("a", None, b"1", 60.5)
+    cell.swap("b", None, b"1", inf)
+    told = cell._call("describe_time_to_live", TableName=cell._table)["TimeToLiveDescription"]
+    assert (told["TimeToLiveStatus"], told["AttributeName"]) == ("ENABLED", "ends")
+    ends = [cell._ask("get_item", Key={"name": {"S": name}})["Item"].get("ends") for name in "ab"]
+    assert ends[1] is None
+    assert 60 < float(ends[0]["N"]) - cell._now()[0] < 63
+
+
+def test_a_value_that_an_item_has_no_room_for_is_not_kept() -> None:
+    """The error of one value would stand for the whole table's being down."""
+    shared_moto().empty()
+    told: list[Any] = []
+    with Cache(shared_moto().url, observers=[told.append]) as cache:
+        large = b"1" * 400_000
+        assert cache.get_or_compute("k", lambda: large) == large
+        assert cache.get_or_compute("l", lambda: large[:398_000]) == cache.get("l")
+        assert cache.stats().engine_downs == 0
+    assert [each.key for each in told if isinstance(each, events.Unkept)] == ["k"]
+
+
+def test_a_table_that_may_not_be_made_is_missed() -> None:
+    """Who forgot it would find a table of another's making."""
+    shared_moto().empty()
+    cell = dynamodb.from_url(f"{shared_moto().url}&create=false")
+    with Cache(cell, on_engine_error="raise") as cache, pytest.raises(EngineError, match="ResourceNotFound"):
+        cache.get("k")
+
+
+def test_the_clock_is_told_by_dates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ages would be told by the wall clocks of two machines, or be wrong by a second for ever."""
+    clock, now, ahead = ServiceClock(), [1000.0], 1_790_000_000.25
+    monkeypatch.setattr(dynamodb.time, "monotonic", lambda: now[0])
+    for step in range(60):
+        sent = now[0]
+        now[0] += 0.01
+        clock.heard(formatdate(int(now[0] + ahead), usegmt=True), sent)
+        assert clock.told is not None
+        least, most, _ = clock.told
+        assert least <= ahead <= most
+        assert most - least <= (1.02 if step == 0 else 1.0 + 0.02)
+        now[0] += 0.137
+    assert most - least < 0.1
+    ahead += 100.0  # it was set
+    clock.heard(formatdate(int(now[0] + ahead), usegmt=True), now[0])
+    assert clock.told[0] <= ahead <= clock.told[1]
+
+
+@pytest.mark.parametrize(
+    "url, table, endpoint, region",
+    [
+        ("dynamodb://eu-central-1/cache", "cache", None, "eu-central-1"),
+        ("dynamodb:///cache", "cache", None, None),
+        ("dynamodb:///cache?region_name=eu-west-1", "cache", None, "eu-west-1"),
+        ("dynamodb://localhost:8000/cache", "cache", "http://localhost:8000", "us-east-1"),
+        ("dynamodb:///cache?endpoint_url=https://here", "cache", "https://here", None),
+    ],
+)
+def test_urls(url: str, table: str, endpoint: str | None, region: str | None) -> None:
+    """A cache would be in another region than its URL says."""
+    cell = dynamodb.from_url(url)
+    assert (cell._table, cell._endpoint, cell._options.get("region_name")) == (table, endpoint, region)
+
+
+@pytest.mark.parametrize(
+    "url, told",
+    [
+        ("dynamodb://eu-central-1", "names no table"),
+        ("dynamodb://eu-central-1/a/b", "names no table"),
+        ("dynamodb:///cache?regoin_name=x", "did you mean 'region_name'"),
+        ("dynamodb:///cache?timeout=soon", "timeout"),
+    ],
+)
+def test_a_wrong_url_is_told_the_right_one(url: str, told: str) -> None:
+    """A slip of the pen would be found out in production, or never."""
+    with pytest.raises(OptionError, match=told):
+        open_engine(url)

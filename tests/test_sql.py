@@ -1,0 +1,211 @@
+"""The cells of a SQL database: what is asked of it, what is left in it, and what users are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pymysql")
+pytest.importorskip("sqlalchemy")
+
+import sqlalchemy as sa
+from mariadb_server import shared_mariadb
+
+from stampede import Cache, EngineError, events
+from stampede.engines import open_engine, sql
+from stampede.engines.cells import Cell, Faster, Seen
+from stampede.engines.sql import SqlCell, schema
+from stampede.errors import MissingExtra, OptionError
+
+
+@pytest.fixture(params=["mariadb", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sql+sqlite:///{tmp_path}/cache.db"
+    server = shared_mariadb()
+    server.empty()
+    return server.url
+
+
+@pytest.fixture
+def cell(url: str) -> Iterator[SqlCell]:
+    made = sql.from_url(url)
+    yield made
+    made.close()
+
+
+def rows(cell: SqlCell) -> int:
+    with cell._engine.connect() as line:
+        return line.execute(sa.select(sa.func.count()).select_from(cell._table)).scalar_one()
+
+
+def test_versions_grow_over_removals_and_sweeps(cell: SqlCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fence would be lower than the one before it, and a swap be good against a row that came later."""
+    monkeypatch.setattr(sql, "GRAVE", 0.0)
+    seen: list[Any] = []
+    for _ in range(5):
+        version = cell.swap("l", None, b"held", 60)
+        seen += [version, cell.swap("l", version, b"renewed", 60)]
+        cell.swap("l", seen[-1], None, 60)
+        (buried,) = cell.read(["l"])
+        assert buried.data is None
+        assert isinstance(cell.swap("l", None, b"late", 60), Faster)
+        time.sleep(0.002)
+        cell._sweep()
+        assert rows(cell) == 0
+        assert isinstance(cell.swap("l", buried.version, b"late", 60), Faster)
+    assert seen == sorted(set(seen))
+
+
+def test_rows_of_no_use_are_swept_and_no_others(cell: SqlCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table would grow for ever, or lose what is still good."""
+    monkeypatch.setattr(sql, "SWEEP", 4)
+    kept = {"for ever": cell.swap("for ever", None, b"1", inf), "long": cell.swap("long", None, b"1", 60)}
+    for number in range(6):
+        cell.swap(f"short {number}".replace(" ", "-"), None, b"1", 0.001)
+    time.sleep(0.005)
+    for number in range(8):
+        kept[str(number)] = cell.swap(str(number), None, b"1", 60)
+    assert rows(cell) == len(kept)
+    assert {name: seen.version for name, seen in zip(kept, cell.read(list(kept)), strict=True)} == kept
+
+
+def test_names_are_exact_and_ages_the_databases(cell: SqlCell) -> None:
+    """Two keys would share a row; and a value's age would be told by the clock of whoever asks."""
+    for name in ("a", "A", "a.", "a_"):
+        assert not isinstance(cell.swap(name, None, name.encode() * 9, 60), Faster)
+    time.sleep(0.02)
+    found = cell.read(["a.", "A", "none", "a", "a_"])
+    assert [seen.data for seen in found] == [b"a." * 9, b"A" * 9, None, b"a" * 9, b"a_" * 9]
+    assert all(seen.age is not None and 0.015 < seen.age < 5 for seen in found if seen.data)
+    assert found[2] == Seen(None)
+
+
+def test_a_question_is_one_statement(cell: SqlCell, url: str) -> None:
+    """Each hit would be a BEGIN, a SELECT and a ROLLBACK; and each miss more than three round trips."""
+    asked: list[str] = []
+    with Cache(cell, early=0) as cache:
+        cache.get_or_compute("warm", lambda: 1)  # the table, and the generation
+        cache.get_or_compute("k", lambda: 1)
+        sa.event.listen(cell._engine, "before_cursor_execute", lambda *args: asked.append(args[2].split()[0]))
+        assert cache.get_or_compute("k", lambda: 2) == 1
+        assert asked == ["SELECT"]
+        asked.clear()
+        cache.get_or_compute("l", lambda: 1)
+        assert asked == ["SELECT", "INSERT", "UPDATE"]
+    if url.startswith("sql+mysql"):
+        with sa.create_engine(url[4:]).connect() as line:
+
+            def questions() -> int:
+                return int(line.exec_driver_sql("SHOW GLOBAL STATUS LIKE 'Questions'").one()[1])
+
+            cell.read(["k"])  # who closed the cache closed the connections
+            before = questions()
+            for _ in range(10):
+                cell.read(["k"])
+            assert questions() - before == 11
+
+
+def test_an_engine_of_the_users_is_asked_by_its_own_connections(url: str) -> None:
+    """What its owner has set up for each connection (a certificate, a password of the minute) would be lost."""
+    theirs, made = sa.create_engine(url[4:]), []
+    sa.event.listen(theirs, "connect", lambda *_: made.append(1))
+    with Cache(theirs) as cache, Cache(url) as other:
+        assert cache.get_or_compute("k", lambda: 1) == 1 == other.get("k")
+        assert made
+        assert cache.engine.scheme == "sql"
+    with theirs.connect() as line:  # which goes on
+        assert line.execute(sa.text("SELECT 1")).scalar_one() == 1
+    theirs.dispose()
+
+
+def test_a_table_is_made_by_hand(url: str) -> None:
+    """Who may not make tables would find out from the code what to ask for."""
+    cell = sql.from_url(url, create=False, table="by_hand")
+    with pytest.raises(EngineError, match=r"no table 'by_hand'; make it by: CREATE TABLE by_hand") as told:
+        cell.read(["k"])
+    with cell._engine.connect() as line:
+        for statement in str(told.value).partition("make it by: ")[2].strip().rstrip(";").split(";\n"):
+            line.exec_driver_sql(statement)
+        try:
+            assert cell.swap("k", None, b"1", 60) == cell.read(["k"])[0].version
+        finally:
+            line.exec_driver_sql("DROP TABLE by_hand")
+    cell.close()
+
+
+def test_the_statements_are_those_of_the_dialect() -> None:
+    """MySQL would take `a` and `A` for one, and refuse what is longer than 64 KB."""
+    assert "COLLATE ascii_bin" in schema("mysql+pymysql")
+    assert "LONGBLOB" in schema("mysql")
+    assert "BYTEA" in schema("postgresql")
+    assert "CREATE TABLE mine" in schema("sqlite", "mine")
+
+
+def test_a_value_that_the_server_takes_not_is_not_kept() -> None:
+    """MariaDB hangs up on who sends too much: the whole cache would be taken for down."""
+    server, told = shared_mariadb(), list[Any]()
+    server.empty()
+    with Cache(server.url, observers=[told.append]) as cache:
+        large = b"'" * 9_000_000  # of 16 MiB that may be sent, when each byte takes two
+        assert cache.get_or_compute("k", lambda: large) == large
+        assert cache.get_or_compute("k", lambda: b"small") == b"small"
+        assert cache.stats().engine_downs == 0
+    assert [each.key for each in told if isinstance(each, events.Unkept)] == ["k"]
+
+
+def test_connections_that_the_server_has_ended_cost_nobody_anything(cell: SqlCell, url: str) -> None:
+    """After a quiet night the first calls would take the server for down."""
+    if not url.startswith("sql+mysql"):
+        pytest.skip("a file ends no connections")
+    cell.swap("k", None, b"1", 60)
+    with cell._engine.connect() as line, sa.create_engine(url[4:]).connect() as other:
+        number = line.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one()
+        line.close()
+        other.exec_driver_sql(f"KILL {number}")
+    assert cell.read(["k"])[0].data == b"1"
+
+
+@pytest.mark.parametrize(
+    "url, told",
+    [
+        ("sql://localhost/db", "behind `sql\\+`"),
+        ("sql+nonsense://localhost/db", "behind `sql\\+`"),
+        ("sql+mysql", "give a URL"),
+        ("sql+sqlite://", "in the memory of one connection"),
+        ("sql+sqlite:///:memory:", "in the memory of one connection"),
+        ("sql+sqlite+aiosqlite:///x.db", "of a driver that blocks"),
+        ("sql+sqlite:///x.db?create=perhaps", "create"),
+        ("sql+sqlite:///x.db?timeout=soon", "timeout"),
+    ],
+)
+def test_a_wrong_url_is_told_the_right_one(url: str, told: str) -> None:
+    """A slip of the pen would be found out in production, or never."""
+    with pytest.raises(OptionError, match=told):
+        open_engine(url)
+
+
+def test_a_driver_that_is_missing_is_named() -> None:
+    """The remedy would be an extra that brings no driver."""
+    with pytest.raises(MissingExtra, match=r"needs the driver 'pg8000', which is not installed"):
+        open_engine("sql+postgresql+pg8000://localhost/db")
+
+
+def test_passwords_are_not_shown() -> None:
+    """Logs would have them."""
+    engine = open_engine("sql+mysql+pymysql://user:hunter2@localhost/db")
+    assert engine.called == "sql+mysql+pymysql://user:***@localhost/db"
+    with pytest.raises(OptionError) as told:
+        open_engine("sql+nonsense://user:hunter2@localhost/db")
+    assert "hunter2" not in str(told.value)
+
+
+def test_it_declares_what_it_can() -> None:
+    """Leases would be watched instead of told, and fences begin anew."""
+    assert (SqlCell.ends, SqlCell.grows, SqlCell.ages) == (True, True, True)
+    assert issubclass(SqlCell, Cell)
