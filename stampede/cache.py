@@ -131,7 +131,13 @@ class Cache:
             return Front(None, shared=True, believed=None)
         self.engine.follow()
         believed = settings.local.ttl or (None if self.engine.coherent else 1.0)
-        return Front(Tier(settings.local.entries), shared=True, believed=believed, stood=self.engine.stood)
+        return Front(
+            Tier(settings.local.entries),
+            shared=True,
+            believed=believed,
+            limit=self.engine.believed,
+            stood=self.engine.stood,
+        )
 
     def _outage(self, settings: CacheSettings) -> Outage | None:
         if not self.engine.shared:

@@ -81,6 +81,9 @@ class Core:
     def damaged(self, key: str, why: str) -> None:
         self.note(events.BadBytes, "", key, why)
 
+    def untold(self, server: str, how: str) -> None:
+        self.note(events.Untold, "", "", server, how)
+
     def close(self) -> Callable[[], object] | None:
         """Before its engine is: whoever hears of that finds it so. What is left to do by then, if there is anything:
         its computations' leases are given back, or others would wait for them to end. It may take a moment."""

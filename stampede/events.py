@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 __all__ = [
     "BadBytes", "Computed", "EngineDown", "EngineUp", "Event", "Failed", "Found", "Invalidated", "LeaseLost",
-    "Note", "Observer", "Served", "Unkept", "Waited",
+    "Note", "Observer", "Served", "Unkept", "Untold", "Waited",
 ]  # fmt: skip
 
 
@@ -105,6 +105,14 @@ class EngineUp(Event):
 
     engine: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Untold(Event):
+    """The engine doesn't tell of changes as it should: `how` is what it says, and what is done instead."""
+
+    engine: str
+    how: str
 
 
 Observer: TypeAlias = Callable[[Event], object]

@@ -291,6 +291,10 @@ class Hears(Protocol):
         """What the engine had under this name of its own was none of ours, and is gone."""
         ...
 
+    def untold(self, server: str, how: str) -> None:
+        """It doesn't tell of changes as it should: what it says, and how they are told instead."""
+        ...
+
 
 class Locks(Protocol):
     """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
@@ -387,6 +391,14 @@ class Engine(ABC):
     def stood(self, ticket: Ticket) -> bool:
         """Is it true that nobody has changed the entry, or had not when the engine was lost? Of tickets that ended."""
         return False
+
+    def believed(self) -> float | None:
+        """Seconds for which a local tier may keep what was read under a ticket; None: as long as that holds."""
+        return None
+
+    def refusal(self) -> str | None:
+        """What a server refuses that a local tier would need, and what is done instead; asked now."""
+        return None
 
     def follow(self) -> None:
         """A local tier stands in front from now on: let tickets be true. For engines to which news have a price."""

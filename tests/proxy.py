@@ -11,6 +11,7 @@
     proxy.at(b"GET", sent=7)                       # the next request that holds this is cut off behind its 7th byte
     proxy.at(b"GET", answered=3, times=2)          # the replies to the next two are
     proxy.at(b"GET", answered=3, silent=True)      # 3 bytes of its reply come, and nothing after them
+    proxy.forge = lambda data: data.replace(b"A", b"B")   # what goes to the server is
     proxy.alter = lambda data: b"+OK\\r\\n" + data    # what comes from the server is another thing
     proxy.at(b"GET", before=server.restart)        # something happens before the request goes on, and nothing is cut
 """
@@ -50,6 +51,7 @@ class Proxy:
         self.rate: float | None = None  # bytes a second of a connection, in each direction
         self.double = False  # every piece of a reply comes twice
         self.alter: Callable[[bytes], bytes] | None = None  # of each piece that comes from the server
+        self.forge: Callable[[bytes], bytes] | None = None  # of each that goes to it
         self.met = 0  # how many faults have come true
         self.accepted = 0
         self._faults: list[_Fault] = []
@@ -112,7 +114,7 @@ class Proxy:
         """Nothing more goes wrong from here on."""
         with self._lock:
             self._faults.clear()
-        self.delay, self.piece, self.double, self.alter = 0.0, _PIECE, False, None
+        self.delay, self.piece, self.double, self.alter, self.forge = 0.0, _PIECE, False, None, None
         self.let_go()
 
     def close(self) -> None:
@@ -214,6 +216,8 @@ class _Pair:
     def _up(self) -> None:
         while data := self._client.recv(_PIECE):
             self._proxy._wait()
+            if self._proxy.forge is not None:
+                data = self._proxy.forge(data)
             fault = self._proxy._found(data)
             if fault is not None:
                 if fault.before is not None:

@@ -39,6 +39,7 @@ DAY: list[events.Event] = [
     events.Unkept("f", "f(1)", "12 MB is more than max_bytes"),
     events.BadBytes("f", "f(1)", "truncated"),
     events.Invalidated("f", "f(1)", "invalidate"),
+    events.Untold("", "", "redis://x", "ERR syntax error"),
     events.EngineDown("", "", "disk:///x", DOWN),
     events.EngineUp("", "", "disk:///x", 3.0),
 ]
@@ -247,6 +248,7 @@ def test_log_lines(log: pytest.LogCaptureFixture) -> None:
         ("stampede", "ERROR", "'f(1)' is served, and is not kept: 12 MB is more than max_bytes"),
         ("stampede", "WARNING", "what the engine holds for 'f(1)' is not believed, and computed anew: truncated"),
         ("stampede", "DEBUG", "invalidate: 'f(1)'"),
+        ("stampede", "WARNING", "redis://x does not tell this process of changes: ERR syntax error"),
         ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),
         ("stampede", "WARNING", "disk:///x is back after 3.0 s"),
     ]  # fmt: skip

@@ -72,6 +72,8 @@ def _notes(cache: Cache) -> Iterator[str]:
     if cache.settings.local and not engine.coherent:
         believed = cache.settings.local.ttl or 1.0
         yield f"the local tier gets no news: it may serve for {believed:g} s what another process has changed"
+    if cache.settings.local and (refusal := engine.refusal()):
+        yield refusal
 
 
 _WITHIN = {

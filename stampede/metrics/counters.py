@@ -30,6 +30,7 @@ class Stats:
     bad_bytes: int = 0
     invalidated: int = 0  # calls of invalidate, expire, set, invalidate_all, clear
     engine_downs: int = 0  # of the cache's engine, also in what a function tells
+    untold: int = 0  # servers that don't tell of changes as they should
 
     @property
     def computations(self) -> int:
@@ -125,6 +126,7 @@ _ADD: dict[type[events.Event], Callable[..., None]] = {
     events.BadBytes: _one_more("bad_bytes"),
     events.Invalidated: _one_more("invalidated"),
     events.EngineDown: _one_more("engine_downs"),
+    events.Untold: _one_more("untold"),
 }
 
 

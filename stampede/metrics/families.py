@@ -47,4 +47,5 @@ FAMILIES: Mapping[type[events.Event], tuple[Family, ...]] = {
         Family("engine_up", "gauge", _UP, ("engine",), lambda event: 0.0),
     ),
     events.EngineUp: (Family("engine_up", "gauge", _UP, ("engine",), lambda event: 1.0),),
+    events.Untold: (Family("untold", "counter", "Servers that refuse to tell of changes.", ("engine",)),),
 }

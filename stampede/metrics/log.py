@@ -44,7 +44,9 @@ def _level(event: events.Event) -> int:
             return DEBUG  # as it should be
         case events.Failed(error=RecursionError()):  # of all calls that are under way, at once
             return WARNING if _has_room(LINE) and _first(event.scope, "recursion") else DEBUG
-        case events.Failed() | events.LeaseLost() | events.BadBytes() | events.EngineDown() | events.EngineUp():
+        case events.Failed() | events.LeaseLost() | events.BadBytes():
+            return WARNING
+        case events.EngineDown() | events.EngineUp() | events.Untold():
             return WARNING
         case _:
             return DEBUG
@@ -116,6 +118,8 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
             return "%s %s, %s: %s", event.engine, _state(event.error), now, _error(event.error, keys)
         case events.EngineUp():
             return "%s is back after %.1f s", event.engine, event.seconds
+        case events.Untold():
+            return "%s does not tell this process of changes: %s", event.engine, event.how
         case _:
             return "%s: %s", type(event).__name__, what
 

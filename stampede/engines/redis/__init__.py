@@ -79,6 +79,12 @@ class RedisEngine(Engine):
     def stood(self, ticket: Ticket) -> bool:
         return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
 
+    def believed(self) -> float | None:
+        return self._servers.believed
+
+    def refusal(self) -> str | None:
+        return self._servers.refusal() if self.coherent else None
+
     def server_of(self, name: str, *, lock: bool = False) -> Hashable:
         return self._servers.server_of(name, lock=lock) if isinstance(self._servers, Cluster) else None
 

@@ -103,8 +103,8 @@ class Blocking:
 
     def _mended(self, commands: list[Command], replies: list[Any], told: int) -> int:
         """Have each reply be one, or raise the refusal."""
-        for _ in range(REMEDIES):
-            remedies = self._scripts.remedies(commands, replies)
+        for tried in range(REMEDIES):
+            remedies = self._scripts.remedies(commands, replies, tried)
             if not remedies:
                 break
             again, teller = self._sent([command for some in remedies.values() for command in some])
@@ -155,7 +155,9 @@ class Blocking:
     def _exchange(self, wire: _Wire, commands: Sequence[Command]) -> tuple[list[Any], int]:
         told = self._news.told
         if told and wire.following != told:
-            return self._exchange_following(wire, commands, told)
+            if told > 0:
+                return self._exchange_following(wire, commands, told)
+            wire.following = wire.told = told
         return self._replies(wire, commands), wire.told
 
     def _exchange_following(self, wire: _Wire, commands: Sequence[Command], told: int) -> tuple[list[Any], int]:
@@ -163,6 +165,8 @@ class Blocking:
         (answer, *replies) = self._replies(wire, [follow(told), *commands])
         wire.told = told if answer == b"OK" and self._news.watch(wire.sock) else 0
         wire.following = told
+        if isinstance(answer, Exception):
+            self._news.refused(told, answer)
         return replies, wire.told
 
     def _hang_up(self, before: float) -> None:
@@ -205,7 +209,7 @@ class Blocking:
         return replies
 
     def _disconnect(self, wire: _Wire) -> None:
-        if wire.told:
+        if wire.told > 0:
             self._news.reader_lost()
         wire.disconnect()
 

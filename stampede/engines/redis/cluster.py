@@ -26,7 +26,7 @@ from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.redis.clients import Address, Server, made_with, several
 from stampede.engines.redis.master import Asking, Master, Ports, Verb
 from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, RoutedLocks, slot_of
-from stampede.engines.redis.scripts import Scripts
+from stampede.engines.redis.scripts import Scripts, is_passing
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.interruptions import pass_on
@@ -77,6 +77,11 @@ class Cluster:
         for shard in list(self._shards.values()):
             shard.follow()
 
+    @property
+    def believed(self) -> float | None:
+        """As its news say, of any of its shards."""
+        return next((sure for shard in list(self._shards.values()) if (sure := shard.news.believed)), None)
+
     async def ping(self) -> None:
         """Ask every shard."""
         await self._refresh(BLOCKING)
@@ -88,6 +93,10 @@ class Cluster:
         await self._refresh(BLOCKING)
         shards = [self._shard(address) for address in {address for address in self._owners if address is not None}]
         return {shard.name: await shard.facts() for shard in shards}
+
+    def refusal(self) -> str | None:
+        """Of the first of its shards that refuses to redirect."""
+        return next((said for shard in list(self._shards.values()) if (said := shard.refusal())), None)
 
     def close(self) -> None:
         with self._lock:
@@ -139,7 +148,7 @@ class Cluster:
                 elif isinstance(cause, exceptions.AskError):
                     shard, ports = self._asking(_address(cause, shard.address), colour)
                     continue
-                elif isinstance(cause, exceptions.TryAgainError):
+                elif isinstance(cause, exceptions.TryAgainError) or is_passing(error):
                     await colour.park(Bell(), pause)
                     pause = min(2 * pause, PAUSE[1])
                 else:

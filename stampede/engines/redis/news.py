@@ -2,11 +2,13 @@
 
 Waiters subscribe to their key's channel; the local tier's tickets are voided by the server's own invalidation
 messages (CLIENT TRACKING, which the reading connections redirect to this one). RESP3, since there invalidation
-messages need no channel rights.
+messages need no channel rights. A server that refuses to redirect is asked to tell of all changes; where it refuses
+that, too, our scripts publish theirs, and what is kept is believed for a second.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -17,13 +19,28 @@ from typing import Any
 from stampede.engines.kit.feed import Channel, Feed
 from stampede.engines.redis.readers import Readers
 from stampede.engines.redis.resp import MORE, parser
+from stampede.interruptions import pass_on
 
-__all__ = ["GENERATIONS", "News", "follow", "slot_of"]
+__all__ = ["GENERATIONS", "News", "follow", "refusal_of", "slot_of"]
 
 _log = logging.getLogger("stampede")
 
 SLOTS = 1 << 16
 GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
+
+REDIRECTED, BROADCAST, PUBLISHED = range(3)
+"""How a connection is told of changes: in what others read, in all that begins as our keys do, by our own scripts."""
+
+HOW = {
+    BROADCAST: "it tells every process of every change of a key instead (BCAST), which costs more",
+    PUBLISHED: "a local tier hears of changes by this library alone, and believes what it keeps for a second",
+    None: "a local tier keeps nothing, and every hit asks the server",
+}
+"""What it means that the ways before are refused."""
+
+CHANGES = b"{stampede}n"  # as told.lua says
+BELIEVED = 1.0
+"""Seconds for which a local tier believes what may have been changed by others than our scripts."""
 
 _PIECE = 1 << 16
 
@@ -36,7 +53,8 @@ class Refusal(Exception):
 
 
 class News(Feed):
-    """One server's news. `told` is the id of the connection that is told of changes, 0 while there is none.
+    """One server's news. `told` is the id of the connection that is told of changes, 0 while there is none. Below 0, it
+    is told of all of them, and nobody needs to redirect anything.
 
     Whoever reads samples the stamp of the key's slot before the question is sent, and keeps a ticket only if the
     reading connection had been told to redirect its news to `told`, which is still the one: then news that overtake
@@ -57,11 +75,15 @@ class News(Feed):
         self._current = current
         self.verbs = _SHARDED if sharded else _PLAIN
         self.tracks = tracks
+        self.way = REDIRECTED
+        self.on_refused: Callable[[str], object] = lambda how: None
+        self._numbers = itertools.count(1)
         super().__init__("redis", SLOTS + 1)
 
     def _begin(self) -> None:
         super()._begin()
         self.told = 0
+        self._why: Any = None  # the server refuses to redirect, as long as nobody was told of it
         self._readers = Readers()
         self.beside = self._readers.wakes
 
@@ -88,6 +110,17 @@ class News(Feed):
         readers = self._readers
         super().start_again()
         readers.close()  # the parent's own stays
+
+    @property
+    def believed(self) -> float | None:
+        """Seconds for which what was read under a ticket is true; None: as long as the ticket holds."""
+        return BELIEVED if self.way == PUBLISHED else None
+
+    def refused(self, told: int, why: Any) -> None:
+        """A reading connection can't have its news redirected to that one."""
+        if self.way == REDIRECTED and told == self.told and not any(word in str(why) for word in _PASSING):
+            self.way, self._why = BROADCAST, why
+            self.stray()
 
     # -- tickets ------------------------------------------------------------------------------------------------
 
@@ -123,11 +156,28 @@ class News(Feed):
 
     def turn(self, source: _Told) -> None:
         if self.tracks and not self.told:
-            self.told = source.number
-            self.stamps.find()
+            if self.way == REDIRECTED and source.number:
+                self.told = source.number
+                self.stamps.find()
+            elif source.asked != self.way:
+                source.have_told(self.way)
         self._check(source)
         if self._readers.ended():
             self.reader_lost()
+
+    def answered_at_all(self, way: int, answer: Any) -> None:
+        """Whether a connection is told of all changes, from here on."""
+        stands = not isinstance(answer, Refusal)
+        if way == BROADCAST and not stands:
+            self.way = PUBLISHED
+            return
+        if self._why is not None:
+            self.on_refused(f"{self._why}: {HOW[way if stands else None]}")
+            self._why = None
+        if stands:
+            self.void_all()  # a question that is under way may have been asked before it was
+            self.told = -next(self._numbers)
+            self.stamps.find()
 
     def lost(self) -> None:
         if self.told:
@@ -141,15 +191,10 @@ class _Told:
     def __init__(self, connection: Any, news: News) -> None:
         self.connection = connection
         self._news = news
-        self._expected: deque[Callable[[bool], object]] = (
-            deque()
-        )  # whom the answers to questions are for, in their order
+        self._expected: deque[Callable[[Any], object]] = deque()  # what the next answers are for
         self._leaving: list[bytes] = []
-        connection.connect()
-        connection.send_command(b"CLIENT", b"ID")
-        self.number: Any = connection.read_response()
-        if type(self.number) is not int:  # nobody could tell the server to redirect to it
-            raise ConnectionError(f"that is no reply to CLIENT ID: {self.number!r}")
+        self.asked = REDIRECTED  # which way of telling
+        self.number = self._number()
         self._sock = connection._sock
         self._pushes = parser(Refusal)
 
@@ -161,10 +206,16 @@ class _Told:
         self._send([(self._news.verbs[wanted], channel.name) for wanted, channel in some])
         for wanted, channel in some:
             if wanted:
-                self._expected.append(partial(self._news.answered, channel))
+                self._expected.append(partial(self._subscribed, channel))
             else:
                 self._leaving.append(channel.name)
                 self._expected.append(lambda _: self._leaving.pop(0))  # they are answered in this order
+
+    def have_told(self, way: int) -> None:
+        """Ask the server to tell this connection of all changes."""
+        self.asked = way
+        self._send([EVERYTHING if way == BROADCAST else (b"SUBSCRIBE", CHANGES)])
+        self._expected.append(partial(self._news.answered_at_all, way))
 
     def ping(self) -> None:
         self._send([(b"PING",)])
@@ -188,6 +239,8 @@ class _Told:
 
     def _hear(self, push: Any) -> None:
         match push:
+            case [b"message", channel, bytes() as key] if channel == CHANGES:
+                self._news.changed(key)
             case [b"message" | b"smessage", bytes() as channel, bytes() as message]:
                 self._news.ring(channel, message)
             case [b"invalidate", None]:
@@ -197,15 +250,65 @@ class _Told:
                     self._news.changed(key)
             case [b"sunsubscribe", channel, *_] if channel not in self._leaving:
                 self._news.gone(channel)  # its slot is another shard's from now on: who waits asks there
-            case Refusal():
-                _log.debug("no subscription: %s", push)
-                self._news.mute = not str(push).startswith(_ELSEWHERE)
-                self._expected.popleft()(False)
             case _:
-                self._expected.popleft()(True)
+                self._expected.popleft()(push)
+
+    def _subscribed(self, channel: Channel, answer: Any) -> None:
+        stands = not isinstance(answer, Refusal)
+        if not stands:
+            _log.debug("no subscription: %s", answer)
+            self._news.mute = not str(answer).startswith(_ELSEWHERE)
+        self._news.answered(channel, stands)
+
+    def _number(self) -> int:
+        from redis.exceptions import ResponseError
+
+        self.connection.connect()
+        self.connection.send_command(b"CLIENT", b"ID")
+        try:
+            number: Any = self.connection.read_response()
+        except ResponseError as refusal:
+            pass_on(refusal)
+            self._news.refused(0, refusal)
+            return 0
+        if type(number) is not int:  # nobody could tell the server to redirect to it
+            raise ConnectionError(f"that is no reply to CLIENT ID: {number!r}")
+        return number
 
     def close(self) -> None:
         self.connection.disconnect()
+
+
+EVERYTHING = (b"CLIENT", b"TRACKING", b"ON", b"BCAST", b"PREFIX", b"{")
+"""The command that has all changes of what may be our keys told to the connection that sends it."""
+
+_PASSING = ("does not exist", "BUSY", "LOADING")
+"""What passes by itself: the connection to redirect to has just gone, for one."""
+
+
+def refusal_of(told: Any, reader: Any) -> str | None:
+    """Of a server that these two connections lead to: why changes in what one reads are not told to the other."""
+    from redis.exceptions import ResponseError
+
+    def ask(connection: Any, *command: bytes) -> Any:
+        connection.send_command(*command)
+        return connection.read_response()
+
+    try:
+        try:
+            ask(reader, *follow(ask(told, b"CLIENT", b"ID")))
+            return None
+        except ResponseError as refusal:
+            why = str(refusal)
+        try:
+            ask(told, *EVERYTHING)
+            return f"{why}: {HOW[BROADCAST]}"
+        except ResponseError as refusal:
+            pass_on(refusal)
+            return f"{why}: {HOW[PUBLISHED]}"
+    finally:
+        told.disconnect()
+        reader.disconnect()
 
 
 def follow(told: int) -> tuple[bytes, ...]:

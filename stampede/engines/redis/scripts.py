@@ -13,7 +13,7 @@ from stampede.engines.redis.shapes import COMMANDS, SCRIPTS, OutOfStep, is_numbe
 from stampede.engines.redis.wire import all_of
 from stampede.ports import Hears
 
-__all__ = ["REMEDIES", "Command", "Script", "Scripts", "is_damage"]
+__all__ = ["REMEDIES", "Command", "Script", "Scripts", "is_damage", "is_passing"]
 
 _CALLS = (b"EVALSHA", b"EVAL")
 _COUNTS = [b"%d" % number for number in range(8)]
@@ -49,15 +49,16 @@ class Scripts:
 
     def __init__(self, *, sharded: bool = False) -> None:
         folder = files(__package__) / "lua"
-        entry, queue, lease = ((folder / name).read_bytes() for name in ("entry.lua", "queue.lua", "lease.lua"))
+        entry, queue = ((folder / name).read_bytes() for name in ("entry.lua", "queue.lua"))
         if sharded:
             entry, queue = (source.replace(b"'PUBLISH'", b"'SPUBLISH'") for source in (entry, queue))
+        parts = {name: (folder / f"{name.decode()}.lua").read_bytes() for name in (b"lease", b"told")}
         self.sharded = sharded
         self._by_hash: dict[bytes, Script] = {}
         self._shapes = COMMANDS.copy()  # of replies: by command, by a script's hash and by its text
 
         def load(name: str, *, before: bytes = entry, first: Sequence[bytes] = ()) -> Script:
-            source = before + _LEASE.sub(lambda _: lease, (folder / f"{name}.lua").read_bytes())
+            source = before + _PART.sub(lambda its: parts[its[1]], (folder / f"{name}.lua").read_bytes())
             script = Script(source, first)
             self._by_hash[script.hash] = script
             self._shapes[script.hash] = self._shapes[source] = SCRIPTS.get(name, is_number)
@@ -79,6 +80,14 @@ class Scripts:
         self.standing = load("standing")
         self.mend = load("mend")
         self.audience: WeakSet[Hears] = WeakSet()
+        self._refused = False
+
+    def refused(self, server: str, how: str) -> None:
+        """Its server doesn't tell of changes as we would like it to; the others of a cluster won't, either."""
+        if not self._refused:
+            self._refused = True
+            for hears in list(self.audience):
+                hears.untold(server, how)
 
     def whole(self, command: Command) -> Command:
         """The call with the script's text, for a server that doesn't know it: flushed, restarted, failed over."""
@@ -92,9 +101,10 @@ class Scripts:
             return
         raise OutOfStep(f"that is no reply to {command[0].decode()}: {str(reply)[:80]}")
 
-    def remedies(self, commands: list[Command], replies: Sequence[Any]) -> dict[int, list[Command]]:
+    def remedies(self, commands: list[Command], replies: Sequence[Any], tried: int = 0) -> dict[int, list[Command]]:
         """What to send where the server could not do as it was told, for a reason that can be mended, by the command's
         number; the last reply of each is the command's, and the last command is the one to be judged by it.
+        `tried`: so often before.
         """
         found: dict[int, list[Command]] = {}
         told: set[bytes] = set()  # scripts that are being sent
@@ -102,8 +112,11 @@ class Scripts:
             if isinstance(reply, Exception):
                 command = commands[number]
                 if command[0] == b"EVALSHA" and _is_unknown(reply):
-                    found[number] = [command if command[1] in told else self.whole(command)]
+                    # Who forgets at once is many servers, each of which knows the scripts that it was sent itself.
+                    found[number] = [command if command[1] in told and not tried else self.whole(command)]
                     told.add(command[1])
+                elif is_passing(reply):
+                    found[number] = [command]
                 elif is_damage(reply):
                     found[number] = self._mending(command, reply)
                 else:
@@ -120,13 +133,18 @@ class Scripts:
         return [self.whole(self.mend(keys)), command]
 
 
+def is_passing(refusal: BaseException) -> bool:
+    """Whether the next try may find the server of one mind: a service that looks like one server, and grows."""
+    return "non local key" in str(refusal)
+
+
 def is_damage(refusal: BaseException) -> bool:
     """Whether it is about what one key holds. All other refusals are about the server, or what we may do there."""
     return "WRONGTYPE" in str(refusal) or _LUA.search(str(refusal)) is not None
 
 
-_LEASE = re.compile(rb"^-- lease\b.*$", re.MULTILINE)
-"""The place of `lease.lua` in a script."""
+_PART = re.compile(rb"^-- (lease|told)\b.*$", re.MULTILINE)
+"""The place of `lease.lua`, or `told.lua`, in a script."""
 
 _TAG = re.compile(r"^\{\w+\}:")
 _LUA = re.compile(r"(?<!@)user_script:\d+: ")

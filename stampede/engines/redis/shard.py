@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.redis.blocking import Blocking
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.locks import LockPort
-from stampede.engines.redis.news import News
+from stampede.engines.redis.news import News, refusal_of
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.suspending import Suspending
 from stampede.engines.redis.verbs import Generations, Keys, Line
@@ -28,6 +30,7 @@ class Shard:
         self.line = Blocking(server, scripts, self.news)
         self.aline = Suspending(server, scripts, self.news)
         self.news.on_tick = self.aline.close_dead
+        self.news.on_refused = partial(scripts.refused, server.name)
         self.claims, self.locks = self.ports(self.line, BLOCKING)
         self.aclaims, self.alocks = self.ports(self.aline, SUSPENDING)
 
@@ -39,6 +42,15 @@ class Shard:
     def follow(self) -> None:
         """Have the server tell of changes from now on."""
         self.news.track()
+
+    @property
+    def believed(self) -> float | None:
+        """As its news say."""
+        return self.news.believed
+
+    def refusal(self) -> str | None:
+        """Why it doesn't tell of changes as we would like it to, if so, and what is done instead; asked now."""
+        return refusal_of(self._server.connection(protocol=3), self._server.connection())
 
     async def ping(self) -> None:
         await self.line.ask((b"PING",))

@@ -102,8 +102,8 @@ class Suspending:
     async def _mended(self, pipe: _Pipe, commands: list[Command], question: _Question) -> None:
         """Have each reply be one, or raise the refusal."""
         replies = question.replies
-        for _ in range(REMEDIES):
-            remedies = self._scripts.remedies(commands, replies)
+        for tried in range(REMEDIES):
+            remedies = self._scripts.remedies(commands, replies, tried)
             if not remedies:
                 break
             again = pipe.ask([command for some in remedies.values() for command in some])
@@ -236,8 +236,11 @@ class _Pipe:
             return
         try:
             asked = [question for question in self._waiting if not question.future.done()]
-            if self._news.told not in (0, wire.following):
-                asked.insert(0, self._follow(wire, self._news.told))
+            told = self._news.told
+            if told > 0 and told != wire.following:
+                asked.insert(0, self._follow(wire, told))
+            elif told < 0:
+                wire.following = wire.told = told
             idle = not wire.flying
             wire.flying.extend(asked)
             self._waiting.clear()
@@ -252,9 +255,11 @@ class _Pipe:
         question.again = self  # on another connection it would be wrong
 
         def followed() -> None:
-            agreed = question.replies[0] == b"OK"
-            if agreed and self._news.watch(wire.socket):
+            answer = question.replies[0]
+            if answer == b"OK" and self._news.watch(wire.socket):
                 wire.told = told
+            elif isinstance(answer, Exception):
+                self._news.refused(told, answer)
 
         question.forget()
         question.heard = followed  # at once: what was read next may have come with it
@@ -501,9 +506,9 @@ class _Wire(Landing):
 
     def _leave(self) -> None:
         self.dead = True
-        if self.told:
+        if self.told > 0:
             self._news.reader_lost()
-            self.told = 0
+        self.told = 0
 
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""

@@ -142,7 +142,8 @@ class Generations:
         if ticket is None:
             # Where entries have tickets it needs one too: of the next bump nobody would be told.
             return name if now < until and not self._news.told else None
-        return name if self._news.stamps[ticket.slot] == ticket.stamp else None
+        sure = self._news.believed is None or now < until
+        return name if sure and self._news.stamps[ticket.slot] == ticket.stamp else None
 
     def sample(self) -> tuple[int, int]:
         """To be taken before one is read."""
@@ -154,7 +155,8 @@ class Generations:
         with self._lock:
             known = self._known.get(scope)
             if bumps == self._bumps and (known is None or known[3] <= now):  # or it was asked before that one
-                self._known[scope] = name, ticket, now + (BRIEFLY if self._news.tracks else KNOWN), now
+                briefly = self._news.tracks and self._news.believed is None
+                self._known[scope] = name, ticket, now + (BRIEFLY if briefly else KNOWN), now
 
     def forget(self) -> None:
         """Somebody here has begun a new one."""

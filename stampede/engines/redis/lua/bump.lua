@@ -1,8 +1,12 @@
 -- A new generation; the one that ends is noted for as long as anybody may believe in it.
 --
 -- KEYS: generation, note   ARGV: a new id, ms for which an ended one is noted, most to note
+
+-- told
+
 local old = string.match(glance(KEYS[1]) or '', '^%w+')
 redis.call('SET', KEYS[1], ARGV[1])
+tell(KEYS[1])
 if not old or old == ARGV[1] then  -- this very call, sent again
   return 1
 end

@@ -2,6 +2,9 @@
 -- 1: there was something fresh.
 --
 -- KEYS: entry, lease   ARGV: ms that are as good as for ever, channel
+
+-- told
+
 local entry, left, fresh = look(KEYS[1])
 local soft = entry and fresh > 0
 -- First, so that nothing is refused behind it, even when memory is full.
@@ -17,5 +20,8 @@ if soft then
 end
 if died then
   wake(ARGV[2], '')
+end
+if soft then
+  tell(KEYS[1])
 end
 return soft and 1 or 0

@@ -4,6 +4,7 @@
 -- ARGV: token, entry's id, ms until its key ends ('': never), entry, channel, most bytes to send along
 
 -- lease
+-- told
 
 if token_of(glance(KEYS[2])) ~= ARGV[1] then
   return redis.call('GETRANGE', KEYS[1], 2, 9) == ARGV[2] and 1 or 0
@@ -17,4 +18,5 @@ if #ARGV[4] <= tonumber(ARGV[6]) then
 else
   wake(ARGV[5], '')
 end
+tell(KEYS[1])
 return 1

@@ -1,7 +1,11 @@
 -- Value, lease, verdict and rest go together, so that a fill under way is refused. 1: there was a value.
 --
 -- KEYS: entry, lease, past, rest   ARGV: channel
+
+-- told
+
 local entry, _, _, keep = look(KEYS[1])
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
 wake(ARGV[1], '')
+tell(KEYS[1])
 return entry and keep > 0 and 1 or 0
