@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError
-from stampede.ports import Ask, Busy, Claims, Failed, Found, Granted, Looks, Reply, Store, Versioned
+from stampede.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Looks, Reply, Store, Versioned
 
 __all__ = ["CodedClaims", "CodedStore", "Trial"]
 
@@ -129,6 +129,16 @@ class CodedStore(_Coded, Versioned):
 
     async def invalidate(self, key: str) -> bool:
         return await self._port.invalidate(key)
+
+    async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
+        return await cast("Changes", self._port).change(self.sealed(asked), scopes)  # who asks has made sure
+
+    def sealed(self, asked: Sequence[Asked]) -> list[Asked]:
+        """All, before the first is sent: a value that is refused leaves the others as they were."""
+        return [
+            Asked(verb, (key, *[self.closed(key, each) if isinstance(each, Entry) else each for each in args]))
+            for verb, (key, *args) in asked
+        ]
 
     async def generation(self, scope: str) -> str:
         return await self._port.generation(scope)

@@ -33,7 +33,7 @@ from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
 from stampede.places import Place
 from stampede.policy import Policy
-from stampede.ports import Asked, Claims, Engine, Lists, Looks, Shown, Store, Ticket, Versioned
+from stampede.ports import Asked, Changes, Claims, Engine, Lists, Looks, Shown, Store, Ticket
 from stampede.workers import Late
 
 __all__ = ["Core", "Page", "Scope", "later"]
@@ -180,6 +180,7 @@ class Scope:
         # Who knows the generation. (Of two, one may be asked, and the other one hang.)
         self._home = None if core.engine.server_of(name) is None else f"generation of {name}"
         self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
+        self._scopes = [name, self.namespace] if self._nested else [name]
         # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
         # be asked for, one of this scope's own: no other's values are to be found in it.
         self._own = new_id().hex()
@@ -269,8 +270,11 @@ class Scope:
     async def learn_surely(self, colour: Colour) -> tuple[str, list[str]]:
         """The same without a doubt; and the prefixes under which other processes may be looking for a moment yet."""
         epoch, store = self.core.epoch, self._store(colour)
-        owns = await store.generations(self.name)
-        wholes = await store.generations(self.namespace) if self._nested else [""]
+        return self._told(epoch, [await store.generations(scope) for scope in self._scopes])
+
+    def _told(self, epoch: int, generations: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
+        """What the generations of its scopes, as they were said to be since that epoch, make of a prefix."""
+        owns, wholes = (*generations, [""])[:2]
         today = self._keep_prefix(epoch, owns[0], wholes[0])
         # What this process knew a moment ago, too: of what an emptied server can't tell any more. Each process asks for
         # both generations at moments of its own, so it may know of a newer one, and believe in the older other.
@@ -658,12 +662,7 @@ class Scope:
 
     async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
         entry = self.entry_for(key, value, policy or self.policy)
-        await self._change(colour, key, "set", lambda store, physical: store.set(physical, self._of_today(entry)))
-
-    def _of_today(self, entry: Entry[Any]) -> Entry[Any]:
-        """The same, once it is sure which day that is."""
-        entry.id = self.era.id_of(entry.id)
-        return entry
+        await self._change(colour, key, "set", entry)
 
     async def put_many(
         self, colour: Colour, values: Mapping[str, Any], policy: Policy | Callable[[str], Policy]
@@ -686,13 +685,7 @@ class Scope:
 
     async def exchange(self, colour: Colour, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
         """Store it if what is kept is still what was seen."""
-        id = seen.id if seen is not None else None
-
-        async def act(store: Store, physical: str) -> bool:
-            assert isinstance(store, Versioned)  # who asks has made sure
-            return await store.replace(physical, id, self._of_today(entry))
-
-        return bool(await self._change(colour, key, "set", act))
+        return bool(await self._change(colour, key, "replace", seen.id if seen is not None else None, entry))
 
     async def kept(self, colour: Colour, key: str) -> Entry[Any] | None:
         """What the engine itself keeps, in the generation of today."""
@@ -700,10 +693,10 @@ class Scope:
         return self.era.told((await self._store(colour).get([today + key]))[0])
 
     async def expire(self, colour: Colour, key: str) -> bool:
-        return bool(await self._change(colour, key, "expire", lambda store, physical: store.expire(physical)))
+        return bool(await self._change(colour, key, "expire"))
 
     async def invalidate(self, colour: Colour, key: str) -> bool:
-        return bool(await self._change(colour, key, "invalidate", lambda store, physical: store.invalidate(physical)))
+        return bool(await self._change(colour, key, "invalidate"))
 
     async def invalidate_many(self, colour: Colour, keys: Iterable[str]) -> int:
         """How many there were; all in one round trip, where the engine can."""
@@ -713,72 +706,79 @@ class Scope:
         """How many were fresh; all in one round trip, where the engine can."""
         return sum(map(bool, await self._change_many(colour, "expire", dict.fromkeys(keys, ()))))
 
-    async def _change_many(self, colour: Colour, verb: str, changes: Mapping[str, tuple[Entry[Any], ...]]) -> list[Any]:
-        """`_change` of many keys: what the engine said of each in today's generation, or the first error."""
+    async def _change(self, colour: Colour, key: str, verb: str, *args: Any) -> Any:
+        (done,) = await self._change_many(colour, verb, {key: args})
+        return done
+
+    async def _change_many(self, colour: Colour, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> list[Any]:
+        """What the engine said of each in today's generation, or the first error."""
         core, hard, was_down = self.core, verb != "expire", self.core.is_down()
-        known, physical = self.prefix, self.prefix
+        known = physical = self.prefix
         for key in changes:
-            core.forget(known + key, hard=hard)  # before and after, as in `_change`
+            core.forget(known + key, hard=hard)  # before, so that it is gone here even if the engine can't be asked
         try:
-            physical, ended = await self.learn_surely(colour)
-            for entries in changes.values():
-                for entry in entries:
-                    self._of_today(entry)
-            done = await self._changed(colour, verb, {physical + key: args for key, args in changes.items()})
-            for older in {*ended} - {physical}:
-                await self._changed(colour, verb, {older + key: args for key, args in changes.items()})
+            physical, done = await self._change_today(colour, verb, changes)
             core.answered(was_down)
             return done
         finally:
+            # Whoever begins a new generation, another thread perhaps, may not have got to these keys' residents yet.
             before = {known, *self._older.copy()} - {physical}
             for key in changes:
-                core.forget(physical + key, hard=hard)
+                core.forget(physical + key, hard=hard)  # after, for those who read the old one while it was changed
                 for prefix in before:
                     core.bury(prefix + key)
-                core.note(events.Invalidated, self.called, key, verb)
+                core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
 
-    async def _changed(self, colour: Colour, verb: str, changes: Mapping[str, tuple[Entry[Any], ...]]) -> list[Any]:
-        many, store = self.core.engine.many, self._store(colour)
-        if colour.suspending:
-            done = await settled([getattr(store, verb)(key, *args) for key, args in changes.items()])
-        elif many is None:
-            return [await getattr(store, verb)(key, *args) for key, args in changes.items()]
+    async def _change_today(
+        self, colour: Colour, verb: str, changes: Mapping[str, tuple[Any, ...]]
+    ) -> tuple[str, list[Any]]:
+        """Today's prefix, and what was said there.
+
+        Another process may have begun a new generation a moment ago, and its keys are the ones to change. A third may
+        not have heard of it, and would go on to find in the older one what is older than this change.
+        """
+        done, guess, epoch = None, self._at_hand(), self.core.epoch
+        believed = self._known
+        if self.core.engine.changes and self._of_engine(believed) and guess == believed[1]:
+            done, generations = await self._changed(colour, verb, guess, changes, self._scopes)
+            today, ended = self._told(epoch, generations)
+            ended = [each for each in ended if each != guess]
+            if self._known[2:] != believed[2:]:  # also if but the mark is another one, of what isn't stale as a whole
+                done = None
+        else:
+            today, ended = await self.learn_surely(colour)
+        if done is None:
+            done, _ = await self._changed(colour, verb, today, changes)
+        for older in {*ended} - {today}:
+            await self._changed(colour, verb, older, changes)
+        return today, done
+
+    async def _changed(
+        self, colour: Colour, verb: str, prefix: str, changes: Mapping[str, tuple[Any, ...]], scopes: Sequence[str] = ()
+    ) -> tuple[list[Any], Sequence[Sequence[str]]]:
+        """What was said of each under this prefix; and behind it, where an engine `changes`, today's generations."""
+        store, many = self._store(colour), self.core.engine.many
+        for args in changes.values():
+            for each in args:
+                if isinstance(each, Entry):
+                    each.id = self.era.id_of(each.id)
+        asked = [Asked(verb, (prefix + key, *args)) for key, args in changes.items()]
+        if self.core.engine.changes:
+            return await cast("Changes", store).change(asked, scopes)
+        if colour.suspending and len(asked) > 1:
+            done = await settled([getattr(store, verb)(*each.args) for each in asked])
+        elif many is None or len(asked) == 1:
+            return [await getattr(store, verb)(*each.args) for each in asked], ()
         else:
             coded = self._coded  # all before the first is sent: a value that is refused leaves the others as they were
-            done = many.ask_many([
-                Asked(verb, (key, *[coded.closed(key, each) if coded is not None else each for each in args]))
-                for key, args in changes.items()
-            ])  # fmt: skip
+            done = many.ask_many(coded.sealed(asked) if coded is not None else asked)
         try:
             for each in done:
                 if isinstance(each, BaseException):
                     raise each
-            return done
+            return done, ()
         finally:
             del done  # an error in it refers to this frame
-
-    async def _change(
-        self, colour: Colour, key: str, verb: str, act: Callable[[Store, str], Coroutine[Any, Any, Any]]
-    ) -> Any:
-        core, hard, was_down = self.core, verb != "expire", self.core.is_down()
-        known = physical = self.prefix + key
-        core.forget(known, hard=hard)  # before, so that it is gone here even if the engine can't be asked
-        try:
-            # Another process may have begun a new generation a moment ago, and its keys are the ones to change.
-            today, ended = await self.learn_surely(colour)
-            physical, store = today + key, self._store(colour)
-            done = await act(store, physical)
-            # A third may not have heard of it, and would go on to find there what is older than this change.
-            for older in {each + key for each in ended} - {physical}:
-                await act(store, older)
-            core.answered(was_down)
-            return done
-        finally:
-            core.forget(physical, hard=hard)  # after, for those who read the old one while it was being changed
-            # Whoever begins a new generation, another thread perhaps, may not have got to this key's resident yet.
-            for older in {known, *[prefix + key for prefix in self._older.copy()]} - {physical}:
-                core.bury(older)
-            core.note(events.Invalidated, self.called, key, verb)
 
     async def bump(self, colour: Colour) -> None:
         """A new generation of this scope: everything older is gone."""

@@ -18,6 +18,7 @@ __all__ = [
     "Ask",
     "Asked",
     "Busy",
+    "Changes",
     "Claims",
     "Engine",
     "Failed",
@@ -233,6 +234,16 @@ class Lists(Protocol):
         ...
 
 
+class Changes(Store, Protocol):
+    """Of an engine to which the way is long: it says in the reply to a change which generations are today's. Said by
+    its `Store`."""
+
+    async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
+        """What each of these verbs of `Versioned` would have returned; and, asked behind them, what `generations` would
+        have of each scope."""
+        ...
+
+
 class Recalls(Protocol):
     """Of an engine that remembers generations in this process."""
 
@@ -261,7 +272,7 @@ class Near(Protocol):
 
 
 class Asked(NamedTuple):
-    """A verb of `Claims`, or `set`, `invalidate` or `expire` of `Store`, to be asked together with others."""
+    """A verb of `Claims`, or `Looks`, or one that changes a key, of `Versioned`, to be asked together with others."""
 
     verb: str
     args: tuple[Any, ...]
@@ -347,6 +358,7 @@ class Engine(ABC):
     recalls: Recalls | None = None
     near: Near | None = None
     looks: bool = False  # its claims, of both colours, are `Looks`
+    changes: bool = False  # its stores, of both colours, are `Changes`
     lists: Lists | None = None
     alists: Lists | None = None
     softens: Softens | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from servers import RedisServer
@@ -73,6 +74,72 @@ def test_changes_go_to_a_generation_that_somebody_else_has_just_begun(server: Re
     for each in (here, there):
         each.close()
     engine.close()
+
+
+@pytest.mark.parametrize("namespace", ["", "shop"])
+@pytest.mark.parametrize("suspending", [False, True])
+def test_a_change_is_a_round_trip(server: RedisServer, namespace: str, *, suspending: bool) -> None:
+    """Each would ask for the generation first, and for the namespace's: three times the way."""
+
+    def reads() -> int:
+        return int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
+
+    with Cache(server.url, namespace=namespace) as cache, asyncio.Runner() as runner:
+
+        async def answer(n: int) -> int:
+            return n
+
+        function: Any = cache.cached(answer if suspending else lambda n: n)
+        changes: dict[str, Callable[[], Any]] = {
+            "set": lambda: function.set(1, 7),
+            # Which reads what it is about to replace, and asks for the generation before.
+            "touch": lambda: cache.atouch("k") if suspending else cache.touch("k"),
+            "expire": lambda: function.expire(7),
+            "invalidate": lambda: function.invalidate(7),
+        }
+
+        def cost(change: Callable[[], Any]) -> int:
+            before, made = reads(), change()
+            if suspending:
+                runner.run(made)
+            return reads() - before
+
+        for _ in range(2):  # connections are made, scripts known
+            cache.set("k", 1)
+            costs = {verb: cost(change) for verb, change in changes.items()}
+        nothing = cost(lambda: asyncio.sleep(0) if suspending else None)
+        assert {verb: number - nothing for verb, number in costs.items()} == {
+            "set": 1, "touch": 3, "expire": 1, "invalidate": 1,
+        }  # fmt: skip
+
+
+def test_many_changes_are_a_round_trip(server: RedisServer) -> None:
+    """In a loop each would be a task of its own; and large ones hold up the small."""
+
+    async def change(cache: Cache) -> None:
+        await cache.aset_many({f"k{number}": number for number in range(100)} | {"large": b"x" * 200_000})
+        assert await cache.aget_many(["k1", "large"]) == {"k1": 1, "large": b"x" * 200_000}
+        assert await cache.ainvalidate_many([f"k{number}" for number in range(100)]) == 100
+        assert await cache.aget_many(["k1", "large"]) == {"large": b"x" * 200_000}
+
+    with Cache(server.url, namespace="shop") as cache:
+        asyncio.run(change(cache))
+
+
+@pytest.mark.parametrize("suspending", [False, True])
+def test_what_is_set_after_somebody_elses_expire_all_is_fresh(server: RedisServer, *, suspending: bool) -> None:
+    """It would have the mark of what is stale: for a second after it, whatever is stored would be computed again."""
+    near, far = (Cache(server.url, namespace="shop") for _ in range(2))
+    with near, far:
+        for cache in (near, far):
+            cache.set("k", "old")
+        far.expire_all()
+        if suspending:
+            asyncio.run(near.aset("k", "new"))
+        else:
+            near.set("k", "new")
+        for cache in (far, near):
+            assert cache.get("k") == "new"
 
 
 def test_a_change_that_cant_learn_the_generation_raises(server: RedisServer) -> None:

@@ -55,7 +55,7 @@ class RedisEngine(Engine):
     fenced = True
     pushes = True
     fair = True
-    looks = True
+    looks = changes = True
 
     def __init__(
         self, url: str | None = None, *, client: Any = None, tracking: bool | None = None, **options: Any

@@ -131,6 +131,29 @@ class RoutedKeys(Versioned):
     async def invalidate(self, key: str) -> bool:
         return await self._at(key, lambda keys: keys.invalidate(key))
 
+    async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
+        """In one round trip to each shard; from an event loop all at once."""
+
+        async def told() -> list[Sequence[str]]:
+            return (await self._of_generations(lambda keys: keys.change([], scopes)))[1] if scopes else []
+
+        async def done() -> list[Any]:
+            if len(asked) == 1:
+                return await self._at(asked[0].args[0], lambda keys: change(keys, asked))
+            return _whole(await self._many(asked, lambda each: each.args[0], change))
+
+        async def change(keys: Keys, some: Sequence[Asked]) -> list[Any]:
+            return (await keys.change(some, []))[0]
+
+        if not self._colour.suspending:
+            return await done(), await told()
+        answers: list[Any] = await settled([done(), told()])
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        changed, generations = answers
+        return changed, generations
+
     def generation_at_hand(self, scope: str) -> str | None:
         return self._ways.generation_at_hand(scope)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from math import inf
 from random import uniform
@@ -318,13 +318,9 @@ class Keys(Versioned):
         answers: list[Any] = [None] * len(asked)
         reads = [number for number, (verb, _) in enumerate(asked) if verb in _READS]
         others = [number for number, (verb, _) in enumerate(asked) if verb not in _READS]
-        verbs: dict[str, Any] = {
-            "fill": self._filling, "abandon": self._abandoning, "renew": self._renewing,
-            "set": self._setting, "invalidate": self._invalidating, "expire": self._expiring,
-        }  # fmt: skip
         try:
             replies = run_blocking(self._read([asked[number] for number in reads])) if reads else []
-            commands = [verbs[asked[number].verb](*asked[number].args) for number in others]
+            commands = [self._command(asked[number]) for number in others]
             done = run_blocking(self._line.ask_all(commands)) if commands else []
         except EngineError as error:
             return [error] * len(asked)
@@ -337,6 +333,14 @@ class Keys(Versioned):
         for number, answer in zip(others, done, strict=True):
             answers[number] = bool(answer)
         return answers
+
+    def _command(self, asked: Asked) -> Command:
+        verbs: dict[str, Callable[..., Command]] = {
+            "fill": self._filling, "abandon": self._abandoning, "renew": self._renewing,
+            "set": self._setting, "replace": self._replacing, "invalidate": self._invalidating,
+            "expire": self._expiring,
+        }  # fmt: skip
+        return verbs[asked.verb](*asked.args)
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         return bool(await self._line.ask(self._renewing(key, token, lease)))
@@ -386,10 +390,12 @@ class Keys(Versioned):
         return self._scripts.set(its.all, until, pack(entry, end), its.channel)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        return bool(await self._changed(names(key), self._replacing(key, seen, entry)))
+
+    def _replacing(self, key: str, seen: bytes | None, entry: Entry[Any]) -> Command:
         its, end = names(key), expiry(entry)
         until = b"" if end is None else b"%d" % end
-        command = self._scripts.replace(its.all, until, pack(entry, end), its.channel, seen or b"", entry.id)
-        return bool(await self._changed(its, command))
+        return self._scripts.replace(its.all, until, pack(entry, end), its.channel, seen or b"", entry.id)
 
     async def expire(self, key: str) -> bool:
         return bool(await self._changed(names(key), self._expiring(key)))
@@ -405,18 +411,48 @@ class Keys(Versioned):
         its = names(key)
         return self._scripts.invalidate(its.all, its.channel)
 
+    async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
+        """All in one round trip."""
+        now, sample = time.monotonic(), self._generations.sample()
+        self._news.follow()
+        commands = [self._command(each) for each in asked]
+        questions = [self._asking(scope, noted=True) for scope in scopes]
+        try:
+            if _size_of(commands) > LARGE:
+                replies, told = await self._line.ask_all([*commands, *questions], wide=True), 0
+            else:
+                replies, told = await self._line.read_all([*commands, *questions])
+        except EngineError as error:
+            await self._judge(error, commands)
+            raise
+        finally:
+            for each in asked:
+                self._void(names(each.args[0]))
+        generations: list[Sequence[str]] = [
+            self._heard(scope, reply, sample, told, now)
+            for scope, reply in zip(scopes, replies[len(commands) :], strict=True)
+        ]
+        return [bool(reply) for reply in replies[: len(commands)]], generations
+
     async def _changed(self, its: Names, command: Command) -> Any:
         """The reply; what was read here before it is true no more, at once: the news may still be on their way."""
         try:
             return await self._line.ask(command)
         except EngineError as error:
-            size = max(map(len, command))
-            if size <= LARGE or not is_silence(error) or not await self._answers():
-                raise
-            raise TooLarge(f"{size} bytes are more than this server takes, which answers others: {error}") from error
+            await self._judge(error, [command])
+            raise
         finally:
-            self._ends.forget(its.entry)
-            self._news.void(its.slot)
+            self._void(its)
+
+    def _void(self, its: Names) -> None:
+        self._ends.forget(its.entry)
+        self._news.void(its.slot)
+
+    async def _judge(self, error: EngineError, commands: Sequence[Command]) -> None:
+        """TooLarge, if it is a value that the server doesn't take, and not the server."""
+        size = _size_of(commands)
+        if size > LARGE and is_silence(error) and await self._answers():
+            raise TooLarge(f"{size} bytes are more than this server takes, which answers others: {error}") from error
 
     async def _answers(self) -> bool:
         try:
@@ -451,17 +487,25 @@ class Keys(Versioned):
         return asked.name
 
     async def _generation(self, scope: str) -> str:
-        return (await self._asked_for(scope, []))[0]
+        return (await self._asked_for(scope, noted=False))[0]
 
     async def generations(self, scope: str) -> list[str]:
-        return await self._asked_for(scope, [_note(_ALL), _note(_scope_key(scope))])
+        return await self._asked_for(scope, noted=True)
 
-    async def _asked_for(self, scope: str, notes: list[bytes]) -> list[str]:
-        now = time.monotonic()
+    async def _asked_for(self, scope: str, *, noted: bool) -> list[str]:
+        now, sample = time.monotonic(), self._generations.sample()
         self._news.follow()
-        sample, keys = self._generations.sample(), [_ALL, _scope_key(scope)]
-        new = [_new_generation() for _ in keys]
-        (whole, own, *ended), told = await self._line.read(self._scripts.generation([*keys, _RUN, *notes], *new))
+        reply, told = await self._line.read(self._asking(scope, noted=noted))
+        return self._heard(scope, reply, sample, told, now)
+
+    def _asking(self, scope: str, *, noted: bool) -> Command:
+        """For today's, and perhaps for those that are noted."""
+        own = _scope_key(scope)
+        notes = [_note(_ALL), _note(own)] if noted else []
+        return self._scripts.generation([_ALL, own, _RUN, *notes], _new_generation(), _new_generation())
+
+    def _heard(self, scope: str, reply: list[bytes], sample: tuple[int, int], told: int, now: float) -> list[str]:
+        whole, own, *ended = reply
         name = _name_of(whole, own)
         self._generations.put(scope, name, sample, told, now)
         if not any(ended):
@@ -484,6 +528,11 @@ class Keys(Versioned):
             await self._line.ask(self._scripts.bump([key, _note(key)], _new_generation(), ms(NOTED), b"%d" % MOST))
         finally:
             self._generations.forget()
+
+
+def _size_of(commands: Sequence[Command]) -> int:
+    """Bytes of the largest part."""
+    return max((len(part) for command in commands for part in command), default=0)
 
 
 _READS = frozenset({"claim", "look"})
