@@ -53,7 +53,7 @@ class DynamoCell(Cell):
     `timeout`: the seconds for which a connection is tried, and for which an answer is waited for.
     """
 
-    ends = grows = ages = True
+    ends = grows = ages = tells = True
     longest = 400_000  # of an item, the names in it too
     at_once = 100
 

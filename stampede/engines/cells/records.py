@@ -45,7 +45,7 @@ class Known:
     """What a name has, as it was read or written. Moments are of our own monotonic clock."""
 
     version: Version
-    body: memoryview | None  # None: nothing, or nothing of ours
+    body: memoryview | None  # None: nothing is there; empty: nothing of ours
     written: float  # then, as far as we know: what it holds gets older from there
     stood: float  # for sure not before: a lease in it lasts from there
 
@@ -131,18 +131,18 @@ class Records:
 
     def _known(self, name: str, seen: Seen, sent: float, received: float) -> Known:
         data, version, age = seen
-        inside = wire.opened(name, data) if data is not None else None
-        told = age is not None and age >= 0
-        if told and (inside is None or not wire.leased(inside[0])):
-            assert age is not None
-            return Known(version, inside and inside[0], sent - age, received - age)
-        sighting = self.common.sightings.saw(name, version, sent, received)
-        if inside is None:
+        if data is None:
+            if not self._ages:
+                self.common.sightings.saw(name, version, sent, received)
             return Known(version, None, sent, received)
-        if age is None or not told:
-            age = age_of(sighting, self.common.wall() - inside[1], sent, received)
-            return Known(version, inside[0], sent - age, sighting.first)
-        return Known(version, inside[0], sent - age, min(received - age, sighting.first))
+        body, wall = wire.opened(name, data) or _FOREIGN
+        if age is not None and age >= 0 and not wire.leased(body):
+            return Known(version, body, sent - age, received - age)
+        sighting = self.common.sightings.saw(name, version, sent, received)
+        if age is None or not age >= 0:
+            age = age_of(sighting, self.common.wall() - wall, sent, received)
+            return Known(version, body, sent - age, sighting.first)
+        return Known(version, body, sent - age, min(received - age, sighting.first))
 
     # -- change
 
@@ -255,5 +255,8 @@ class _Bells:
 
 def _read(known: Known) -> tuple[Version, Record]:
     # What is none of ours is no NOTHING: who takes it away writes.
-    there = Record() if known.body is None else wire.record_of(known.body, known.written, known.stood)
-    return known.version, NOTHING if known.version is None else there
+    there = NOTHING if known.body is None else wire.record_of(known.body, known.written, known.stood)
+    return known.version, there
+
+
+_FOREIGN = memoryview(b""), 0.0
