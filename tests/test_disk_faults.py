@@ -71,7 +71,7 @@ def tries(verb: Callable[[], object], times: int = 3) -> list[str]:
 
 
 def database_of(engine: DiskEngine) -> Path:
-    return engine._rows.database.opened().file
+    return engine._rows.database.open().file
 
 
 # -- removed --------------------------------------------------------------------------------------------------------

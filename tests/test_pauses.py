@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from disk_world import Connection, Other, other
 from memcached_server import MemcachedServer, shared_memcached
 from pauses import BEAT, Pauses
 from servers import RedisServer, shared_cluster, shared_redis, shared_sentinels
@@ -260,3 +263,37 @@ def test_who_stops_to_wait_for_a_lock_stops_no_loop(place: Place) -> None:
 
     pauses = asyncio.run(use())
     assert "withdraw" not in pauses.where, pauses.where
+
+
+def lock_the_file(pipe: Connection, directory: Path) -> None:
+    (file,) = directory.glob("*.sqlite")
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection.execute("BEGIN EXCLUSIVE")
+    pipe.send("locked")
+    pipe.recv()
+
+
+def test_a_file_that_is_locked_stops_no_loop(tmp_path: Path) -> None:
+    """Whoever opened a directory in a loop, or a connection to its file, waited there for another program."""
+    directory = tmp_path / "c"
+    url = f"disk://{directory}"
+    with Cache(url) as cache:
+        cache.set("k", 1)
+
+    async def use(locker: Other) -> Pauses:
+        async with Pauses() as pauses, aclosing(Cache(url)) as cache:
+            asking = asyncio.gather(
+                cache.aget_or_compute("k", lambda: 2), cache.aget("k"), cache.apeek("k"), cache.aset("n", 1),
+                inside(cache.lock("l", wait=5)), cache.astatus("k"), the_end_of(cache.akeys()),
+            )  # fmt: skip
+            await asyncio.sleep(MOMENT)
+            assert not asking.done()
+            locker.tell("let go")
+            assert (await asking)[:2] == [1, 1]
+        return pauses
+
+    with other(lock_the_file, directory) as locker:
+        assert locker.hear() == "locked"
+        pauses = asyncio.run(use(locker))
+    assert pauses.longest < LIMIT, pauses.where

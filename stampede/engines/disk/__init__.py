@@ -134,7 +134,7 @@ class _Port:
         post = self._rows.post
         bell, told = post.listen(bell_of(number))
         try:
-            self._rows.expect(number)
+            await self._read(self._rows.expect, number)
             lease = await self._read(self._rows.standing, number, busy.token)
             if lease is not None:
                 if not self._rows.life.is_mine(lease.holder):

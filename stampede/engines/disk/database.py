@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import ref
 
+from stampede.colour import running_loop
 from stampede.engines.disk import boot
 from stampede.engines.disk.founding import file_of, found, move_aside, replace_unreadable, stamps_of
 from stampede.engines.disk.opened import LOOK, Opened
@@ -79,7 +80,8 @@ class Database:
         self._closed = False
         self._pool = Pool(timeout)
         self._begin()
-        self.opened()
+        if running_loop() is None:
+            self.open()
 
     def _begin(self) -> None:
         self._opening = threading.RLock()  # it may be wanted by a finalizer, or a signal, that interrupts us
@@ -88,7 +90,7 @@ class Database:
     # -- what is open ---------------------------------------------------------------------------------------------
 
     def opened(self, now: float | None = None) -> Opened:
-        """What the directory means; with `now`, as of at most a moment ago."""
+        """What the directory means; with `now`, as of at most a moment ago. `Locked`: it is to be opened first."""
         opened = self._opened
         if opened is not None:
             if now is not None and abs(now - opened.looked) < LOOK:
@@ -96,7 +98,9 @@ class Database:
             if opened.current:
                 opened.looked = boot.clock()
                 return opened
-        return self._open_anew()
+        if self._closed:
+            raise EngineClosed(f"disk://{self.directory}")
+        raise Locked
 
     def stood(self, ticket: Ticket) -> bool:
         """Would a ticket hold that was taken back?"""
@@ -105,7 +109,8 @@ class Database:
             return False
         return opened.stamps.words[ticket.slot] == ticket.stamp
 
-    def _open_anew(self) -> Opened:
+    def open(self) -> Opened:
+        """Have it open, which may take as long as others have its files."""
         with self._opening:
             old = self._opened
             if old is not None and old.current:
@@ -172,7 +177,7 @@ class Database:
 
     def _arrive(self, opened: Opened) -> None:
         """After a reboot, before anything is read: move the ends to this boot's clock."""
-        connection = self._pool.connect(opened)
+        connection = self._pool.connect(opened, patiently=True)
         try:
             connection.execute(f"PRAGMA busy_timeout = {int(self._timeout * 1000)}")
             then = connection.execute("SELECT boot FROM clock").fetchone()
@@ -209,6 +214,7 @@ class Database:
         patience = Patience(self._timeout)
         while True:
             try:
+                self.open()
                 return read()
             except Locked:
                 if patience.left <= 0:
@@ -232,7 +238,7 @@ class Database:
         try:
             self._take_turn(turn, patience)
             opened = self._gate(turn, patience)
-            with self._pool.connection(opened) as connection:
+            with self._pool.connection(opened, patiently=True) as connection:
                 self._begin_write(connection, patience)
                 write = Write(connection, opened)
                 try:
@@ -274,7 +280,7 @@ class Database:
     def _gate(self, turn: Turn, patience: Patience) -> Opened:
         """The gate of what the directory means at this moment, locked."""
         while True:
-            opened = self._opened or self.opened()  # looked at behind the gate: before it, that would say nothing yet
+            opened = self._opened or self.open()  # looked at behind the gate: before it, that would say nothing yet
             stamps = opened.stamps
             turn.leave.append(stamps.leave)  # before it is entered, or nobody knew of it
             entered = stamps.enter()
@@ -287,7 +293,7 @@ class Database:
             if entered and opened.current:
                 return opened
             stamps.leave()
-            self.opened()
+            self.open()
 
     def _enter(self, stamps: Stamps, patience: Patience) -> bool:
         pause = 0.0001

@@ -32,9 +32,11 @@ class Pool:
         self._lost = 0  # of them, by threads that were interrupted at an unlucky moment
         self._halted = False
 
-    def connect(self, opened: Opened) -> sqlite3.Connection:
+    def connect(self, opened: Opened, *, patiently: bool = False) -> sqlite3.Connection:
+        """`patiently`: others recover the log, or are the last to close it. For who reads, perhaps in a loop,
+        even these pass in `Database.patiently`."""
         there = f"{opened.file.as_uri()}?mode=rw"  # never made by opening it
-        patience = self._timeout  # others recover the log, or are the last to close it: a matter of milliseconds
+        patience = self._timeout if patiently else 0.0
         connection = sqlite3.connect(there, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA synchronous = NORMAL")  # a power cut loses the last writes, and damages nothing
@@ -46,14 +48,14 @@ class Pool:
         return connection
 
     @contextmanager
-    def connection(self, opened: Opened) -> Iterator[sqlite3.Connection]:
+    def connection(self, opened: Opened, *, patiently: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection that no other thread has. One that met trouble isn't used again."""
         with self._lock:
             self._out += 1
             connection = opened.rested()
         try:
             if connection is None:
-                connection = self.connect(opened)
+                connection = self.connect(opened, patiently=patiently)
             yield connection
         except BaseException:
             if connection is not None:

@@ -133,7 +133,7 @@ class Rows:
         known, stamp, generations = self._known
         try:
             opened = self.database.opened(clock())
-        except EngineError:
+        except (EngineError, Locked):
             return None
         unchanged = known is opened and opened.stamps.words[GENERATIONS] == stamp != MARK
         return generations.get(scope) if unchanged else None
