@@ -86,7 +86,7 @@ SLOW = {
 _SAME = {"sentinels": "sentinel", "redis+cluster": "cluster", "redis+sentinel": "sentinel", "valkey": "redis"}
 _STARTS = {
     "RedisServer": "redis", "SteppedServer": "redis", "RedisCluster": "redis", "Sentinels": "redis",
-    "shared_redis": "redis", "shared_cluster": "redis",
+    "shared_redis": "redis", "shared_cluster": "redis", "shared_sentinels": "redis",
     "MemcachedServer": "memcached", "shared_memcached": "memcached",
     "MariadbServer": "mariadb", "shared_mariadb": "mariadb",
     "MotoServer": "dynamodb", "shared_moto": "dynamodb", "Dynalite": "dynamodb", "shared_dynalite": "dynamodb",

@@ -66,7 +66,10 @@ def paired() -> Place:
     return Place(memcached().url, [*memcached().servers, *redis().servers], redis().url)
 
 
-@pytest.fixture(params=[redis, cluster, sentinel, memcached, paired])
+BOTH = pytest.param(paired, marks=[pytest.mark.redis, pytest.mark.memcached])
+
+
+@pytest.fixture(params=[redis, cluster, sentinel, memcached, BOTH])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     with isolated():
         place: Place = request.param()
