@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import signal
 import socket
@@ -137,6 +138,8 @@ def _serve(port: int) -> None:
     answer, one = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
     def one_by_one(environ: Any, start_response: Any) -> Any:
+        said = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))  # by a client that freezes, perhaps
+        environ["wsgi.input"] = io.BytesIO(said)
         with one:
             return answer(environ, start_response)
 

@@ -11,10 +11,10 @@ from dynamodb_server import shared_moto
 
 from stampede.engines import open_engine
 from stampede.ports import Engine
-from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance import ClaimsSuite, HistoriesSuite, LocksSuite, StoreSuite
 
 
-class TestDynamodb(ClaimsSuite, StoreSuite, LocksSuite):
+class TestDynamodb(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
     largest = 390_000
 
     def make_engine(self) -> Engine:

@@ -13,10 +13,10 @@ from mariadb_server import shared_mariadb
 
 from stampede.engines import open_engine
 from stampede.ports import Engine
-from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance import ClaimsSuite, HistoriesSuite, LocksSuite, StoreSuite
 
 
-class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite):
+class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
     def make_engine(self) -> Engine:
         server = shared_mariadb()
         server.empty()
@@ -30,7 +30,7 @@ class TestMariadbAsync(TestMariadb):
     suspending = True
 
 
-class TestSqlite(ClaimsSuite, StoreSuite, LocksSuite):
+class TestSqlite(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
     @pytest.fixture(autouse=True)
     def _file(self, memory_path: Path) -> None:
         self.url = f"sql+sqlite:///{memory_path}/cache.db"
