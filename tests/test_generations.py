@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from bare import Room
 from interrupting import Line, lines_in, lines_of, looked
+from memcached_server import shared_memcached
 from servers import shared_redis
 
 from stampede import Cache, RecursiveComputation
@@ -21,9 +22,10 @@ from stampede.colour import Bell, run_blocking
 LONG = 10
 
 
-@pytest.fixture(params=["memory://", "disk://{}", "redis"])
+@pytest.fixture(params=["memory://", "disk://{}", "redis", "memcached"])
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
-    url = shared_redis().url if request.param == "redis" else request.param.format(tmp_path)
+    servers = {"redis": shared_redis, "memcached": shared_memcached}
+    url = servers[request.param]().url if request.param in servers else request.param.format(tmp_path)
     with Cache(url, local=request.param != "memory://", ttl=600, early=0) as cache:
         yield cache
 

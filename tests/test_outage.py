@@ -28,9 +28,11 @@ class Plug:
     def __init__(self) -> None:
         self.pulled: set[str] = set()
         self.asked: list[str] = []
+        self.partly = False
 
-    def pull(self, *verbs: str) -> None:
-        self.pulled = set(verbs) or {"*"}
+    def pull(self, *verbs: str, partly: bool = False) -> None:
+        """`partly`: one of several servers is away."""
+        self.pulled, self.partly = set(verbs) or {"*"}, partly
 
     def put_back(self) -> None:
         self.pulled = set()
@@ -38,7 +40,9 @@ class Plug:
     def pass_on(self, verb: str) -> None:
         self.asked.append(verb)
         if "*" in self.pulled or verb in self.pulled:
-            raise EngineError(f"{verb}: the plug is pulled")
+            error = EngineError(f"{verb}: the plug is pulled")
+            error.partial = self.partly
+            raise error
 
 
 class Port:
@@ -292,6 +296,20 @@ def test_what_was_cleared_before_an_outage_stays_so(colour: str, clock: FakeCloc
     assert had(f.peek(1)) is None
     clock.advance(2)
     assert had(f(1)) == 3
+
+
+@both
+def test_what_was_cleared_is_not_asked_for_where_nobody_says_which_generation_it_is(
+    colour: str, tmp_path: Path
+) -> None:
+    """Where one server knows the generations, and another has the values, the first one's end would undo a `clear`."""
+    engine = Switched(DiskEngine(tmp_path))
+    cache = Cache(engine=engine, ttl=60)
+    f = cache.cached(counting(colour))
+    assert had(f(1)) == 1
+    cache.clear()
+    engine.plug.pull("generation", partly=True)
+    assert had(f(1)) == 2
 
 
 @both

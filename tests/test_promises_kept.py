@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from herd import Herd, Origin, until
 
-from stampede import Cache, CodecError, EngineError, Lock, core, events, front, try_lock
+from stampede import Cache, CodecError, ComputationFailed, EngineError, Lock, core, events, front, try_lock
 from stampede.engines.disk import rows
 from stampede.engines.memory import MemoryEngine
-from stampede.ports import Busy, Engine, Found
+from stampede.ports import Busy, Engine, Failed, Found
 from stampede.testing import FakeClock
 
 
@@ -143,6 +143,62 @@ class _Overtaken:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
+
+
+@pytest.mark.parametrize("asked", ["claim", "renew"])
+def test_nor_an_error_of_what_was_computed_before(world: World, asked: str) -> None:
+    """Who joins a flight while word of a failure is under way would fail with what was invalidated before its call."""
+    later: list[Herd] = []
+
+    def meanwhile() -> None:
+        before = max(flight.callers for flight in cache._core.flights._flights.values())
+        elsewhere.invalidate("k")
+        later.append(Herd(lambda: cache.get_or_compute("k", lambda: "new")))
+        until(lambda: any(flight.callers == before + 1 for flight in cache._core.flights._flights.values()))
+
+    def fails() -> None:
+        origin()
+        raise LookupError
+
+    with Cache(engine=world) as elsewhere:
+        origin = Origin()
+        world.claims = _Failing(world, meanwhile, origin.let_on, asked)
+        with Cache(engine=world) as cache:
+            holder = cache if asked == "renew" else elsewhere
+            first = Herd(lambda: holder.get_or_compute("k", fails))
+            origin.has_begun()
+            second = Herd(lambda: cache.get_or_compute("k", lambda: "computed from before"))
+            if asked == "renew":  # who is followed asks, as it fails, whether its lease has stood
+                until(lambda: any(flight.callers == 2 for flight in cache._core.flights._flights.values()))
+                origin.let_on()
+            kinds = [type(end) for end in (*first.join(), *second.join())]
+            assert kinds == [LookupError, LookupError if asked == "renew" else ComputationFailed]
+            assert later[0].join() == ["new"]
+
+
+class _Failing(_Overtaken):
+    """A computation has failed, and something happens while that is told."""
+
+    def __init__(self, world: World, meanwhile: Callable[[], object], let_on: Callable[[], object], at: str) -> None:
+        super().__init__(world, meanwhile, let_on)
+        self._at = at
+
+    async def claim(self, *args: Any) -> Any:
+        reply = await self._port.claim(*args)
+        if isinstance(reply, Failed) and self._at == "claim":
+            self._overtake()
+        return reply
+
+    async def renew(self, *args: Any) -> Any:
+        stood = await self._port.renew(*args)
+        if self._at == "renew":
+            self._overtake()
+        return stood
+
+    async def wait(self, *args: Any) -> Any:
+        if self._at == "claim":
+            self._let_on()
+        return await self._port.wait(*args)
 
 
 class _Told(_Overtaken):

@@ -233,7 +233,7 @@ def test_before_the_first_news(server: RedisServer, before: Before, face: Faces,
         holding = Herd(lambda: other("l", origin))
         origin.has_begun()
         waiting = Herd(lambda: asked.herd(4, "l", never))
-        threading.Timer(0.1, origin.let_on).start()
+        threading.Timer(0.25, origin.let_on).start()  # behind the first look
         start = time.monotonic()
         assert waiting.join() + holding.join() == [[1] * 4, 1]
         assert time.monotonic() - start < 0.6

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+from herd import until
+from interrupting import Line, lines_in, lines_of
 from servers import RedisServer
 
 from stampede import Cache
@@ -228,3 +231,32 @@ def test_a_change_after_a_flush_reaches_who_has_heard_but_half_of_it(
             ours.set("new", "tea")
         entry = theirs.peek("tea")
         assert entry is None or entry.value == "new"
+
+
+def test_what_is_found_in_an_older_generation_is_kept_nowhere(server: RedisServer) -> None:
+    """A function's own table knows of no generations, and would hit what another process has cleared meanwhile."""
+    with Cache(server.url, ttl=600) as there, Cache(server.url, ttl=600, local=True) as here:
+
+        def value(number: int) -> int:
+            return source
+
+        other, mine, source = there.cached(value), here.cached(value), 0
+        name, recalls = mine.key(0).rpartition(":")[0], here.engine.recalls
+        assert recalls is not None
+        mine(0)
+        until(lambda: recalls.generation_at_hand(name) is not None)
+        lines = [line for line in lines_in(partial(mine, -1)) if line[0].endswith("core.py")]
+        for number, where in enumerate(lines, start=1):
+            assert other(number) == source
+            cleared: list[int] = []
+
+            def at(line: Line, where: Line = where, cleared: list[int] = cleared) -> None:
+                nonlocal source
+                if line == where and not cleared:
+                    other.invalidate_all()
+                    until(lambda: recalls.generation_at_hand(name) is None)  # by now this process has been told
+                    source += 1
+                    cleared.append(source)
+
+            lines_of(partial(mine, number), at)
+            assert mine(number) == source, where
