@@ -6,9 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+import tomllib
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pages import PAGES
+
+from stampede import Cache
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -71,9 +78,47 @@ def test_an_example_shows_its_idea(tmp_path: Path, name: str) -> None:
 def test_every_example_is_run() -> None:
     """An example that nobody runs is soon wrong."""
     there = {str(path.relative_to(EXAMPLES).with_suffix("")) for path in EXAMPLES.rglob("*.py")}
-    assert there - {"web/app"} == SAID.keys()  # that one is asked by test_examples_web.py
+    assert there - {"web/app", *ENGINE} == SAID.keys()  # those of test_examples_web.py, and below
 
 
 def test_examples_are_one_screen() -> None:
     """One idea per file; an application has a few."""
-    assert all(path.read_text().count("\n") < 60 for path in EXAMPLES.rglob("*.py") if path.parent.name != "web")
+    roomy = {"web", "engine"}
+    assert all(path.read_text().count("\n") < 60 for path in EXAMPLES.rglob("*.py") if path.parent.name not in roomy)
+
+
+# -- the engine: its suites are run from the page, by test_docs.py ----------------------------------------------------
+
+ENGINE = ["engine/folder", "engine/test_folder"]
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_the_engine_is_the_one_of_the_page(name: str) -> None:
+    """The page would have another engine than the one that is there to be copied, and nobody would try that."""
+    file = EXAMPLES / f"{name}.py"
+    (shown,) = [block.text for block in PAGES["engines.md"].blocks("python") if block.title == file.name]
+    assert file.read_text() == shown
+    assert shown.count("\n") <= 100
+
+
+def test_the_engine_has_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who installs the example could not say `folder://`; or it would leave for ever what nobody needs."""
+    project = tomllib.loads((EXAMPLES / "engine" / "pyproject.toml").read_text())["project"]
+    about = tmp_path / "stampede_folder-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stampede-folder\nVersion: 1.0\n")
+    points = project["entry-points"]["stampede.engines"]
+    (about / "entry_points.txt").write_text(
+        "[stampede.engines]\n" + "\n".join(f"{name} = {there}" for name, there in points.items())
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(EXAMPLES / "engine"))
+    with Cache(f"folder://{tmp_path}/shared") as cache, Cache(f"folder+x://{tmp_path}/shared") as other:
+        assert cache.get_or_compute("k", lambda: "value") == "value"
+        assert other.get("k") == "value"
+        cell: Any = import_module("folder").FolderCell(f"{tmp_path}/shared")
+        cell.swap("old", None, b"old", 0.001)
+        time.sleep(0.01)
+        cell.sweep()
+        assert cell.read(["old"])[0].data is None
+        assert other.get("k") == "value"
