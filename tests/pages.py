@@ -1,4 +1,4 @@
-"""The pages that users read, README.md and all below docs/, taken apart.
+"""The pages that people read, README.md, CONTRIBUTING.md and all below docs/, taken apart.
 
 How their code is run (`test_docs.py`): the Python blocks of a page, from top to bottom, are one program, in an empty
 directory. A block with a title (```` ```python title="shop.py" ````) is a file beside it, which the program may import,
@@ -73,8 +73,8 @@ class Page:
         return re.findall(r"\]\(([^)\s]+)\)", text) + list(said.values())
 
 
-README = Page(ROOT / "README.md")
-PAGES = {page.name: page for page in [README, *map(Page, sorted(DOCS.rglob("*.md")))]}
+README, CONTRIBUTING = Page(ROOT / "README.md"), Page(ROOT / "CONTRIBUTING.md")
+PAGES = {page.name: page for page in [README, CONTRIBUTING, *map(Page, sorted(DOCS.rglob("*.md")))]}
 
 
 def named(text: str) -> list[str]:

@@ -44,6 +44,10 @@ SUITES = {"redis": "test_redis_conformance", "memcached": "test_memcached_confor
 """Where a test of `stampede/testing/conformance/` is run for a line of an engine; for any other: test_conformance."""
 
 
+_BLANK = r"\s+(?:(?:#|--)[^\n]*\n\s*)*"
+"""Between two words; comments may stand there, too."""
+
+
 class NotFound(Exception):
     """What is to be taken out is not there, or more than once."""
 
@@ -84,8 +88,8 @@ class Edit:
     instead: str | None = None
 
     def within(self, place: Place) -> tuple[int, int] | None:
-        """Where it stands, whatever blanks and ends of lines are between its words."""
-        pattern = r"\s+".join(re.escape(word) for word in self.text.split())
+        """Where it stands, whatever blanks, ends of lines and comments are between its words."""
+        pattern = _BLANK.join(re.escape(word) for word in self.text.split())
         start, end = place.span
         found = [*re.compile(pattern).finditer(place.source, start, end)]
         if len(found) > 1:
