@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
@@ -44,4 +45,4 @@ class FileCell(Cell):
             return None
 
     def _path(self, name: str) -> Path:
-        return self._directory / name.encode().hex()
+        return self._directory / sha256(name.encode()).hexdigest()  # a name may be too long for a file's

@@ -10,8 +10,22 @@ pytest.importorskip("moto")
 from dynamodb_server import shared_moto
 
 from stampede.engines import open_engine
+from stampede.engines.cells import Cell
+from stampede.engines.dynamodb import from_url
 from stampede.ports import Engine
-from stampede.testing.conformance import ClaimsSuite, HistoriesSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance import CellSuite, ClaimsSuite, HistoriesSuite, LocksSuite, StoreSuite
+
+
+class TestDynamodbCell(CellSuite):
+    slack = 1.5  # its clock is told in whole seconds
+
+    def make_cell(self) -> Cell:
+        server = shared_moto()
+        server.empty()
+        return from_url(server.url)
+
+    def make_peer(self, cell: Cell) -> Cell:
+        return from_url(shared_moto().url)
 
 
 class TestDynamodb(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):

@@ -12,8 +12,32 @@ pytest.importorskip("pymysql")
 from mariadb_server import shared_mariadb
 
 from stampede.engines import open_engine
+from stampede.engines.cells import Cell
+from stampede.engines.sql import from_url
 from stampede.ports import Engine
-from stampede.testing.conformance import ClaimsSuite, HistoriesSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance import CellSuite, ClaimsSuite, HistoriesSuite, LocksSuite, StoreSuite
+
+
+class TestMariadbCell(CellSuite):
+    def make_cell(self) -> Cell:
+        server = shared_mariadb()
+        server.empty()
+        return from_url(server.url)
+
+    def make_peer(self, cell: Cell) -> Cell:
+        return from_url(shared_mariadb().url)
+
+
+class TestSqliteCell(CellSuite):
+    @pytest.fixture(autouse=True)
+    def _file(self, memory_path: Path) -> None:
+        self.url = f"sql+sqlite:///{memory_path}/cache.db"
+
+    def make_cell(self) -> Cell:
+        return from_url(self.url)
+
+    def make_peer(self, cell: Cell) -> Cell:
+        return from_url(self.url)
 
 
 class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):

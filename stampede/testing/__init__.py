@@ -10,10 +10,11 @@ from stampede.switch import disabled
 from stampede.testing.clock import FakeClock
 
 if TYPE_CHECKING:
-    from stampede.testing.conformance import ClaimsSuite, CodecSuite, HistoriesSuite, LocksSuite, StoreSuite
+    from stampede.testing.conformance import CellSuite, ClaimsSuite, CodecSuite, HistoriesSuite, LocksSuite, StoreSuite
     from stampede.testing.explorer import explore, roam
 
 __all__ = [
+    "CellSuite",
     "ClaimsSuite",
     "CodecSuite",
     "FakeClock",
@@ -28,6 +29,7 @@ __all__ = [
 
 # The suites need pytest and the explorer is large: who only isolates a test pays for neither.
 _LATE = {
+    "CellSuite": "conformance",
     "ClaimsSuite": "conformance",
     "CodecSuite": "conformance",
     "HistoriesSuite": "conformance",

@@ -7,6 +7,10 @@
     class TestMineAsync(TestMine):
         suspending = True
 
+    class TestMyCell(CellSuite):                   # of which an engine is made: before the suites above
+        def make_cell(self):
+            return MyCell("localhost")
+
     class TestMyCodec(CodecSuite):                 # what is given as `codec=`
         def make_codec(self):
             return MyCodec()
@@ -16,10 +20,11 @@ pytest and unittest both collect such classes. A case that an engine declares no
 
 from __future__ import annotations
 
+from stampede.testing.conformance.cells import CellSuite
 from stampede.testing.conformance.claims import ClaimsSuite
 from stampede.testing.conformance.codecs import CodecSuite
 from stampede.testing.conformance.histories import HistoriesSuite
 from stampede.testing.conformance.locks import LocksSuite
 from stampede.testing.conformance.store import StoreSuite
 
-__all__ = ["ClaimsSuite", "CodecSuite", "HistoriesSuite", "LocksSuite", "StoreSuite"]
+__all__ = ["CellSuite", "ClaimsSuite", "CodecSuite", "HistoriesSuite", "LocksSuite", "StoreSuite"]
