@@ -214,7 +214,8 @@ def fill(record: Record, token: bytes, entry: Entry[Any], now: float) -> Change[
     """Store if the lease stands. One that has ended is lost, also where nobody has taken it."""
     if standing(record.lease, token, now):
         return _holding(entry, now), True, token
-    return record, record.kept is not None and record.kept.entry.id == entry.id, None  # it was sent again
+    kept = record.kept
+    return record, kept is not None and kept.entry.id == entry.id and kept.gone > now, None  # it was sent again
 
 
 def abandon(record: Record, token: bytes, verdict: Verdict | None, rest: float, now: float) -> Change[bool]:

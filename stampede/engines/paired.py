@@ -7,22 +7,20 @@ leaves a tombstone.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from stampede import early, forks
+from stampede import forks, record
 from stampede.engines.kit.errands import Errands
+from stampede.engines.story import heard, told
 from stampede.entry import GRACE, Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Ask, Busy, Engine, Failed, Found, Granted, Locks, Reply, Store, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Locks, Reply, Store, Versioned
+from stampede.record import Kept, Past, Record
 
 __all__ = ["Paired"]
-
-VERDICT = 5.0
-"""Seconds for which a verdict is told to those who waited for its lease."""
 
 MOMENT = 10.0
 """Seconds for which a lock is held for a verb's own sake, and no computation's."""
@@ -137,12 +135,12 @@ class _Verbs:
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         there, past = await self._look(key, past=ask.awaited is not None)
-        answer = _answer(there, past, ask)
-        if answer is not None:
+        answer = _answer(there, past, token, ask)
+        if not isinstance(answer, Granted):
             return answer
         reply, stolen = await self._acquire(key, token, ask)
         if isinstance(reply, Busy):
-            return Busy(reply.token, reply.lease, _kept(there))
+            return Busy(reply.token, reply.lease, answer.entry)
         try:
             # Again: between our look and our lock somebody may have filled, or failed.
             there, past = await self._look(key, past=True)
@@ -151,17 +149,18 @@ class _Verbs:
         except EngineError:
             await self._give_up(key, token)
             raise
-        answer = _answer(there, past, ask)
-        if answer is not None:
+        answer = _answer(there, past, token, ask)
+        if not isinstance(answer, Granted):
             await self._locks.release(BUSY + key, token)
             return answer
         self._holds.add(token, _version(there), past is not None)
-        return Granted(_kept(there), reply.fence)
+        return Granted(answer.entry, reply.fence)
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         hold = self._holds.pop(token)
         if not await self._locks.renew(BUSY + key, token, MOMENT):
-            return False
+            (there,) = await self._store.get([key])
+            return there is not None and there.id == entry.id  # it was sent again
         stored = hold is not None and await self._put(key, hold.seen, _with_grace(entry))
         if stored and hold is not None and hold.failed_before:
             await self._store.invalidate(PAST + key)
@@ -171,7 +170,9 @@ class _Verbs:
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         self._holds.pop(token)
         if (verdict is not None or rest > 0) and await self._locks.renew(BUSY + key, token, MOMENT):
-            await self._store.set(PAST + key, _past(token, verdict, rest))
+            (past,) = await self._store.get([PAST + key])
+            failed = (_past(past) or Past()).with_failure(token, verdict, rest, 0.0)
+            await self._store.set(PAST + key, _as_entry(failed))
         return await self._locks.release(BUSY + key, token)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
@@ -198,13 +199,13 @@ class _Verbs:
 
     async def expire(self, key: str) -> bool:
         (there,) = await self._store.get([key])
-        kept = _kept(there)
-        if kept is None or there is None:
-            await self.invalidate(key)  # for the sake of a computation under way
+        if there is None or _is_tombstone(there):  # for the sake of a computation under way
+            await self._overrule(key, _tombstone(self._holds.max_hold), None)
             return False
-        fresh = kept.fresh > 0
         stale = replace(there, id=new_id(), fresh=min(there.fresh, 0.0))  # a new version: fills under way are refused
-        return await self._store.replace(key, there.id, stale) and fresh
+        expired = await self._store.replace(key, there.id, stale)
+        await self._end(key)
+        return expired and there.fresh > 0
 
     async def invalidate(self, key: str) -> bool:
         there, past = await self._look(key, past=True)
@@ -254,10 +255,14 @@ class _Verbs:
         return seen is not None and await self._store.replace(key, None, entry)
 
     async def _overrule(self, key: str, entry: Entry[Any], past: Entry[Any] | None) -> None:
-        """Store whatever is there, then end the computation under way: its put would be refused in any case."""
+        """Store whatever is there, and end the computation under way: its put would be refused in any case."""
         await self._store.set(key, entry)
         if past is not None:
             await self._store.invalidate(PAST + key)
+        await self._end(key)
+
+    async def _end(self, key: str) -> None:
+        """The computation under way, if there is one."""
         token = new_id()
         reply = await self._locks.acquire(BUSY + key, token, MOMENT)
         await self._locks.release(BUSY + key, token if isinstance(reply, Granted) else reply.token)
@@ -269,17 +274,11 @@ class _Verbs:
             pass  # it ends by itself
 
 
-def _answer(there: Entry[Any] | None, past: Entry[Any] | None, ask: Ask) -> Found | Failed | None:
-    """What needs no lock: a value that is good for the caller, or the news of a failure."""
-    if ask.force:
-        return None
-    good = there is not None and not _is_tombstone(there) and there.id != ask.seen and there.fresh > -ask.since
-    if there is not None and good and (ask.draw is None or not early.due(there, ask.draw)):
-        return Found(_without_grace(there))
-    told = None if past is None else _told(past)
-    if past is not None and told is not None and (past.fresh > 0 or told[0] == ask.awaited):
-        return Failed(told[1], _kept(there), max(past.fresh, 0.0))
-    return None
+def _answer(there: Entry[Any] | None, past: Entry[Any] | None, token: bytes, ask: Ask) -> Reply:
+    """What needs no lock, or that it takes one: whoever computes."""
+    entry = _graced(there)
+    kept = None if entry is None else Kept(entry, entry.fresh, entry.keep)
+    return record.claim(Record(kept, None, _past(past)), token, ask, 0.0)[1]
 
 
 # -- entries as they are in the store -----------------------------------------------------------------------------
@@ -294,13 +293,15 @@ def _with_grace(entry: Entry[Any]) -> Entry[Any]:
     return replace(entry, keep=entry.keep + GRACE)
 
 
-def _without_grace(there: Entry[Any]) -> Entry[Any]:
-    return replace(there, keep=there.keep - GRACE)
+def _graced(there: Entry[Any] | None) -> Entry[Any] | None:
+    """It, also where it is there for waiters only."""
+    return None if there is None or _is_tombstone(there) else replace(there, keep=there.keep - GRACE)
 
 
 def _kept(there: Entry[Any] | None) -> Entry[Any] | None:
     """What may be served of it."""
-    return None if there is None or _is_tombstone(there) or there.keep <= GRACE else _without_grace(there)
+    entry = _graced(there)
+    return entry if entry is not None and entry.keep > 0 else None
 
 
 def _tombstone(seconds: float) -> Entry[bytes]:
@@ -312,18 +313,15 @@ def _is_tombstone(there: Entry[Any]) -> bool:
     return there.cost < 0
 
 
-def _past(token: bytes, verdict: Verdict | None, rest: float) -> Entry[bytes]:
-    """A verdict as an entry: fresh while the key rests, kept while it is told."""
-    told = verdict or Verdict("failed")
-    words = json.dumps([token.hex(), told.kind, told.type_name, told.message])
-    return Entry(words.encode(), new_id(), ttl=rest, fresh=rest, keep=max(rest, VERDICT))
+def _as_entry(past: Past) -> Entry[bytes]:
+    """What failures have left, counted from the entry's end."""
+    return Entry(told(past, 0.0, past.end, 2000, record.MOST), new_id(), ttl=past.end, fresh=past.end, keep=past.end)
 
 
-def _told(past: Entry[Any]) -> tuple[bytes, Verdict] | None:
-    """The token and the verdict; None if something else is there."""
+def _past(entry: Entry[Any] | None) -> Past | None:
+    """The same, as it is now; None if something else is there."""
     try:
-        token, kind, type_name, message = json.loads(past.value)
-        return bytes.fromhex(token), Verdict(str(kind), str(type_name), str(message))
+        return None if entry is None else heard(entry.value, entry.keep)
     except (ValueError, TypeError):
         return None
 

@@ -18,14 +18,14 @@ of a record
 
 from __future__ import annotations
 
-import json
 import os
 from math import inf
 from struct import Struct, error
 from zlib import crc32
 
-from stampede.entry import Entry, Verdict
-from stampede.record import Kept, Lease, Past, Record
+from stampede.engines.story import heard, told
+from stampede.entry import Entry
+from stampede.record import Kept, Lease, Record
 
 __all__ = ["ROOM", "body_of", "leased", "opened", "record_of", "sealed"]
 
@@ -43,8 +43,8 @@ ROOM = 1024
 _FOREVER = 1e9
 """Seconds for which a lease stands, or a key rests, at most."""
 
-_MESSAGES = (2000, 200, 0)
-"""How long a verdict's text may be: the first with which it all fits. With none of them, failures aren't told."""
+_STORIES = ((2000, 64), (200, 64), (0, 4))
+"""How long a message may be, and how many verdicts: the first with which it all fits; else failures aren't told."""
 
 
 # -- what is around ------------------------------------------------------------------------------------------------
@@ -91,23 +91,11 @@ def body_of(record: Record, now: float, longest: float = inf) -> bytes:
         tail = _ENTRY.pack(entry.id, *times, entry.cost, entry.margin, entry.ttl) + entry.value
     if record.past is not None and record.past.end > now:
         room = longest - _START - _FLAGS.size - len(head) - _PAST.size - len(tail)
-        story = next((told for most in _MESSAGES if len(told := _told(record.past, now, most)) <= room), None)
+        story = next((it for most in _STORIES if len(it := told(record.past, now, now, *most)) <= room), None)
         if story is not None:
             flags |= _FAILED
             head += _PAST.pack(len(story)) + story
     return _FLAGS.pack(flags) + head + tail
-
-
-def _told(past: Past, now: float, most: int) -> bytes:
-    verdicts = [
-        [token.hex(), end - now, *_cut(verdict, most)] for token, (verdict, end) in past.verdicts.items() if end > now
-    ]
-    rest = min(past.rest - now, _FOREVER) if past.rest > now else None
-    return json.dumps([rest, _cut(past.why, most), verdicts if most else verdicts[-4:]]).encode()
-
-
-def _cut(verdict: Verdict, most: int) -> list[str]:
-    return [verdict.kind, verdict.type_name[: most or 50], verdict.message[:most]]
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -141,7 +129,7 @@ def _record_of(body: memoryview, written: float, stood: float) -> Record:
     if flags & _FAILED:
         (size,) = _PAST.unpack_from(body, at)
         at += _PAST.size + size
-        past = _heard(bytes(body[at - size : at]), written)
+        past = heard(bytes(body[at - size : at]), written)
     if flags & _KEPT:
         id, fresh, keep, cost, margin, ttl = _ENTRY.unpack_from(body, at)
         if not (-inf < cost < inf and margin >= 0 and ttl >= 0 and -inf < fresh <= keep):
@@ -150,15 +138,6 @@ def _record_of(body: memoryview, written: float, stood: float) -> Record:
         entry = Entry(value, id, cost, margin, ttl, fresh, keep, flags & _RAISED != 0)
         kept = Kept(entry, written + fresh, written + keep)
     return Record(kept, lease, past)
-
-
-def _heard(story: bytes, written: float) -> Past:
-    rest, why, verdicts = json.loads(story)
-    told = {
-        bytes.fromhex(token): (Verdict(*map(str, verdict)), written + _bounded(left))
-        for token, left, *verdict in verdicts
-    }
-    return Past(told, -inf if rest is None else written + _bounded(rest), Verdict(*map(str, why)))
 
 
 def _bounded(seconds: float) -> float:

@@ -8,7 +8,6 @@ here they are seconds from now, so that now is 0.
 
 from __future__ import annotations
 
-import json
 from hashlib import blake2b
 from math import ceil, inf, isfinite
 from struct import Struct, error
@@ -16,7 +15,8 @@ from typing import NamedTuple
 
 from stampede import record
 from stampede.engines.memcached.meta import MONTH, Reply
-from stampede.entry import GRACE, Entry, Verdict
+from stampede.engines.story import heard, told
+from stampede.entry import GRACE, Entry
 from stampede.ports import Ask, Busy, Failed, Found
 from stampede.record import NOTHING, Kept, Lease, Past, Record
 
@@ -46,7 +46,7 @@ _LEASE = Struct(">BdI")
 _VERSION = 1
 _TOKEN = 8  # bytes of a token that something stands behind
 _RAISED, _ALWAYS_FRESH, _ALWAYS_KEPT = 1, 2, 4
-_MESSAGE, _CRAMPED = 2000, 50
+_ROOMY, _CRAMPED = (2000, 16), (50, 4)  # of a verdict's message, and verdicts
 _LARGE = 100_000
 
 
@@ -98,7 +98,8 @@ def write(it: Record) -> Body:
     if entry is not None:
         ends.append(max(entry.keep, entry.fresh + GRACE + 1))
     ttl = max(min(ceil(min(max(ends), MONTH)), MONTH), 1)
-    story = _told(past, ttl, cramped=entry is not None and len(entry.value) > _LARGE)
+    cramped = entry is not None and len(entry.value) > _LARGE
+    story = told(past, 0.0, ttl, *(_CRAMPED if cramped else _ROOMY)) if past.end > 0 else b""
     holder = lease.token
     if lease.holder and len(holder) == _TOKEN:
         holder += b"@" + lease.holder.encode("utf-8", "replace")
@@ -119,19 +120,6 @@ def _packed(entry: Entry[bytes], ttl: int) -> bytes:
         keeplag = ttl - float(ceil(entry.keep))
     head = _ENTRY.pack(_VERSION, flags, entry.id, freshlag, keeplag, entry.cost, entry.margin, entry.ttl)
     return head + entry.value
-
-
-def _told(past: Past, ttl: int, *, cramped: bool) -> bytes:
-    if past.end <= 0:
-        return b""
-    longest = _CRAMPED if cramped else _MESSAGE
-    verdicts = sorted(past.verdicts.items(), key=lambda each: -each[1][1])[: 4 if cramped else 16]
-    told = [[token.hex(), ttl - left, *_cut(verdict, longest)] for token, (verdict, left) in verdicts if left > 0]
-    return json.dumps([ttl - past.rest if past.rest > 0 else None, _cut(past.why, longest), told]).encode()
-
-
-def _cut(verdict: Verdict, longest: int) -> list[str]:
-    return [verdict.kind, verdict.type_name[:longest], verdict.message[:longest]]
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -157,7 +145,7 @@ def read(reply: Reply) -> Record:
             token, who = token[:_TOKEN], token[_TOKEN + 1 :]
         at += length
         kept = _unpacked(reply.value, at, reply.left) if len(reply.value) > at else None
-        past = _heard(story, left) if story else None
+        past = heard(story, left) if story else None
     except (error, ValueError, TypeError, OverflowError, RecursionError):
         return NOTHING
     end = left - leaselag if isfinite(leaselag) else 0.0
@@ -175,15 +163,6 @@ def _unpacked(value: bytes, at: int, left: int) -> Kept | None:
     keep = inf if flags & _ALWAYS_KEPT else left - keeplag
     entry = Entry(value[at + _ENTRY.size :], id, cost, margin, ttl, fresh, keep, flags & _RAISED != 0)
     return Kept(entry, fresh, keep, GRACE + 1)
-
-
-def _heard(story: bytes, left: float) -> Past:
-    restlag, why, told = json.loads(story)
-    verdicts = {bytes.fromhex(token): (Verdict(*map(str, rest)), left - lag) for token, lag, *rest in told}
-    past = Past(verdicts, -inf if restlag is None else left - restlag, Verdict(*map(str, why)))
-    if not past.end < inf:
-        raise ValueError(story)
-    return past
 
 
 # -- deciding -----------------------------------------------------------------------------------------------------

@@ -82,30 +82,32 @@ class _Machine(RuleBasedStateMachine):
         claims, store = self.sides[by % 2]
         ours, theirs = self.seen(store, key, seen)
         ask = Ask(
-            self.seconds[lease], self.seconds[since], theirs, None if awaited is None else self.token(awaited), force,
+            self.seconds[lease], self.seconds[since], theirs, None if awaited is None else self.token(key, awaited), force,
             draw=draw if self.suite.draws else None,
         )  # fmt: skip
-        told = self.turn(claims.claim(self.name(key), self.token(by), ask))
+        told = self.turn(claims.claim(self.name(key), self.token(key, by), ask))
         ask.seen = ours
-        self.same(told, self.model.claim(key, self.token(by), ask))
+        self.same(told, self.model.claim(key, self.token(key, by), ask))
 
     @rule(key=KEYS, by=CLAIMANTS, entry=st.none() | ENTRIES)
     def fill(self, key: str, by: int, entry: dict[str, Any] | None) -> None:
         """With None, what was stored last is sent again."""
         made = self.last.get(key) if entry is None else self.made(key, **entry)
-        if made is not None:
-            told = self.turn(self.sides[by % 2][0].fill(self.name(key), self.token(by), made))
-            self.same(told, self.model.fill(key, self.token(by), made))
+        if made is not None and (entry is not None or self.suite.ids_last):
+            told = self.turn(self.sides[by % 2][0].fill(self.name(key), self.token(key, by), made))
+            self.same(told, self.model.fill(key, self.token(key, by), made))
 
     @rule(key=KEYS, by=CLAIMANTS, verdict=st.sampled_from(VERDICTS), rest=st.sampled_from(["no", "short", "long"]))
     def abandon(self, key: str, by: int, verdict: Verdict | None, rest: str) -> None:
-        told = self.turn(self.sides[by % 2][0].abandon(self.name(key), self.token(by), verdict, self.seconds[rest]))
-        self.same(told, self.model.abandon(key, self.token(by), verdict, self.seconds[rest]))
+        told = self.turn(
+            self.sides[by % 2][0].abandon(self.name(key), self.token(key, by), verdict, self.seconds[rest])
+        )
+        self.same(told, self.model.abandon(key, self.token(key, by), verdict, self.seconds[rest]))
 
     @rule(key=KEYS, by=CLAIMANTS, lease=ENDING)
     def renew(self, key: str, by: int, lease: str) -> None:
-        told = self.turn(self.sides[by % 2][0].renew(self.name(key), self.token(by), self.seconds[lease]))
-        self.same(told, self.model.renew(key, self.token(by), self.seconds[lease]))
+        told = self.turn(self.sides[by % 2][0].renew(self.name(key), self.token(key, by), self.seconds[lease]))
+        self.same(told, self.model.renew(key, self.token(key, by), self.seconds[lease]))
 
     @rule(key=KEYS, entry=ENTRIES, side=SIDES)
     def set(self, key: str, entry: dict[str, Any], side: bool) -> None:
@@ -145,8 +147,9 @@ class _Machine(RuleBasedStateMachine):
     def name(self, key: str) -> str:
         return f"{self.history} {key}"
 
-    def token(self, number: int) -> bytes:
-        return b"%d" % (self.history % 10**7 * 10 + number + 10**7)
+    def token(self, key: str, number: int) -> bytes:
+        """Eight bytes, of this key and this history only."""
+        return f"{self.history % 10**6:06}{key}{number}".encode()
 
     def made(self, key: str, fresh: str, stale: str, ttl: str, known: tuple[float, float], raised: bool) -> Entry[Any]:
         """With an id of its own. It is also the last one, to be sent again."""
