@@ -81,10 +81,10 @@ class _Machine(RuleBasedStateMachine):
     ) -> None:
         claims, store = self.sides[by % 2]
         ours, theirs = self.seen(store, key, seen)
+        waited = None if awaited is None else self.token(key, awaited)
         ask = Ask(
-            self.seconds[lease], self.seconds[since], theirs, None if awaited is None else self.token(key, awaited), force,
-            draw=draw if self.suite.draws else None,
-        )  # fmt: skip
+            self.seconds[lease], self.seconds[since], theirs, waited, force, draw=draw if self.suite.draws else None
+        )
         told = self.turn(claims.claim(self.name(key), self.token(key, by), ask))
         ask.seen = ours
         self.same(told, self.model.claim(key, self.token(key, by), ask))
