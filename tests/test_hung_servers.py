@@ -19,7 +19,7 @@ from proxy import Proxy
 from servers import shared_redis
 
 from stampede import Cache, EngineError
-from stampede.engines import vigil
+from stampede.engines.kit import vigil
 from stampede.testing import FakeClock
 
 pytestmark = pytest.mark.alone

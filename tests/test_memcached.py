@@ -187,9 +187,10 @@ def test_what_one_turn_of_the_loop_asks_goes_out_together(
 
     async def scenario() -> None:
         await engine.astore.set("k", some())
-        stream: Any = await engine._aline.reach(engine._servers.all[0])
-        write = stream._transport.write
-        monkeypatch.setattr(stream._transport, "write", lambda data: (sent.append(data), write(data)))
+        link: Any = await engine._aline.reach(engine._servers.all[0])
+        transport = link._wire._transport
+        write = transport.write
+        monkeypatch.setattr(transport, "write", lambda data: (sent.append(data), write(data)))
         claims = [engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(100)]
         for reply in await asyncio.gather(*claims):
             assert isinstance(reply, Found)

@@ -16,7 +16,7 @@ from servers import RedisServer, free_port
 
 from stampede import Cache
 from stampede.colour import run_blocking
-from stampede.engines.progress import LARGE
+from stampede.engines.kit.progress import LARGE
 from stampede.engines.redis import RedisEngine, wire
 from stampede.engines.redis.ends import MOST, Ends
 from stampede.entry import Entry, new_id

@@ -15,7 +15,7 @@ from proxy import Proxy
 from servers import RedisServer, shared_redis
 
 from stampede import Cache, TooLarge, events
-from stampede.engines.progress import Pace
+from stampede.engines.kit.progress import Pace
 
 RATE = 7e5
 BLOB = os.urandom(500_000)

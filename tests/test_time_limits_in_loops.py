@@ -96,18 +96,19 @@ def of(module: str, *names: str) -> Callable[[FrameType], bool]:
 
 @loops
 @pytest.mark.parametrize(
-    "engine, name",
-    [("redis", name) for name in ("_connect", "connect", "_flush", "landed", "heard")]
-    + [("memcached", name) for name in ("_connected", "connect", "_flush", "landed", "_parse")],
+    "module, name",
+    [("kit/pipe", name) for name in ("_connect", "_flush", "landed", "heard")]
+    + [("{}/suspending", name) for name in ("reach", "written", "check")],
 )
-def test_it_comes_out_of_a_call(engine: str, name: str, new_loop: Any) -> None:
+@engines
+def test_it_comes_out_of_a_call(engine: str, module: str, name: str, new_loop: Any) -> None:
     """A loop only logs what comes out of a callback of its: the worker would go on beyond its time."""
     world = World(engine, new_loop)
     with world.cache:
         world.call(0)
         for number in (1, 2):
             # Not the very first moment, at which the function has not begun to catch anything.
-            error = interrupted(partial(world.call, number), 2, where=of(f"{engine}/suspending", name))
+            error = interrupted(partial(world.call, number), 2, where=of(module.format(engine), name))
             assert isinstance(error, Interrupt)
             assert str(error) != "swallowed"
             world.is_well(number)
@@ -115,10 +116,10 @@ def test_it_comes_out_of_a_call(engine: str, name: str, new_loop: Any) -> None:
 
 @loops
 @engines
-@pytest.mark.parametrize("module", ["suspending", "landing", "attendant"])
+@pytest.mark.parametrize("module", ["{}/suspending", "kit/pipe", "kit/landing", "kit/attendant"])
 def test_it_is_no_outage(engine: str, module: str, new_loop: Any) -> None:
     """Whatever a loop does for all would end with one worker's time, and the engine count as down."""
-    where = of(module if module != "suspending" else f"{engine}/suspending")
+    where = of(module.format(engine))
     points: list[object] = []
     world = World(engine, new_loop)
     with world.cache:

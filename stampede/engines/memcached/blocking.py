@@ -16,12 +16,12 @@ from math import inf
 from typing import Any
 from weakref import ref
 
+from stampede.engines.kit.progress import LARGE, comes, send
+from stampede.engines.kit.vigil import NOT_TO_OTHERS, hang_up
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, claimed, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
 from stampede.engines.memcached.unheard import unheard
-from stampede.engines.progress import LARGE, comes, send
-from stampede.engines.vigil import NOT_TO_OTHERS, hang_up
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 

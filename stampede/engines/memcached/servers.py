@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.breaker import Breaker
 from stampede.colour import Bell
-from stampede.engines.landing import Interrupted
+from stampede.engines.kit.landing import Interrupted
+from stampede.engines.kit.vigil import Vigil
 from stampede.engines.memcached.meta import Reply
-from stampede.engines.vigil import Vigil
 from stampede.errors import EngineClosed, EngineError, OptionError
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from stampede.engines import progress
+from stampede.engines.kit import progress
+from stampede.engines.kit.replies import OutOfStep
+from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil, hang_up
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, left_over, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
-from stampede.engines.redis.shapes import OutOfStep
-from stampede.engines.vigil import NOT_TO_OTHERS, Vigil, hang_up
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 

@@ -12,9 +12,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from stampede.engines.kit.vigil import Vigil
 from stampede.engines.redis.scripts import is_damage
 from stampede.engines.url import flag, safe_url
-from stampede.engines.vigil import Vigil
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.interruptions import pass_on
 

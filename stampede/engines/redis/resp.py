@@ -6,17 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-from stampede.engines.redis.shapes import OutOfStep
+from stampede.engines.kit import replies
+from stampede.engines.kit.replies import MORE, OutOfStep
 
 __all__ = ["MORE", "Parser", "left_over", "packed", "parser"]
 
-MORE = object()
-"""There is no whole reply yet."""
 
-
-class Parser(Protocol):
-    def feed(self, data: bytes | memoryview, /) -> None: ...
-    def gets(self) -> Any: ...
+class Parser(replies.Parser, Protocol):
     def has_data(self) -> bool: ...
 
 

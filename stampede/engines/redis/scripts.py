@@ -9,7 +9,8 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-from stampede.engines.redis.shapes import COMMANDS, SCRIPTS, OutOfStep, is_number
+from stampede.engines.kit.replies import OutOfStep
+from stampede.engines.redis.shapes import COMMANDS, SCRIPTS, is_number
 from stampede.engines.redis.wire import all_of
 from stampede.ports import Hears
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-__all__ = ["COMMANDS", "SCRIPTS", "OutOfStep", "Shape", "is_number"]
+__all__ = ["COMMANDS", "SCRIPTS", "Shape", "is_number"]
 
 Shape: TypeAlias = Callable[[Any], bool]
 
 _ENTRY = 50  # bytes of ours before the value: see wire.py
 _FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED, _LARGE = range(6)
-
-
-class OutOfStep(ConnectionError):
-    """What was read is no reply to what was asked: nothing that this connection says is to be believed any more."""
 
 
 def is_number(reply: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
-from stampede.engines.progress import LARGE
+from stampede.engines.kit.progress import LARGE
 from stampede.engines.redis.clients import is_about_rights, is_silence
 from stampede.engines.redis.ends import Ends, Known
 from stampede.engines.redis.news import GENERATIONS, News

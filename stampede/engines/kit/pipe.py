@@ -1,0 +1,516 @@
+"""The connection of an event loop: what one turn of the loop asks goes out together.
+
+Replies come in the order of the questions, so that many callers share the connection without waiting for each other,
+and nobody is refused for being one too many. A server that says nothing for too long is called hung; what moves, in
+either direction, is alive. An engine says in a `Pipe` of its own how it connects, writes and reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from contextlib import suppress
+from math import inf
+from typing import Any, Generic, TypeVar
+
+from stampede import forks
+from stampede.engines.kit.attendant import Attendant
+from stampede.engines.kit.landing import Interrupted, Landing
+from stampede.engines.kit.progress import LARGE, Pace, unsent
+from stampede.engines.kit.replies import MORE, OutOfStep, Parser
+from stampede.engines.kit.transport import disown, shut
+from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
+from stampede.interruptions import of_a_caller, pass_on
+from stampede.loops import Loop, PerLoop, nobodys
+from stampede.stalls import NEXT, given_back, unhurried
+
+__all__ = ["Pipe", "Pipes", "Question", "Wire"]
+
+P = TypeVar("P", bound="Pipe")
+
+
+class Question:
+    """What was asked together, in the engine's words, and its replies so far."""
+
+    __slots__ = ("again", "asked", "awaited", "count", "future", "heard", "replies", "told", "twice", "wire")
+
+    def __init__(self, asked: Any, count: int, future: asyncio.Future[None], *, twice: bool = True) -> None:
+        self.asked = asked
+        self.count = count  # of its replies
+        self.future = future
+        self.twice = twice  # it may be sent again, over a new connection, where the old one turns out to be closed
+        self.replies: list[Any] = []
+        self.wire: Wire | None = None  # that has brought them
+        self.told = 0  # what was noted on that by then
+        self.again: object = None  # the connection on which it has been sent once before
+        self.heard: Callable[[], object] | None = None  # to be called at once when it has its replies
+        self.awaited = True  # by somebody
+
+    def forget(self) -> None:
+        """Nobody waits for it, nor for its error."""
+        self.awaited = False
+        self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def drop(self) -> None:
+        """Who asked is gone: if it hasn't been sent, it needn't be."""
+        with suppress(RuntimeError):  # its loop was closed
+            self.future.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            with suppress(RuntimeError):  # its loop was closed: nobody waits there any more
+                self.future.set_exception(error)
+
+
+class Pipe(ABC):
+    """One event loop's way to one server, and the questions before and in it. It connects when there are some.
+
+    What a signal's handler raises may come between any two steps of this. So a question waits, or is on its way,
+    until it has been answered; it may be in both places, and each step can be done again. As long as there are
+    questions, a task looks at what there is, and does what was left undone.
+    """
+
+    hung: type[Exception] = TimeoutError
+    """What says that there was no reply in time: who was waiting doesn't ask again."""
+
+    final: tuple[type[Exception], ...] = (TimeoutError,)
+    """What ends a question that was under way; all else that ends its connection has it asked once more."""
+
+    known: tuple[type[Exception], ...] = (OSError,)
+    """What a server, or the way to it, makes connecting fail with."""
+
+    wire: Wire | None = None
+    """The connection that stands."""
+
+    def __init__(self, vigil: Vigil, patience: float | None) -> None:
+        self.vigil = vigil
+        self._patience = patience
+        self._waiting: deque[Question] = deque()
+        self._connecting: asyncio.Task[None] | None = None
+        self._connects = inf  # since when
+        self._odd = False  # the last connection failed in a way that no server makes it fail
+        self._attendant = Attendant()
+
+    # -- what an engine says ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def reach(self, made: list[Wire]) -> Wire:
+        """A connection that stands. It is noted in `made` before it keeps anything: who is interrupted closes it."""
+
+    def failed(self, error: Exception) -> None:
+        """There is none to be had."""
+        return
+
+    @abstractmethod
+    def written(self, wire: Wire, questions: Sequence[Question]) -> bytes:
+        """As they are sent."""
+
+    @abstractmethod
+    def check(self, question: Question, reply: Any) -> None:
+        """Raise if that can't be its next reply; or if it says that nothing is to be had over this connection."""
+
+    def current(self, wire: Wire) -> bool:
+        """Whether it leads where a new one would."""
+        return True
+
+    def before(self, wire: Wire) -> Question | None:
+        """What is to be asked before all else that this turn asks."""
+        return None
+
+    def unheard(self, question: Question) -> None:
+        """The replies are there, and who asked is gone."""
+        return
+
+    def left(self, wire: Wire, *, owes: bool) -> None:
+        """Nothing is asked on it any more. `owes`: what it has not said yet may come all the same."""
+        return
+
+    # -- questions --------------------------------------------------------------------------------------------------
+
+    @property
+    def connecting(self) -> bool:
+        return self._connecting is not None and not self._connecting.done()
+
+    def ask(self, asked: Any, count: int, *, twice: bool = True) -> Question:
+        """A question whose future ends with its replies. Who stops waiting for them bothers nobody else."""
+        loop = asyncio.get_running_loop()
+        question = Question(asked, count, loop.create_future(), twice=twice)
+        self._attendant.attend(loop, self)
+        self._waiting.append(question)
+        if len(self._waiting) == 1:  # for all that this turn asks; if it is lost, the attending task flushes
+            loop.call_soon(self._turn)
+        return question
+
+    def _turn(self) -> None:
+        try:
+            self._flush()
+        except BaseException as error:
+            own = of_a_caller(error)
+            if own is None:
+                raise
+            self.interrupted(own)
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        wire = self.wire
+        if wire is None:
+            if not self.connecting:
+                self._connecting = nobodys(asyncio.ensure_future, self._connect())
+                self._connecting.add_done_callback(self._connected)
+            return
+        if not self.current(wire):
+            wire.lose(ConnectionError("this is not the master any more"))
+            return
+        if not wire.flying and wire.speaks():
+            wire.lose(OutOfStep("it has said what nobody had asked for, or goodbye"))
+            return
+        try:
+            asked = [question for question in self._waiting if not question.future.done()]
+            first = self.before(wire)
+            if first is not None:
+                asked.insert(0, first)
+            idle = not wire.flying
+            wire.flying.extend(asked)
+            self._waiting.clear()
+            if asked:
+                wire.send(self.written(wire, asked), idle=idle)
+        except BaseException as error:  # nobody else would tell those who wait
+            wire.stumbled(error)
+
+    def heard(self, wire: Wire, reply: Any) -> None:
+        """Any reply."""
+        flying = wire.flying
+        if not flying:
+            raise OutOfStep("it has said more than it was asked for")
+        question = flying[0]
+        self.check(question, reply)
+        replies = question.replies
+        replies.append(reply)
+        if len(replies) == question.count:
+            question.wire, question.told = wire, wire.told
+            if question.heard is not None:
+                question.heard()
+            future = question.future
+            if not future.done():
+                future.set_result(None)
+            else:
+                self.unheard(question)
+            flying.popleft()  # not before: until it is answered, it is asked again on another connection
+
+    def interrupted(self, error: BaseException) -> None:
+        """What a signal's handler raises comes out of the call of one who waits, as if it had come there. If nobody
+        does it is the loop's to tell."""
+        for question in [*(self.wire.flying if self.wire is not None else ()), *self._waiting]:
+            if question.awaited and not question.future.done():
+                question.fail(error)
+                return
+        raise error
+
+    # -- the connection ---------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        made: list[Wire] = []
+        self._connects = time.monotonic()
+        try:
+            wire = await unhurried(lambda: self.reach(made), (self.hung, TimeoutError))
+            await anext(wire.ended)
+            if self.wire is None:  # or whoever began this was interrupted before it had it, and another has come
+                self.wire = wire
+            self._odd = False
+        except asyncio.CancelledError:  # the loop ends, or the engine is closed
+            self._fail_waiting(ConnectionError("the connection was closed"))
+            raise
+        except Interrupted:
+            pass  # by ourselves: that says nothing of the server
+        except Exception as error:
+            pass_on(error)
+            if isinstance(error, self.known):
+                self.failed(error)
+                self._fail_waiting(error)
+            else:  # what it stumbles over; or thrown in by whom we don't know: once more tells which
+                if self._odd:
+                    self._fail_waiting(_odd(error))
+                self._odd = not self._odd
+        finally:
+            self._connecting = None
+            for wire in made:
+                if wire is not self.wire:
+                    wire.close()
+        self._flush()
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        own = None if error is None else of_a_caller(error)
+        if own is not None:
+            self._flush()
+            self.interrupted(own)
+
+    def broken(self, wire: Wire, error: Exception) -> None:
+        """What was under way is asked once more on a new connection, if it may be."""
+        if self.wire is not wire:
+            for question in wire.flying:
+                if not question.twice:  # of one that is to stand yet
+                    question.fail(error)
+            return
+        if not isinstance(error, (*self.known, self.hung)):  # what a parser has stumbled over
+            error = _odd(error)
+        again, ours = [], isinstance(error, Interrupted)
+        for question in wire.flying:
+            first = question.again in (None, wire) or (ours and question.again is not self)
+            if isinstance(error, self.final) or not first or not question.twice:
+                question.fail(error)
+            elif not question.future.done():
+                question.again, question.replies = question.again if ours else wire, []
+                again.append(question)
+        for question in self._waiting:
+            if question.twice:
+                again.append(question)
+            else:
+                question.fail(error)
+        self._waiting = deque(dict.fromkeys(again))
+        self.wire = None  # not before: until here, all of this is done again if it is interrupted
+        self._flush()
+
+    def look(self, sure: bool) -> float | None:
+        """Do what was left undone; break a connection that owes a reply, and on which nothing has moved for as long as
+        a reply may take. Seconds until it is to be called hung."""
+        if self.wire is not None:
+            self.wire.look_for_missed()
+        if self.wire is not None and self.wire.lost:
+            self.wire.lose(ConnectionError("the server closed the connection"))
+        self._flush()
+        wire, patience, vigil = self.wire, self._patience, self.vigil
+        if wire is None and vigil.hangs(self._connects):
+            self._fail_waiting(self.hung(NOT_TO_OTHERS))  # who comes later finds out whether it has connected
+        if wire is None or not wire.flying:
+            return inf if self._waiting else None
+        if patience is None:
+            return inf
+        left, since = wire.left(patience), wire.since
+        if left > 0 and vigil.hangs(since):
+            if sure:
+                wire.lose(self.hung(NOT_TO_OTHERS))
+            return -NEXT
+        if left <= 0 and sure:
+            wire.lose(self.hung(f"no reply within {patience:g} s"))
+            vigil.ends(since, patience)
+        # Overdue, it may be our own loop that was blocked, and the reply be there to be read.
+        return left if left > 0 else -given_back(-left, patience)
+
+    def _fail_waiting(self, error: BaseException) -> None:
+        for question in self._waiting:
+            question.fail(error)
+        self._waiting.clear()
+
+    def gone(self) -> None:
+        """The loop ends, or the engine is closed. (A loop that we refer to would never be collected.)"""
+        error = ConnectionError("the connection was closed")
+        for question in self.wire.flying if self.wire is not None else ():
+            question.fail(error)
+        self.wire = None
+        self._fail_waiting(error)
+        with suppress(RuntimeError):  # its loop was closed
+            self._attendant.leave()
+
+    def close(self) -> None:
+        if self._connecting is not None and not self._connecting.get_loop().is_closed():
+            self._connecting.cancel()
+        if self.wire is not None:
+            self.wire.close()
+        self.gone()
+
+    def __del__(self) -> None:
+        if self.wire is not None:
+            self.wire.close()  # its loop was collected
+
+    def disown(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.disown()
+
+
+def _odd(error: Exception) -> OutOfStep:
+    return OutOfStep(f"{type(error).__name__}: {error}")
+
+
+class Wire(Landing):
+    """A connection, with its bytes read and written by us."""
+
+    _transport: Any = None
+    _watched: select.poll | None = None
+    kept: Any = None
+    """What a client library has of it, and would close."""
+
+    def __init__(self, pipe: Pipe, parser: Parser) -> None:
+        super().__init__()
+        self.pipe = pipe
+        self.parser = parser
+        self.flying: deque[Question] = deque()  # questions that were sent, in the order of their replies
+        self.dead = False
+        self.born = inf  # when it stood
+        self.told = 0  # for an engine's notes
+        self._vigil = pipe.vigil
+        self._pace = Pace()
+        self._begun: list[Any] = []
+        # No Python code, in which a signal may be served: uvloop would never go on with who waits for the connection.
+        self.connection_made = self._begun.append  # type: ignore[assignment, method-assign]
+        self.ended = _until_the_end(self)
+
+    def stand(self, transport: Any) -> None:
+        """It leads there."""
+        self._transport = transport
+        if transport.get_extra_info("sslcontext") is None:  # TLS sends what is no reply, too
+            self._watched = select.poll()
+            self._watched.register(self.socket.fileno(), select.POLLIN)
+        if transport.is_closing():
+            raise ConnectionError("the server closed the connection")
+        self.born = time.monotonic()
+
+    @property
+    def transport(self) -> Any:
+        return self._transport
+
+    @property
+    def socket(self) -> Any:
+        return self._transport.get_extra_info("socket")
+
+    @property
+    def lost(self) -> bool:
+        """It is of no use any more, and perhaps nobody was told."""
+        return self.dead or self._transport.is_closing()
+
+    def speaks(self) -> bool:
+        """Whether there is something to read, which is no reply if nothing has been asked."""
+        return self._watched is not None and bool(self._watched.poll(0))
+
+    async def ask(self, asked: Any, count: int = 1) -> list[Any]:
+        """The replies to what is asked before it stands for all."""
+        question = Question(asked, count, asyncio.get_running_loop().create_future(), twice=False)
+        question.awaited = False
+        self.flying.append(question)
+        self.send(self.pipe.written(self, [question]), idle=True)
+        await question.future
+        return question.replies
+
+    def send(self, data: bytes, *, idle: bool) -> None:
+        if idle:
+            self._pace.begin(time.monotonic())
+        if len(data) > LARGE:
+            self._pace.sends(len(data))
+        self._transport.write(data)
+
+    def left(self, patience: float) -> float:
+        """Seconds until it is to be called hung."""
+        return self._pace.left(patience, unsent(self._transport), time.monotonic())
+
+    @property
+    def since(self) -> float:
+        """When it began to wait for what it waits for."""
+        return self._pace.since
+
+    def landed(self, data: memoryview) -> None:
+        if self.dead:
+            return
+        heard, gets = self.pipe.heard, self.parser.gets
+        try:
+            self._vigil.heard = now = time.monotonic()
+            self._pace.heard(now)
+            self.parser.feed(data)
+            while (reply := gets()) is not MORE:
+                heard(self, reply)
+        except BaseException as error:  # these are no replies, or not to our questions
+            self.stumbled(error)
+
+    def interrupted(self, error: BaseException) -> None:
+        self.pipe.interrupted(error)
+
+    def lose(self, error: Exception) -> None:
+        """What is under way on it needs another."""
+        self._leave(owes=isinstance(error, self.pipe.hung))
+        if self._transport is not None:
+            self._transport.abort()
+        self.pipe.broken(self, error)
+
+    def close(self) -> None:
+        """Close it, also when its loop runs no more."""
+        self._leave(owes=True)
+        for transport in self._begun if self._transport is None else [self._transport]:
+            shut(transport)
+
+    def _leave(self, *, owes: bool) -> None:
+        if not self.dead:
+            self.pipe.left(self, owes=owes)
+        self.dead = True
+
+    def disown(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self.dead = True
+        disown(self._transport)
+
+    def loop_ends(self) -> None:
+        self.close()
+        if self.pipe.wire is self:
+            self.pipe.gone()
+
+
+async def _until_the_end(wire: Wire) -> AsyncGenerator[None, None]:
+    """A loop that is shut down closes its generators, and not always its tasks."""
+    try:
+        yield
+    finally:
+        try:
+            wire.loop_ends()
+        except BaseException:  # interrupted; and nobody else closes it
+            wire.loop_ends()
+            raise
+        await asyncio.sleep(0)  # the transport closes in the next turn
+
+
+class Pipes(Generic[P]):
+    """Those of one engine: for each event loop one to each `end`."""
+
+    def __init__(self, made: Callable[[Any], P]) -> None:
+        self._made = made
+        self._pipes: PerLoop[dict[Hashable, P]] = PerLoop()
+
+    def to(self, end: Hashable) -> P:
+        """The one of the loop that runs."""
+        loop = asyncio.get_running_loop()
+        pipes = self._pipes.get(loop)
+        if pipes is None:
+            self.close_dead()
+            pipes = self._pipes.put(loop, {})
+        pipe = pipes.get(end)
+        if pipe is None:
+            pipe = pipes[end] = self._made(end)
+        return pipe
+
+    def take_all(self, *, closed: bool = False) -> list[tuple[Loop, P]]:
+        """Whatever there is, and it is there no more; or only what belongs to loops that are closed."""
+        return [(loop, pipe) for loop, pipes in self._pipes.take_all(closed=closed) for pipe in pipes.values()]
+
+    def close(self) -> None:
+        """Close the connections of all loops, also of those that run in other threads."""
+        for loop, pipe in self.take_all():
+            if loop.is_running() and loop is not asyncio._get_running_loop():
+                try:
+                    loop.call_soon_threadsafe(pipe.close)
+                except RuntimeError:
+                    pass  # closed meanwhile, and its connection with it
+            else:
+                pipe.close()
+
+    def start_again(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        forks.each(pipe.disown for _, pipe in self.take_all())
+
+    def close_dead(self) -> None:
+        """Close the connections of loops that were closed without cancelling their tasks, as a loop should."""
+        for _, pipe in self.take_all(closed=True):
+            pipe.close()
