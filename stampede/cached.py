@@ -315,7 +315,7 @@ class Cached(Verbs):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], block: Block | None
     ) -> tuple[Scope, str, Resident | Entry[Any] | None]:
         """Where the value of these arguments belongs, and what is at hand of it."""
-        scope = self.scope
+        scope = self._scope or self._bind()
         key = self.key_of_call(*args, **kwargs)
         found = scope.at_hand(key) if block is None else scope.at_hand_of(block, key)
         if isinstance(found, Resident) and self.hot.looks:

@@ -13,8 +13,8 @@ from stampede import events
 from stampede.colour import Colour, Loop
 from stampede.entry import Entry, new_id
 from stampede.flight import Flight, Flights
-from stampede.habit import Habit
 from stampede.leader import Leader
+from stampede.odds import Odds
 from stampede.outcome import Landing
 from stampede.pace import Pace
 from stampede.policy import Policy
@@ -97,7 +97,7 @@ class Means:
     era: Era = field(default_factory=Era)
     draws: bool = True  # no local tier has drawn the early moment: a call does
     looks: Looks | None = None  # the port, of an engine of which a hit is a look
-    habit: Habit = field(default_factory=Habit)
+    odds: Odds = field(default_factory=Odds)  # of a hit
 
 
 class Call:

@@ -86,7 +86,10 @@ class CodedClaims(_Coded):
         if found is None:
             return None
         entry = self.open(key, found.entry)
-        return Found(entry, found.ticket) if entry is not None and entry.fresh > 0 else None
+        if entry is None or entry.fresh <= 0:
+            return None
+        found.entry = entry
+        return found
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
         return await self._port.fill(key, token, self.closed(key, entry))

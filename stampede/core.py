@@ -23,12 +23,12 @@ from stampede.front import Front
 from stampede.gather import Gathering, run_together
 from stampede.guarded import Guarded
 from stampede.guarded_many import GuardedMany
-from stampede.habit import Habit
 from stampede.keeper import Hold, keeper
 from stampede.keys import generation, quoted
 from stampede.land import quietly
 from stampede.leader import Leader
 from stampede.local import Resident
+from stampede.odds import Odds
 from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
 from stampede.places import Place
@@ -172,7 +172,7 @@ class Scope:
         )
         self._trial = trial
         self.era = Era()
-        self._habit = Habit()
+        self._odds = Odds()
         self._blocking, self._together = self._means(self.claims, BLOCKING), self._means(together, BLOCKING)
         self._suspending = self._means(self.aclaims, PROMPT if core.engine.prompt else SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
@@ -541,7 +541,7 @@ class Scope:
             era=self.era,
             draws=core.front.tier is None,
             looks=cast("Looks", port) if core.engine.looks else None,
-            habit=self._habit,
+            odds=self._odds,
         )
 
     def _hold(self, call: Call, max_hold: float) -> Hold:

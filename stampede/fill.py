@@ -81,7 +81,7 @@ async def glance(
 
     A Glance: there is more to do, and `fill` goes on with that. None: it begins.
     """
-    flight = means.flights.lead(key, loop, leader) if means.habit.hits else None
+    flight = means.flights.lead(key, loop, leader) if means.odds.good else None
     if flight is None:
         return None
     if leader is not None:
@@ -188,7 +188,7 @@ async def claim(call: Call) -> Landing | Granted | Busy | None:
         call.owes(True)
         reply = await means.port.claim(call.key, call.token, ask)
         if first and means.looks is not None:
-            means.habit.saw(isinstance(reply, Found))
+            means.odds.saw(isinstance(reply, Found))
         if isinstance(reply, Granted):
             return granted(call, reply)
         call.owes(False)
@@ -223,7 +223,7 @@ def granted(call: Call, reply: Granted) -> Granted:
 
 async def looked(means: Means, key: str, label: str, ask: Ask) -> Landing | None:
     """What is there and good, where a hit is to be expected: it needs no decision, and so no claim."""
-    if means.looks is None or not means.habit.hits or ask.force or ask.seen is not None:
+    if means.looks is None or not means.odds.good or ask.force or ask.seen is not None:
         return None
     at = means.clock()
     found = await means.looks.look(key, ask.patience)
@@ -234,7 +234,7 @@ async def looked(means: Means, key: str, label: str, ask: Ask) -> Landing | None
         return None
     if ask.draw is not None and early.due(found.entry, ask.draw):
         return None
-    means.habit.saw(True)
+    means.odds.saw(True)
     means.note(events.Found, means.scope, label)
     return Landing(found.entry, ticket=found.ticket, at=at, as_of=at)
 

@@ -187,13 +187,15 @@ class GuardedClaims:
         outage, guarded = self._outage, self._guarded
         if outage.closed or outage.down:
             return None
-        work = partial(cast("Looks", self._port).look, key, patience)  # who asks has made sure
+        port = cast("Looks", self._port)  # who asks has made sure
+        found: Found | Late | None
         try:
-            if guarded is None:
-                found = await or_late(work())
-            elif patience == inf:
-                found = await work()
+            if patience == inf and guarded is not None:
+                found = await port.look(key, patience)
+            elif guarded is None:
+                found = await or_late(port.look(key, patience))
             else:
+                work = partial(port.look, key, patience)
                 found = await guarded.ask(work, patience, _unheard, server=outage.server_of(key))
         except EngineClosed:
             return None

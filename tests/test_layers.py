@@ -53,7 +53,7 @@ LAYERS = """
     local
     colour
     metrics record
-    ports policy early habit breaker pace events
+    ports policy early odds breaker pace events
     entry loops watch stacks
     errors decisions greenlets threads
     forks stalls

@@ -218,7 +218,7 @@ def test_what_is_known_of_an_end() -> None:
     assert known is not None
     assert string.startswith(known.head)
     assert len(known.head) == wire.HEAD
-    assert known.left(110.0) == 50_000
+    assert known.end == 160.0
     assert ends.of(name, 149.9) is known
     assert ends.of(name, 150.1) is None  # somebody may have refreshed it by now: its margin is near
     ends.learn(name, string, 60_000, some(margin=1e9), 100.0)
@@ -227,7 +227,7 @@ def test_what_is_known_of_an_end() -> None:
     ends.learn(name, string, -1, some(ttl=inf, fresh=inf, margin=5.0), 100.0)
     known = ends.of(name, 1e9)
     assert known is not None
-    assert known.left(1e9) == -1
+    assert known.end == inf
     ends.forget(name)
     assert ends.of(name, 110.0) is None
     for number in range(2 * MOST):

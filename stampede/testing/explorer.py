@@ -27,9 +27,9 @@ from stampede.call import Call, Means
 from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
-from stampede.habit import Habit
 from stampede.leader import Leader
 from stampede.loops import unheeded
+from stampede.odds import Odds
 from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.testing.ports import TRAPPING, Model, Shield, Spawn, Trap, TrapHold, TrapPort, told
@@ -484,10 +484,8 @@ def _value(landing: Landing | None) -> object:
     return landing and (landing.entry and landing.entry.value, repr(landing.error))
 
 
-class _Hits(Habit):
+class _Hits(Odds):
     """Of a function that mostly hits, whatever comes."""
-
-    hits = True
 
     def saw(self, hit: bool) -> None:
         pass
@@ -598,7 +596,7 @@ class Process:
         means = Means(
             scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
             drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), note=note, draws=False,
-            looks=trial.port if trial.scenario.looks else None, habit=_Hits(),
+            looks=trial.port if trial.scenario.looks else None, odds=_Hits(1.0),
         )  # fmt: skip
         caller.call = Call(
             key=caller.key, label=caller.key, origin=compute, policy=policy, means=means, loop=self.loop,

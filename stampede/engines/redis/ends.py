@@ -22,10 +22,6 @@ class Known(NamedTuple):
     end: float  # of its key, on our own clock
     until: float  # after this somebody may have refreshed it
 
-    def left(self, now: float) -> float:
-        """Ms left of its key, as the server would say."""
-        return -1 if self.end == inf else 1000 * (self.end - now)
-
 
 class Ends:
     """Of the entries that were looked at lately."""

@@ -187,7 +187,8 @@ class Keys(Versioned):
         its, news, at = names(key), self._news, time.monotonic()
         if its.entry in self._large or at < self._blind:
             return None
-        news.follow()
+        if news.tracks:
+            news.follow()
         slot, known = its.slot, self._ends.of(its.entry, at)
         stamp = news.stamps[slot]  # before the question is sent: see News
         try:
@@ -223,7 +224,7 @@ class Keys(Versioned):
             return entry
         string = replies[0]
         if string is not None and string.startswith(known.head):
-            return fresh_of(known.left(at), string)
+            return fresh_of(1000 * (known.end - at), string)
         self._ends.forget(its.entry)
         return None
 

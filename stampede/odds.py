@@ -5,25 +5,22 @@ A look saves the engine most of a hit's work, and is a round trip too many where
 
 from __future__ import annotations
 
-__all__ = ["STEP", "Habit"]
+__all__ = ["STEP", "Odds"]
 
 STEP = 1 / 16
 """Weight of the newest call: about as many make the share."""
 
 
-class Habit:
+class Odds:
     """The share of hits among the calls of one function. Of one that was never called nobody knows that it hits."""
 
-    __slots__ = ("share",)
+    __slots__ = ("good", "share")
 
     def __init__(self, share: float = 0.5) -> None:
         self.share = share
-
-    @property
-    def hits(self) -> bool:
-        """Mostly, as it seems."""
-        return self.share > 0.5
+        self.good = share > 0.5
 
     def saw(self, hit: bool) -> None:
         """What a first question has come to. (Two threads at once may count as one.)"""
         self.share += STEP * (hit - self.share)
+        self.good = self.share > 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stampede.habit import Habit
+from stampede.odds import Odds
 
 # Calls of one function, in order; and whether the next one looks first.
 CASES = {
@@ -26,7 +26,7 @@ CASES = {
 def test_who_looks_first(case: str) -> None:
     """A miss would cost a round trip more, or a hit its server the work of a script."""
     calls, looks = CASES[case]
-    habit = Habit()
+    odds = Odds()
     for call in calls:
-        habit.saw(call == "h")
-    assert habit.hits is looks
+        odds.saw(call == "h")
+    assert odds.good is looks
