@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from importlib.util import find_spec
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from typing import Any
 
 import pytest
-from pages import PAGES, named
+from pages import DOCS, PAGES, named
 
 import stampede.engines
 import stampede.errors
@@ -97,3 +98,30 @@ def test_the_reference_has_all(module: str) -> None:
     pages = [page.text for name, page in PAGES.items() if name.startswith("reference/")]
     shown = {name.rpartition(".")[2] for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
     assert set(pytest.importorskip(module).__all__) - set(stampede.errors.__all__) <= shown
+
+
+# -- the pictures of design.md ----------------------------------------------------------------------------------------
+
+
+def _pictures() -> Any:
+    spec = spec_from_file_location("pictures", DOCS / "pictures.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["pictures"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_module_has_its_room() -> None:
+    """A newcomer would look for it in vain; or find two rooms that import each other."""
+    pictures = _pictures()
+    names = [room.name for room in pictures.ROOMS]
+    inside = [module for room in pictures.ROOMS for module in room.modules.split()]
+    assert sorted(inside) == pictures.modules(), "put it into a room of docs/pictures.py"
+    for name, others in pictures.uses().items():
+        assert all(names.index(other) > names.index(name) for other in others), (name, others)
+
+
+@pytest.mark.parametrize("name", ["rooms.svg", "way.svg"])
+def test_the_pictures_are_of_today(name: str) -> None:
+    """They would show a house that has been rebuilt since."""
+    assert (DOCS / name).read_text() == _pictures().PICTURES[name](), "run: python docs/pictures.py"
