@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from faces import Face
 from herd import until
 from proxy import Proxy
-from servers import RedisServer, valkey
+from servers import RedisCluster, RedisServer, valkey
 
 from stampede import Cache, events
+from stampede.cli.command import main
+from stampede.colour import run_blocking as run
+from stampede.engines.redis import RedisEngine
+from stampede.engines.redis.news import REDIRECTED
+from stampede.entry import Entry, new_id
+from stampede.ports import Ask
 
 __all__ = ["Face"]  # for the fixture of this name
 
@@ -113,6 +123,42 @@ def test_a_change_by_a_stranger(server: RedisServer, before: Before, face: Faces
     warm(here)
     server.cli("FLUSHALL")
     until(lambda: here("k", lambda: 2) == 2, 1.5)
+    there = face(server.url)
+    there.run("set", "k", 3)  # in the generation that is: the flush has ended the one before
+    until(lambda: here("k", lambda: 0) == 3, 2.5)
+
+
+def test_a_question_under_way_when_the_news_begin(server: RedisServer, before: Before) -> None:
+    """What it has read may have been changed since: of that there were no news yet."""
+    proxy, told, answered = before(server), threading.Event(), threading.Event()
+    proxy.forge = without(b"REDIRECT")
+    proxy.at(b"BCAST", before=told.wait)
+    with closing(RedisEngine(proxy.url)) as engine, closing(RedisEngine(server.url)) as other:
+        engine.follow()
+        news, keys = engine._servers.news, engine.aclaims
+        run(other.claims.set("k", entry()))
+
+        async def scenario() -> None:
+            while news.way == REDIRECTED:
+                await keys.claim("k", new_id(), Ask(60.0))
+            question = asyncio.create_task(keys.claim("k", new_id(), Ask(60.0)))
+            proxy.at(b"EVALSHA", after=answered.wait)
+            await asyncio.to_thread(until, lambda: proxy.met == 2)
+            run(other.claims.set("k", entry()))
+            told.set()
+            await asyncio.to_thread(until, lambda: news.told)
+            later = asyncio.create_task(keys.claim("k", new_id(), Ask(60.0)))
+            await asyncio.sleep(0)
+            answered.set()
+            ticket = (await question).ticket
+            assert ticket is None or ticket.stamps[ticket.slot] != ticket.stamp
+            assert (await later).ticket is not None
+
+        asyncio.run(scenario())
+
+
+def entry() -> Entry[Any]:
+    return Entry(b"value", new_id(), ttl=60.0, fresh=60.0, keep=60.0)
 
 
 @pytest.mark.parametrize("how", list(OTHER))
@@ -139,3 +185,101 @@ def test_a_user_without_the_right(own: RedisServer, face: Faces, colour: str) ->
     until(lambda: here("k", lambda: 0) == 2)
     assert time.monotonic() - start < 0.5
     assert here.count(events.Untold) == 1
+
+
+def test_check_says_so(
+    server: RedisServer,
+    before: Before,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody would learn it before it costs something."""
+    proxy = before(server)
+    monkeypatch.chdir(tmp_path)
+    Path("stampede.toml").write_text(f'[caches.default]\nurl = "{proxy.url}"\nlocal = true\n')
+    for words, said in (((), None), ((b"REDIRECT",), "(BCAST)"), ((b"REDIRECT", b"BCAST"), "for a second")):
+        proxy.forge = without(*words)
+        assert main(["check"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert said in shown if said else "BCAST" not in shown and "for a second" not in shown
+
+
+# -- servers that are many --------------------------------------------------------------------------------------------
+
+
+def forgetful(data: bytes) -> bytes:
+    """No script is ever called by a hash that the server knows."""
+    return re.sub(rb"(EVALSHA\r\n\$40\r\n).", rb"\1z", data)
+
+
+@both
+def test_a_server_that_knows_no_script(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+    """Behind one address there may be many, each of which knows what it was sent itself: calls would fail."""
+    proxy = before(server)
+    proxy.forge = forgetful
+    asked = face(proxy.url, colour)
+    keys = [f"k{number}" for number in range(20)]
+    for _ in range(2):
+        assert asked.many(keys, lambda missing: {key: key.upper() for key in missing})["k7"] == "K7"
+    asked.run("set_many", dict.fromkeys(keys, 1))
+    asked.invalidate("k3")
+    assert asked.run("get_many", keys) == {key: 1 for key in keys if key != "k3"}
+    assert asked.lock("l")
+    assert asked.count(events.EngineDown) == 0
+
+
+@pytest.fixture(scope="module")
+def lonely() -> Iterator[RedisCluster]:
+    """A cluster of one server with all slots, as a service shows itself that is many behind it."""
+    with closing(RedisCluster(masters=1)) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+@both
+def test_a_cluster_of_one(lonely: RedisCluster, face: Faces, scheme: str, colour: str) -> None:
+    """Who takes it for one server, or for a cluster, would find no way to it, or be told of nothing."""
+    lonely.flush()
+    url = lonely.url if scheme == "redis+cluster" else lonely.nodes[0].url
+    here, there = face(url, colour, local=True), face(url)
+    until(lambda: here("k", lambda: 1) == 1 and not asks(here, "k"))
+    there.run("set", "k", 2)
+    until(lambda: here("k", lambda: 0) == 2)
+    assert here.lock("l")
+    assert not there.lock("l")
+    there.run("clear")
+    until(lambda: here("k", lambda: 3) == 3)
+
+
+NOT_HERE = b"-ERR Script attempted to access a non local key in a cluster node script: 0, on @user_script:1.\r\n"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+@both
+def test_a_key_that_is_not_here_yet(
+    lonely: RedisCluster, before: Before, face: Faces, scheme: str, colour: str
+) -> None:
+    """So a service speaks while it grows: the engine would be taken for down. (No server says so that is one: it is
+    put into its mouth.)"""
+    lonely.flush()
+    proxy, left = before(lonely.nodes[0]), 0
+    lonely.nodes[0].cli("CONFIG", "SET", "cluster-announce-port", str(proxy.port))
+
+    def altered(data: bytes) -> bytes:
+        nonlocal left
+        if left and data[:1] in b":*":
+            left -= 1
+            return NOT_HERE
+        return data
+
+    try:
+        asked = face(f"{scheme}://127.0.0.1:{proxy.port}", colour)
+        assert asked("k", lambda: 1) == 1
+        proxy.alter, left = altered, 2 if scheme == "redis" else 6
+        asked.run("set", "k", 2)
+        assert left == 0
+        assert asked.run("get", "k") == 2
+        assert asked.count(events.EngineDown) == 0
+    finally:
+        lonely.nodes[0].cli("CONFIG", "SET", "cluster-announce-port", "0")
