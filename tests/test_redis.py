@@ -386,6 +386,13 @@ def test_more_callers_than_connections_wait(server: RedisServer, open_: Open) ->
     assert errors == []
 
 
+def test_as_many_connections_as_can_be_counted_are_not_made_room_for(server: RedisServer, open_: Open) -> None:
+    """A client of a cluster, which means no bound by such a number, takes all memory when a cache is made of it."""
+    before = len(gc.get_objects())
+    assert open_(server.url, max_connections=2**20).ping() < 5
+    assert len(gc.get_objects()) - before < 2**16
+
+
 def test_one_turn_of_a_loop_is_one_pipeline(server: RedisServer, open_: Open) -> None:
     """A thousand tasks would need a thousand connections or round trips, or be refused."""
     engine = open_(server.url, tracking=False)

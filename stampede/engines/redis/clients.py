@@ -44,6 +44,9 @@ DEFAULTS: dict[str, Any] = {
 SENTINEL = "sentinel_"
 """What options for the connections to sentinels begin with."""
 
+MOST = 1000
+"""Connections of the blocking side; beyond that callers wait for one."""
+
 _POOL = {"max_connections", "timeout"}
 
 _FOREIGN = {
@@ -85,7 +88,8 @@ class Server:
         self.name = name
         self.vigil = Vigil()
         self._kind = kind
-        self.max_connections = int(options.get("max_connections") or 50)
+        # The library says 2 ** 31 where it means that there is no bound.
+        self.max_connections = min(int(options.get("max_connections") or 50), MOST)
         self.timeout = float(options.get("timeout", 20.0))
         self._options = DEFAULTS | {key: value for key, value in options.items() if key not in _POOL}
         self._options["protocol"] = 2  # a connection is ready sooner; news come by one of their own
