@@ -347,6 +347,7 @@ class Engine(ABC):
     pushes: bool = False  # waiters are woken, not polling
     fair: bool = False  # who has waited longest for a lock is next
     prompt: bool = False  # its suspending verbs never do but `wait`: no caller is cancelled in the middle of one
+    timeless: bool = False  # it knows no time: what it keeps gets older by the wall clock of who has stored it
     coherent: bool = False  # what it finds comes with a ticket: a local tier in front of it stays true
 
     claims: Claims | None = None

@@ -91,7 +91,7 @@ class Insistent:
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         async def insist(*args: Any, **options: Any) -> Any:
-            name = name_of(args[0], self._kind) if verb in self._EXACT else ""
+            name = name_of(args[0], self._kind.encode()).decode() if verb in self._EXACT else ""
             self._cell.careful[name] += verb in self._EXACT
             try:
                 for _ in range(100):
@@ -117,11 +117,11 @@ class InsistentMany:
         self._cell = cell
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        exact = Counter(name_of(args[0], "s") for verb, args in asked if verb in Insistent._EXACT)
+        exact = Counter(name_of(args[0]).decode() for verb, args in asked if verb in Insistent._EXACT)
         return self._insist(self._port.ask_many, asked, exact)
 
     def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        return self._insist(self._port.release_many, held, Counter(name_of(name, "l") for name, _ in held))
+        return self._insist(self._port.release_many, held, Counter(name_of(name, b"l").decode() for name, _ in held))
 
     def _insist(self, ask: Callable[[Any], list[Any]], asked: Sequence[Any], exact: Counter[str]) -> list[Any]:
         self._cell.careful.update(exact)

@@ -25,9 +25,11 @@ from stampede.__main__ import main
 from stampede.cli.check import _notes
 from stampede.cli.demo.caller import Mark, Reads
 from stampede.cli.demo.timeline import Timeline
+from stampede.engines.cells import CellEngine
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.ports import Engine
+from stampede.testing.cells import MemoryCell
 
 ROOT = Path(__file__).parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
@@ -244,6 +246,14 @@ def test_a_mix_that_keeps_less_says_so() -> None:
         said = "\n".join(_notes(cache))
     assert "promises 4 and 5 do not hold in this mix" in said
     assert "the local tier gets no news: it may serve for 3 s" in said
+
+
+@pytest.mark.parametrize("ages", [True, False])
+def test_a_store_that_knows_no_time_says_so(ages: bool) -> None:
+    """Values would be given out after their time where a machine's clock is wrong, and nobody had been told."""
+    for engine in (CellEngine(MemoryCell(ages=ages)), Paired(CellEngine(MemoryCell(ages=ages)), MemoryEngine())):
+        with Cache(engine=engine) as cache:
+            assert ("it tells no time" in "\n".join(_notes(cache))) is not ages
 
 
 # -- get and invalidate ---------------------------------------------------------------------------------------------

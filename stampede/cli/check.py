@@ -67,6 +67,8 @@ def _notes(cache: Cache) -> Iterator[str]:
         yield "shared by the processes of this machine; other machines do not see this directory"
     if not engine.fenced:
         yield "promises 4 and 5 do not hold in this mix: the store can't refuse what is filled in late"
+    if engine.timeless:
+        yield "it tells no time: values get older by the clocks of the machines that store them, which must be right"
     if not engine.pushes:
         yield "waiters are not woken but poll: the last one comes later than with an engine that pushes"
     if cache.settings.local and not engine.coherent:

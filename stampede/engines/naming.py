@@ -9,8 +9,8 @@ __all__ = ["name_of"]
 LONGEST = 200
 
 
-def name_of(key: str, kind: str) -> str:
+def name_of(key: str, kind: bytes = b"s") -> bytes:
     """Printable ASCII without blanks. Long keys, and those with anything else in them, are hashed."""
     if len(key) <= LONGEST and key.isascii() and key.isprintable() and " " not in key:
-        return kind + ":" + key
-    return kind + "#" + blake2b(key.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+        return kind + b":" + key.encode()
+    return kind + b"#" + blake2b(key.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest().encode()

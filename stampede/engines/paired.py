@@ -50,6 +50,7 @@ class Paired(Engine):
         self.pushes = locks.pushes
         self.fair = locks.fair and locks.alocks is not None
         self.coherent = False
+        self.timeless = store.timeless
         self.locks, self.releases = locks.locks, locks.releases
         self.alocks = locks.alocks or Errands().face(locks.locks)
         self._holds = _Holds(max_hold, clock)

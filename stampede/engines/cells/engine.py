@@ -38,7 +38,7 @@ class CellEngine(Engine):
     ) -> None:
         self.scheme, self.silence = scheme, cell.silence
         opened = self._open = OpenCell(cell, scheme)
-        self.pushes, self.looks = opened.watches, cell.tells
+        self.pushes, self.looks, self.timeless = opened.watches, cell.tells, not cell.ages
         common, generations = Common(opened, clock, wall), Generations(clock)
         self._beside = BesideWay(opened)
         way = HereWay(opened)

@@ -107,7 +107,7 @@ _ALL = "g*"
 
 
 def _scope_name(scope: str) -> str:
-    return name_of(scope, "g")
+    return name_of(scope, b"g").decode()
 
 
 def _name_of(whole: str, softer: str, own: str, softest: str) -> str:

@@ -34,7 +34,7 @@ class CellLocks:
             assert isinstance(answer, (Granted, Busy))
             return after, answer, fallen
 
-        its = name_of(name, "l")
+        its = name_of(name, b"l").decode()
         answer, version, there = await self._records.change(its, decide, undo=self._undo(name, token))
         if isinstance(answer, Granted):
             self._records.holds.put(its, token, version, there)
@@ -50,7 +50,7 @@ class CellLocks:
         return None if blocking is None else lambda: run_blocking(blocking.release(name, token))
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return await self._records.renew(name_of(name, "l"), token, lease)
+        return await self._records.renew(name_of(name, b"l").decode(), token, lease)
 
     async def release(self, name: str, token: bytes) -> bool:
         def decide(there: Record, now: float) -> Change[bool]:
@@ -59,9 +59,9 @@ class CellLocks:
                 after = Record(lease=Lease(b"", now, there.lease.fence))  # and not nothing: see `FREE`
             return after, released, fallen
 
-        its = name_of(name, "l")
+        its = name_of(name, b"l").decode()
         released, _, _ = await self._records.change(its, decide, self._records.holds.pop(its, token))
         return released
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        await self._records.wait(name_of(name, "l"), busy, timeout)
+        await self._records.wait(name_of(name, b"l").decode(), busy, timeout)

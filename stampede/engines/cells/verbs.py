@@ -40,7 +40,7 @@ class CellKeys(Versioned):
     # -- claims -------------------------------------------------------------------------------------------------
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        name = name_of(key, "s")
+        name = name_of(key).decode()
         news = self._tells and not (ask.force or ask.seen or ask.awaited or ask.since)
         reply, version, there = await self._records.change(
             name,
@@ -57,7 +57,7 @@ class CellKeys(Versioned):
         return reply
 
     async def look(self, key: str, patience: float) -> Found | None:
-        name = name_of(key, "s")
+        name = name_of(key).decode()
         _, there, now = await self._records.look(name)
         if there.kept is None:
             return None
@@ -70,14 +70,14 @@ class CellKeys(Versioned):
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         self._records.fits(len(entry.value))
-        name = name_of(key, "s")
+        name = name_of(key).decode()
         self._costs.learn(name, entry)
         known = self._holds.pop(name, token)
         stored, _, _ = await self._records.change(name, lambda it, now: record.fill(it, token, entry, now), known)
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        name = name_of(key, "s")
+        name = name_of(key).decode()
         known = self._holds.pop(name, token)
         fallen, _, _ = await self._records.change(
             name, lambda it, now: record.abandon(it, token, verdict, rest, now), known
@@ -85,10 +85,10 @@ class CellKeys(Versioned):
         return fallen
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return await self._records.renew(name_of(key, "s"), token, lease)
+        return await self._records.renew(name_of(key).decode(), token, lease)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        name = name_of(key, "s")
+        name = name_of(key).decode()
         there, waited, now = await self._records.wait(name, busy, timeout, self._costs.get(name, 0.0))
         kept = there.kept
         if kept is None or (busy.entry is not None and busy.entry.id == kept.entry.id):
@@ -99,12 +99,12 @@ class CellKeys(Versioned):
     # -- store --------------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        names = [name_of(key, "s") for key in keys]
+        names = [name_of(key).decode() for key in keys]
         found, now = await self._records.looks(names)
         return [record.served(found[name].kept, now) for name in names]
 
     async def show(self, key: str) -> Shown:
-        _, there, now = await self._records.look(name_of(key, "s"))
+        _, there, now = await self._records.look(name_of(key).decode())
         entry, lease = record.served(there.kept, now), there.lease
         if lease is None or lease.end <= now:
             return Shown(entry, b"")
@@ -112,21 +112,21 @@ class CellKeys(Versioned):
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         self._records.fits(len(entry.value))
-        await self._records.change(name_of(key, "s"), lambda it, now: record.set(it, entry, now))
+        await self._records.change(name_of(key).decode(), lambda it, now: record.set(it, entry, now))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         self._records.fits(len(entry.value))
         stored, _, _ = await self._records.change(
-            name_of(key, "s"), lambda it, now: record.replace(it, seen, entry, now)
+            name_of(key).decode(), lambda it, now: record.replace(it, seen, entry, now)
         )
         return stored
 
     async def expire(self, key: str) -> bool:
-        fresh, _, _ = await self._records.change(name_of(key, "s"), record.expire)
+        fresh, _, _ = await self._records.change(name_of(key).decode(), record.expire)
         return fresh
 
     async def invalidate(self, key: str) -> bool:
-        there, _, _ = await self._records.change(name_of(key, "s"), record.invalidate)
+        there, _, _ = await self._records.change(name_of(key).decode(), record.invalidate)
         return there
 
     # -- generations --------------------------------------------------------------------------------------------

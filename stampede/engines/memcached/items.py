@@ -8,13 +8,13 @@ here they are seconds from now, so that now is 0.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from math import ceil, inf, isfinite
 from struct import Struct, error
 from typing import NamedTuple
 
 from stampede import record
 from stampede.engines.memcached.meta import MONTH, Reply
+from stampede.engines.naming import name_of
 from stampede.engines.story import heard, told
 from stampede.entry import GRACE, Entry
 from stampede.ports import Ask, Busy, Failed, Found
@@ -61,13 +61,6 @@ class Body(NamedTuple):
 def bare(it: Record) -> bool:
     """Nothing but a lease, if that."""
     return it.kept is None and (it.past is None or it.past.end <= 0)
-
-
-def name_of(key: str, kind: bytes = b"s") -> bytes:
-    """The server's name of a key. Long ones, and those with blanks or control bytes in them, are hashed."""
-    if len(key) <= 200 and key.isascii() and key.isprintable() and " " not in key:
-        return kind + b":" + key.encode()
-    return kind + b"#" + blake2b(key.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest().encode()
 
 
 # -- writing ------------------------------------------------------------------------------------------------------

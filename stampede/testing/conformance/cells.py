@@ -130,8 +130,8 @@ class CellSuite:
         with self.cells() as (cell, peer):
             for name, version in (("n", None), ("m", _written(cell, b"1", name="m"))):
                 swapped = _together([
-                    partial(its.swap, name, version, b"%d" % number, TTL)
-                    for its in (cell, peer) for number in range(HERD // 2)
+                    partial((cell, peer)[number % 2].swap, name, version, b"by %d" % number, TTL)
+                    for number in range(HERD)
                 ])  # fmt: skip
                 assert sum(not isinstance(each, Faster) for each in swapped) == 1
 
