@@ -40,7 +40,12 @@ LONGEST = 30.0
 ALL = 200.0
 """The same of all tests of a row."""
 
-SUITES = {"redis": "test_redis_conformance", "memcached": "test_memcached_conformance", "disk": "test_disk_conformance"}
+SUITES = {
+    "redis": "test_redis_conformance",
+    "memcached": "test_memcached_conformance",
+    "disk": "test_disk_conformance",
+    "cells": "test_cells",
+}
 """Where a test of `stampede/testing/conformance/` is run for a line of an engine; for any other: test_conformance."""
 
 
