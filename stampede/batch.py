@@ -217,7 +217,7 @@ class _Batch:
 
     async def _let_go(self, held: Iterable[_Led | Wanted]) -> None:
         """Give leases back without a word: who waited for one tries by itself."""
-        await self._colour.whole(self._gone(list(held)))
+        await self._colour.shielded(self._gone(list(held)))
 
     async def _gone(self, held: Sequence[_Led | Wanted]) -> None:
         try:
@@ -272,7 +272,7 @@ class _Batch:
         except BaseException:
             if cancel is not None:
                 cancel()
-                await self._colour.whole(self._colour.park(end.bell, None))
+                await self._colour.shielded(self._colour.park(end.bell, None))
             raise
 
     async def _refresh(self, left: list[Wanted], end: End[dict[str, Landing] | BaseException]) -> None:

@@ -104,7 +104,7 @@ class Cached(Verbs):
 
     def among(self, namesakes: Namesakes) -> Cached:
         """One of those that are decorated for one cache: OptionError if it would be served what another computes."""
-        if self.options.get("key") is None and self._identity.whole:
+        if self.options.get("key") is None and self._identity.complete:
             namesakes.add(self._name(self._namespace("")), self._identity)
         return self
 
@@ -190,7 +190,7 @@ class Cached(Verbs):
         with self._lock:
             if self._scope is None or self._home is not home:
                 if not (
-                    self._identity.named or self._identity.whole
+                    self._identity.named or self._identity.complete
                 ):  # what was missing when it was decorated is there now
                     self._identity = self._told_by()
                 namespace = self._namespace(home.namespace)
@@ -240,23 +240,23 @@ class Cached(Verbs):
         >>> price.key("tea")
         "shop:price...:('tea')"
         """
-        args, kwargs = self.whole(args, kwargs)
+        args, kwargs = self.completed(args, kwargs)
         return self.key_of_call(*args, **kwargs)
 
-    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def completed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, where those that are no part of the key are not given."""
         if not self._absent:
             return args, kwargs
         signature = inspect.signature(self.function)
         parts = [part for name, part in signature.parameters.items() if name not in self._absent]
         given = signature.replace(parameters=parts).bind(*args, **kwargs)
-        whole = signature.bind_partial()
-        whole.arguments = {
+        bound = signature.bind_partial()
+        bound.arguments = {
             name: None if name in self._absent else given.arguments[name]
             for name in signature.parameters
             if name in self._absent or name in given.arguments
         }
-        return whole.args, whole.kwargs
+        return bound.args, bound.kwargs
 
     def key_of_call(self, /, *args: Any, **kwargs: Any) -> str:
         """The key of a call's arguments."""

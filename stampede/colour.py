@@ -30,7 +30,7 @@ __all__ = [
     "called",
     "ended",
     "hold_task",
-    "kept_whole",
+    "lasting",
     "raised",
     "run_blocking",
     "running_loop",
@@ -147,9 +147,9 @@ class Bell:
             pass  # it has been called
 
 
-def kept_whole(value: T) -> T:
+def lasting(value: T) -> T:
     """The value, if it can be had more than once; a CodecError says what to return instead."""
-    if type(value) in _WHOLE:  # the others are asked for their abstract classes, which takes a microsecond
+    if type(value) in _LASTING:  # the others are asked for their abstract classes, which takes a microsecond
         return value
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
@@ -165,7 +165,7 @@ def kept_whole(value: T) -> T:
     return value
 
 
-_WHOLE = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set, frozenset})
+_LASTING = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set, frozenset})
 
 
 class Crowd(Protocol):
@@ -196,7 +196,7 @@ class Colour(Protocol):
         """Wait for the bell. False: the time ran out."""
         ...
 
-    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run to the end, also when the caller is cancelled meanwhile (which it learns afterwards)."""
         ...
 
@@ -213,7 +213,7 @@ class _Blocking:
             value = function()
         except StopIteration as end:
             raise Stopped(end) from end
-        return kept_whole(value)
+        return lasting(value)
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         gate = threading.Lock()
@@ -232,7 +232,7 @@ class _Blocking:
         finally:
             bell.forget(let_through)
 
-    def whole(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    def shielded(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return coroutine
 
     def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> Coroutine[Any, Any, T]:
@@ -244,7 +244,7 @@ class _Suspending:
 
     async def call(self, function: Callable[[], Any]) -> Any:
         value = called(function)
-        return kept_whole(await value if inspect.isawaitable(value) else value)
+        return lasting(await value if inspect.isawaitable(value) else value)
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         loop = asyncio.get_running_loop()
@@ -273,7 +273,7 @@ class _Suspending:
             if timer is not None:
                 timer.cancel()
 
-    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await _to_the_end(_task_of(coroutine))
 
     async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
@@ -299,7 +299,7 @@ class _Suspending:
 
 
 class _Prompt(_Suspending):
-    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
 
 

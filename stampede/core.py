@@ -14,7 +14,7 @@ from weakref import ref
 from stampede import early, events
 from stampede.call import Call, Era, Means, Once
 from stampede.coded import CodedClaims, CodedStore, Coder, Trial
-from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, kept_whole, run_blocking, running_loop, settled
+from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, lasting, run_blocking, running_loop, settled
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.fill import Glance, fill, glance
@@ -675,7 +675,7 @@ class Scope:
         await self._change_many(colour, "set", {key: (entry,) for key, entry in entries.items()})
 
     def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:
-        ttl = policy.ttl_of(kept_whole(value))
+        ttl = policy.ttl_of(lasting(value))
         known = self.core.front.known(self._at_hand() + key)
         cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
         entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)

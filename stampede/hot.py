@@ -40,7 +40,7 @@ _HIT = """\
 """
 
 _KEY = """\
-def {name}({whole}):
+def {name}({parameters}):
     {own}
     return {key}
 """
@@ -62,7 +62,7 @@ class Hot:
         """`bound`: the first parameter is self or cls. `pure`: equal arguments always have equal keys."""
         self.fast: dict[Any, Resident] = {}
         self._function = function
-        self._whole = parameters
+        self._parameters = parameters
         self._suspending = suspending
         self._first, self._rest = _split(function, parameters) if bound else (None, parameters)
         self._of_method = bound
@@ -88,14 +88,14 @@ class Hot:
         return key if are_fast(pairs[::2]) else None
 
     def _compiled(self, template: str, slow: Callable[..., Any]) -> Callable[..., Any]:
-        first, rest, new = self._first, self._rest, self._whole.fresh_name
+        first, rest, new = self._first, self._rest, self._parameters.fresh_name
         declaration, passing, pairs = rest.declaration(), rest.passing(), rest.pairs(new("type_"))
         bind = own = "pass"
         if first is not None:
             declaration, passing = rest.declaration(new("bound_")), f"{first}, {passing}"
             bind = f"{first} = {new('bound_')}.__self__"
             pairs = f"({new('type_')}({first}), {pairs[1:]}"
-            if first not in self._whole.ignored:
+            if first not in self._parameters.ignored:
                 own = f"{new('own_')} = {first}.__stampede_key__()"
                 pairs = pairs.replace(", ", f", {new('type_')}({new('own_')}), {new('own_')}, ", 1)
         for name in ("slow_", "e_", "fast_", "now_", "fail_", "x_"):
@@ -106,7 +106,7 @@ class Hot:
             wait="await " if self._suspending else "",
             name=name if name.isidentifier() and not iskeyword(name) else "cached",
             declaration=declaration,
-            whole=self._whole.declaration(),
+            parameters=self._parameters.declaration(),
             passing=passing,
             bind=bind,
             own=own,
@@ -118,7 +118,7 @@ class Hot:
             new("now_"): time.monotonic,
             new("type_"): type,
             new("fail_"): _Fail,
-            **self._whole.defaults,
+            **self._parameters.defaults,
             **rest.defaults,
         }
         made: dict[str, Any] = {}

@@ -71,7 +71,7 @@ async def store(
     try:
         if call.means.trial is not None:
             call.means.trial(call.key, entry, strict=call.policy.strict)
-        stored = await call.means.colour.whole(call.means.port.fill(call.key, call.token, entry))
+        stored = await call.means.colour.shielded(call.means.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
         landing = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)
         return Landing(error=refusal, as_of=landing.as_of) if call.policy.strict else landing
@@ -175,7 +175,7 @@ def message_of(error: BaseException) -> str:
 
 async def release(call: Call, verdict: Verdict | None = None, rest: float = 0.0) -> None:
     """Give the lease back, and to the end, also when the caller is cancelled meanwhile."""
-    await call.means.colour.whole(quietly(call.means.port.abandon, call.key, call.token, verdict, rest))
+    await call.means.colour.shielded(quietly(call.means.port.abandon, call.key, call.token, verdict, rest))
     call.owes(False)
 
 

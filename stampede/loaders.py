@@ -14,7 +14,7 @@ from weakref import ref
 
 from stampede import decisions
 from stampede.call import Call
-from stampede.colour import Bell, Colour, ended, kept_whole, run_blocking, running_loop, until_one_fails
+from stampede.colour import Bell, Colour, ended, lasting, run_blocking, running_loop, until_one_fails
 from stampede.entry import Entry, new_id
 from stampede.errors import WAY_OUT, RecursiveComputation
 from stampede.flight import Flight
@@ -108,7 +108,7 @@ class Together:
         name = self._names[key]
         if name not in values:
             raise self._nothing(name)
-        return kept_whole(values[name])
+        return lasting(values[name])
 
 
 def mapped(values: Any, asked: Sequence[Any]) -> Mapping[Any, Any]:

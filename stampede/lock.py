@@ -288,11 +288,11 @@ class Lock:
             raise
         except BaseException:
             if grip.asked:  # the reply may just have been lost
-                await colour.whole(self._withdrawn(colour, grip))
+                await colour.shielded(self._withdrawn(colour, grip))
             self._forget(grip)
             raise
         if patience > 0:  # or it would be its turn one day, and the lock be kept for it
-            await colour.whole(self._withdrawn(colour, grip))
+            await colour.shielded(self._withdrawn(colour, grip))
         self._forget(grip)
         return False
 
@@ -313,7 +313,7 @@ class Lock:
             if grip.forsaken or grip.over:
                 grip.let_go()
                 if grip.asked and not grip.foreign:
-                    await colour.whole(self._withdrawn(colour, grip))
+                    await colour.shielded(self._withdrawn(colour, grip))
                 self._forget(grip)
 
     def _releasing(self, colour: Colour) -> Coroutine[Any, Any, None]:
@@ -358,7 +358,7 @@ class Lock:
             self._forget(grip)
             return  # a forked child: the lock is its parent's
         try:
-            kept = await colour.whole(self._given_back(colour, grip)) and not lost
+            kept = await colour.shielded(self._given_back(colour, grip)) and not lost
         except EngineError as trouble:
             if self._guard(colour) is None:
                 grip.let_go()  # its keeper tries again, once; else its lease ends it

@@ -138,7 +138,7 @@ class Many:
 
         def policy_of(key: str) -> Policy:
             call = beside(keys[key])
-            return self.one.policy_of(terms, *self.one.whole(call.args, dict(call.kwargs)))
+            return self.one.policy_of(terms, *self.one.completed(call.args, dict(call.kwargs)))
 
         await scope.put_many(self.one.colour, {key: values[id] for key, id in keys.items()}, policy_of)
 

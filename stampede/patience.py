@@ -151,7 +151,7 @@ async def _wait(call: Call, flight: Flight, bell: Bell, seconds: float) -> None:
         raise
     except BaseException:
         if flight.leave():
-            await colour.whole(colour.park(bell, None))
+            await colour.shielded(colour.park(bell, None))
         raise
 
 

@@ -60,7 +60,7 @@ class Verbs(ABC):
     def key_of_call(self, /, *args: Any, **kwargs: Any) -> str: ...
 
     @abstractmethod
-    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+    def completed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
 
     @abstractmethod
     def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None: ...
@@ -142,7 +142,7 @@ class Verbs(ABC):
         5
         """
         terms = self.terms(kwargs)
-        args, kwargs = self.whole(args, kwargs)
+        args, kwargs = self.completed(args, kwargs)
         policy = self.policy_of(terms, args, kwargs)
         return self._run(self.scope.put(self.colour, self.key_of_call(*args, **kwargs), value, policy))
 

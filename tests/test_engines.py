@@ -17,7 +17,7 @@ from stampede.engines import open_engine, safe_url, schemes
 from stampede.engines.disk import directory_of
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.null import NullEngine
-from stampede.engines.url import flag, number, options_of, scheme_of, text, whole
+from stampede.engines.url import flag, integer, number, options_of, scheme_of, text
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import MissingExtra, OptionError
 from stampede.ports import Ask, Engine, Granted
@@ -220,13 +220,13 @@ def test_no_error_shows_a_password() -> None:
 
 def test_kinds() -> None:
     """An option out of a URL, which is always a string, would be taken for something else."""
-    assert (whole("n", "12"), whole("n", 12)) == (12, 12)
+    assert (integer("n", "12"), integer("n", 12)) == (12, 12)
     assert (number("n", "1.5"), number("n", 2)) == (1.5, 2.0)
     assert [flag("f", word) for word in ("true", "YES", "1", True)] == [True] * 4
     assert [flag("f", word) for word in ("false", "No", "0", False)] == [False] * 4
     assert text("t", "") == ""
     wrong: list[tuple[Any, Any]] = [
-        (whole, "1.5"), (whole, 1.5), (whole, True), (whole, None), (whole, "x"), (whole, "²"), (whole, "-1"),
+        (integer, "1.5"), (integer, 1.5), (integer, True), (integer, None), (integer, "x"), (integer, "²"), (integer, "-1"),
         (number, "x"), (number, "nan"), (number, -1), (number, "-1"), (number, True),
         (flag, "maybe"), (flag, 2), (flag, None), (text, 3), (text, None),
     ]  # fmt: skip
@@ -237,12 +237,12 @@ def test_kinds() -> None:
 
 def test_options_of_a_url() -> None:
     """A blank or an encoded character in an option would be lost."""
-    kinds = {"a": text, "b": whole}
+    kinds = {"a": text, "b": integer}
     assert options_of("x://h/p?a=%26%20+b&b=3", {}, kinds) == {"a": "&  b", "b": 3}
     assert options_of("x://h?a=", {}, kinds) == {"a": ""}
     assert options_of("x://h", {"b": 4}, kinds) == {"b": 4}
     with pytest.raises(OptionError, match="there are b"):
-        options_of("x://h?c=1", {}, {"b": whole})
+        options_of("x://h?c=1", {}, {"b": integer})
 
 
 def test_paths_and_schemes() -> None:

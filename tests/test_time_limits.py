@@ -17,9 +17,9 @@ import pytest
 from herd import Origin, until
 
 from stampede import Cache, events
+from stampede.codec.pickled import Pickled
 from stampede.codec.sealed import Sealed
 from stampede.codec.structured import Structured
-from stampede.codec.whole import Whole
 from stampede.interruptions import pass_on, thrown_in
 
 # A coroutine that was made, and never begun, says so.
@@ -112,7 +112,7 @@ def ring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Rin
 
         return rings
 
-    for body in (Sealed, Structured, Whole):
+    for body in (Sealed, Structured, Pickled):
         for name in ("dump", "load"):
             monkeypatch.setattr(body, name, ringing(getattr(body, name)))
     return ring

@@ -299,7 +299,7 @@ def test_who_is_cancelled_while_something_is_brought_to_its_end(uncollected: Non
     async def ask() -> None:
         large = Large()
         failing.held.append(weakref.ref(large))
-        await SUSPENDING.whole(asyncio.sleep(0.01))
+        await SUSPENDING.shielded(asyncio.sleep(0.01))
 
     async def main() -> None:
         task = asyncio.create_task(ask())

@@ -15,9 +15,9 @@ from stampede.cache import Cache
 from stampede.cached import Cached
 from stampede.codec import Codec, header_of
 from stampede.codec.envelope import Body
+from stampede.codec.pickled import Pickled
 from stampede.codec.sealed import Sealed
 from stampede.codec.structured import Structured
-from stampede.codec.whole import Whole
 from stampede.colour import BLOCKING, run_blocking
 from stampede.core import Scope
 from stampede.entry import Entry
@@ -76,10 +76,10 @@ def find(settings: CacheSettings, key: str, function: str | None) -> Entry[Any] 
             said.append(event.why)
 
     with cache_of(settings, listen) as cache:
-        for scope, whole in _places(cache, key, function):
-            entry = run_blocking(scope.peek(BLOCKING, whole))
+        for scope, full in _places(cache, key, function):
+            entry = run_blocking(scope.peek(BLOCKING, full))
             if entry is None and said:
-                entry = _without_type(scope, whole, settings, said.pop())
+                entry = _without_type(scope, full, settings, said.pop())
             if entry is not None:
                 return entry
     return None
@@ -88,8 +88,8 @@ def find(settings: CacheSettings, key: str, function: str | None) -> Entry[Any] 
 def holder(settings: CacheSettings, key: str, function: str | None) -> Holder | None:
     """Who computes it now."""
     with cache_of(settings) as cache:
-        for scope, whole in _places(cache, key, function):
-            known = run_blocking(status(scope, BLOCKING, whole)).holder
+        for scope, full in _places(cache, key, function):
+            known = run_blocking(status(scope, BLOCKING, full)).holder
             if known is not None:
                 return known
     return None
@@ -105,11 +105,11 @@ def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:
     """Gone, wherever a key of this name may be. True: there was a value."""
     with cache_of(settings) as cache:
         places = list(_places(cache, key, function))
-        return sum(run_blocking(scope.invalidate(BLOCKING, whole)) for scope, whole in places) > 0
+        return sum(run_blocking(scope.invalidate(BLOCKING, full)) for scope, full in places) > 0
 
 
 def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[Scope, str]]:
-    """Where a key may be, with its whole name there: among the cache's own, or a function's."""
+    """Where a key may be, with its full name there: among the cache's own, or a function's."""
     if function is not None:
         yield _cached(function).scope, key
         return
@@ -144,13 +144,13 @@ def _without_type(scope: Scope, key: str, settings: CacheSettings, why: str) -> 
     """The entry as far as it can be read without its function: its facts, and its value if that is of plain types."""
     store = scope.core.engine.store
     assert store is not None
-    physical = scope.prefix + key
-    (sealed,) = run_blocking(store.get([physical]))
+    full = scope.prefix + key
+    (sealed,) = run_blocking(store.get([full]))
     if sealed is None:
         return None
     value: Any = Unreadable(f"{why}; --function MODULE:NAME tells its type")
     try:
-        opened = Codec(_plain(sealed.value), keys=settings.signing_key).decode(physical, sealed.value)
+        opened = Codec(_plain(sealed.value), keys=settings.signing_key).decode(full, sealed.value)
         value, sealed.raised = opened.value, opened.raised
     except StampedeError:
         pass
@@ -168,7 +168,7 @@ def _plain(blob: bytes) -> Body:
             structured.fingerprint = header.fingerprint
             return structured
         case 4:
-            return Whole(header.fingerprint)  # read only if a key of the settings has signed it
+            return Pickled(header.fingerprint)  # read only if a key of the settings has signed it
         case 5:
             raise CodecError("a codec of the program's own has written it")
         case number:

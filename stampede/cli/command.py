@@ -61,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.description = "Herds of real processes on the disk engine: without stampede, with it, and with a murder."
-    parser.add_argument("--processes", type=_whole(2, 32), default=8, metavar="N")
-    parser.add_argument("--callers", type=_whole(1, 32), default=8, metavar="N", help="in each process")
+    parser.add_argument("--processes", type=_number(2, 32), default=8, metavar="N")
+    parser.add_argument("--callers", type=_number(1, 32), default=8, metavar="N", help="in each process")
     parser.add_argument("--seconds", type=_seconds, default=0.25, help="that one computation takes")
     parser.add_argument("--out", type=Path, default=Path("demo.html"), metavar="FILE", help="a page, or an .svg")
     parser.set_defaults(run=_demo)
@@ -144,13 +144,13 @@ def _cache(options: argparse.Namespace) -> CacheSettings:
     return the_one(settings_of(options.settings), options.cache)
 
 
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def whole(text: str) -> int:
+def _number(least: int, most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
         if not (text.isdecimal() and len(text) < 9 and least <= int(text) <= most):
             raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} to {most}")
         return int(text)
 
-    return whole
+    return number
 
 
 def _seconds(text: str) -> float:

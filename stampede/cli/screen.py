@@ -45,9 +45,9 @@ class PlainScreen:
         print(text, flush=True)
 
     def table(self, columns: Row, rows: Sequence[Row]) -> None:
-        whole = [columns, ["-" * len(column) for column in columns], *rows]
-        widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
-        for row in whole:
+        lines = [columns, ["-" * len(column) for column in columns], *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for row in lines:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             self.say("  ".join(cells).rstrip())
 

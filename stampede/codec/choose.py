@@ -9,10 +9,10 @@ from typing import Any
 from stampede.codec.annotations import fingerprint_of, unresolved
 from stampede.codec.envelope import Body, Codec
 from stampede.codec.own import Own, ValueCodec, is_own
+from stampede.codec.pickled import Pickled
 from stampede.codec.sealed import Sealed
 from stampede.codec.shapes import shapes_of, trusted
 from stampede.codec.structured import Structured
-from stampede.codec.whole import Whole
 from stampede.errors import OptionError
 from stampede.policy import nearest
 
@@ -55,7 +55,7 @@ def _body(
         return Structured(name, returns)
     if not signed:
         raise OptionError("codec='pickle' runs what is in the bytes: give a signing_key, or use codec='sealed'")
-    return Whole(fingerprint_of(*known))
+    return Pickled(fingerprint_of(*known))
 
 
 def _types(name: object, trust: Iterable[type | ModuleType]) -> tuple[tuple[type, ...], tuple[str, ...]]:

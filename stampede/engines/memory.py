@@ -11,7 +11,7 @@ from stampede import decisions, forks, record
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.leases import Ending, Names, ring
 from stampede.engines.line import Line
-from stampede.engines.url import anything, options_of, text, whole
+from stampede.engines.url import anything, integer, options_of, text
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError, TooLarge
@@ -96,7 +96,7 @@ def _codec(name: str, value: Any) -> str:
 
 
 _CODECS = ("sealed", "msgpack", "json", "pickle")
-_KINDS = {"entries": whole, "codec": _codec, "store": anything, "clock": anything}
+_KINDS = {"entries": integer, "codec": _codec, "store": anything, "clock": anything}
 
 
 # -- where values are ---------------------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ __all__ = [
     "Kind",
     "anything",
     "flag",
+    "integer",
     "number",
     "options_of",
     "parts_of",
     "safe_url",
     "scheme_of",
     "text",
-    "whole",
 ]
 
 Kind: TypeAlias = Callable[[str, Any], Any]
@@ -62,7 +62,7 @@ def options_of(url: str, given: Mapping[str, Any], kinds: Mapping[str, Kind]) ->
     return {name: kinds[name](name, value) for name, value in options.items()}
 
 
-def whole(name: str, value: Any) -> int:
+def integer(name: str, value: Any) -> int:
     """A whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value

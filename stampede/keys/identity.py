@@ -33,7 +33,7 @@ class Identity:
     named: bool  # its name alone tells
     code: str  # the fingerprint of its code, and of what its closure captured
     captured: tuple[tuple[str, Any], ...]  # what that may not tell: names and objects that may change, or have no text
-    whole: bool  # nothing was captured that isn't there yet
+    complete: bool  # nothing was captured that isn't there yet
     untold: tuple[str, ...] = ()  # of these names, those of the latter
     classes: tuple[type, ...] = ()  # that its code and its annotations name, and that may be made anew
     edition: int = 0  # by these, where values are kept as they are
@@ -55,7 +55,7 @@ def identity_of(function: Callable[..., Any], ignored: Collection[str] = ()) -> 
         code=blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
         captured=tuple(seen.captured),
         untold=tuple(seen.untold),
-        whole=not seen.empty,
+        complete=not seen.empty,
         classes=tuple(_classes(inmost)),
     )
 

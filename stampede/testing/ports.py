@@ -90,7 +90,7 @@ class _Trapping:
         await Trap("park", "goes on after the bell of its flight", ready=lambda: bell.rung, timeout=timeout)
         return bell.rung
 
-    async def whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         await Shield(True)
         try:
             value = await coroutine

@@ -17,7 +17,7 @@ from stampede.engines.disk.database import Database
 from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
 from stampede.engines.disk.trouble import Locked
 from stampede.engines.kit.errands import Errands, Run, here
-from stampede.engines.url import number, options_of, parts_of, safe_url, whole
+from stampede.engines.url import integer, number, options_of, parts_of, safe_url
 from stampede.engines.wake import LOOK
 from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError
@@ -90,7 +90,7 @@ def check_url(url: str) -> None:
     directory_of(url)
 
 
-_KINDS = {"max_bytes": whole, "timeout": number}
+_KINDS = {"max_bytes": integer, "timeout": number}
 
 
 def directory_of(url: str) -> Path:

@@ -90,7 +90,7 @@ class Asking:
     async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]:
         asked: list[Command] = []
         for command in commands:
-            asked += [(b"ASKING",), self._scripts.whole(command) if command[0] == b"EVALSHA" else command]
+            asked += [(b"ASKING",), self._scripts.with_text(command) if command[0] == b"EVALSHA" else command]
         return (await self._line.ask_all(asked, wide=wide))[1::2]
 
     async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]:

@@ -23,7 +23,7 @@ REMEDIES = 3
 """So many of them for one command: somebody may damage its keys faster than they can be mended."""
 
 Command: TypeAlias = tuple[bytes, ...]
-"""A command as it is sent, numbers as text. A call of a script names it by its hash; `Scripts.whole` is the same with
+"""A command as it is sent, numbers as text. A call of a script names it by its hash; `Scripts.with_text` is the same with
 its text."""
 
 
@@ -90,7 +90,7 @@ class Scripts:
             for hears in list(self.audience):
                 hears.untold(server, how)
 
-    def whole(self, command: Command) -> Command:
+    def with_text(self, command: Command) -> Command:
         """The call with the script's text, for a server that doesn't know it: flushed, restarted, failed over."""
         script = self._by_hash[command[1]]
         return (b"EVAL", script.source, *command[2:], *script.first)
@@ -114,7 +114,7 @@ class Scripts:
                 command = commands[number]
                 if command[0] == b"EVALSHA" and _is_unknown(reply):
                     # Who forgets at once is many servers, each of which knows the scripts that it was sent itself.
-                    found[number] = [command if command[1] in told and not tried else self.whole(command)]
+                    found[number] = [command if command[1] in told and not tried else self.with_text(command)]
                     told.add(command[1])
                 elif is_passing(reply):
                     found[number] = [command]
@@ -131,7 +131,7 @@ class Scripts:
         keys = keys_of(command)
         for hears in list(self.audience):
             hears.damaged(_TAG.sub("", keys[0].decode("utf-8", "replace")), str(reply))
-        return [self.whole(self.mend(keys)), command]
+        return [self.with_text(self.mend(keys)), command]
 
 
 def is_passing(refusal: BaseException) -> bool:

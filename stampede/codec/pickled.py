@@ -1,4 +1,4 @@
-"""Whole pickle: any class, so only for bytes that are signed."""
+"""Pickled pickle: any class, so only for bytes that are signed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 
-class Whole:
+class Pickled:
     """A body that may hold anything pickle can. The envelope has checked the signature before it is loaded."""
 
     number = 4
