@@ -609,7 +609,7 @@ class Cache:
     def _end(self, give_back: Callable[[], object] = lambda: None) -> None:
         give_back()
         self.engine.close()
-        returns.closed(self.engine)
+        returns.end_all(self.engine)
         if self._core.front.tier is not None:
             self._core.front.tier.clear()
 

@@ -28,10 +28,10 @@ class _Coded:
         self._codec = codec
         self._bad = bad
 
-    def closed(self, key: str, entry: Entry[Any]) -> Entry[Any]:
+    def encoded(self, key: str, entry: Entry[Any]) -> Entry[Any]:
         return entry.holding(self._codec.encode(key, entry))
 
-    def open(self, key: str, sealed: Entry[Any] | None, lease: bytes | None = None) -> Entry[Any] | None:
+    def decoded(self, key: str, sealed: Entry[Any] | None, lease: bytes | None = None) -> Entry[Any] | None:
         """The entry in the bytes, with the time left that the engine tells; None if they are not to be believed.
 
         With `lease`, only the one that was computed under it: an entry's own id is then its token.
@@ -65,7 +65,7 @@ class CodedClaims(_Coded):
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         for _ in range(4):
             reply = await self._port.claim(key, token, ask)
-            entry = self.open(key, reply.entry)
+            entry = self.decoded(key, reply.entry)
             match reply:
                 case Found() if entry is not None:
                     return Found(entry, reply.ticket)
@@ -85,14 +85,14 @@ class CodedClaims(_Coded):
         found = await cast("Looks", self._port).look(key, patience)  # who asks has made sure
         if found is None:
             return None
-        entry = self.open(key, found.entry)
+        entry = self.decoded(key, found.entry)
         if entry is None or entry.fresh <= 0:
             return None
         found.entry = entry
         return found
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
-        return await self._port.fill(key, token, self.closed(key, entry))
+        return await self._port.fill(key, token, self.encoded(key, entry))
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         return await self._port.abandon(key, token, verdict, rest)
@@ -102,7 +102,7 @@ class CodedClaims(_Coded):
         if news is None:
             return None
         # What was pushed has the lease's token for its id; what was read (memcached) need not.
-        entry = self.open(key, news.entry, busy.token if news.entry.id == busy.token else None)
+        entry = self.decoded(key, news.entry, busy.token if news.entry.id == busy.token else None)
         return Found(entry, news.ticket) if entry is not None else None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
@@ -118,14 +118,14 @@ class CodedStore(_Coded, Versioned):
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         found = await self._port.get(keys)
-        return [self.open(key, sealed) for key, sealed in zip(keys, found, strict=True)]
+        return [self.decoded(key, sealed) for key, sealed in zip(keys, found, strict=True)]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        await self._port.set(key, self.closed(key, entry))
+        await self._port.set(key, self.encoded(key, entry))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         assert isinstance(self._port, Versioned)  # or whoever asks has been refused
-        return await self._port.replace(key, seen, self.closed(key, entry))
+        return await self._port.replace(key, seen, self.encoded(key, entry))
 
     async def expire(self, key: str) -> bool:
         return await self._port.expire(key)
@@ -139,7 +139,7 @@ class CodedStore(_Coded, Versioned):
     def sealed(self, asked: Sequence[Asked]) -> list[Asked]:
         """All, before the first is sent: a value that is refused leaves the others as they were."""
         return [
-            Asked(verb, (key, *[self.closed(key, each) if isinstance(each, Entry) else each for each in args]))
+            Asked(verb, (key, *[self.encoded(key, each) if isinstance(each, Entry) else each for each in args]))
             for verb, (key, *args) in asked
         ]
 

@@ -351,7 +351,7 @@ class Scope:
         if front.is_due(physical):
             return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
         found = near.look(physical)
-        entry = self._coded.open(physical, found.entry) if found is not None and self._coded is not None else None
+        entry = self._coded.decoded(physical, found.entry) if found is not None and self._coded is not None else None
         if found is None or entry is None or entry.raised or (self.era.mark and self.era.is_over(entry)):
             return None
         if front.tier is not None:
@@ -640,7 +640,7 @@ class Scope:
             outage.failed(error)
             return await self.show(colour, key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
         if self._coded is not None:
-            shown.entry = self._coded.open(physical, shown.entry)
+            shown.entry = self._coded.decoded(physical, shown.entry)
         self.era.told(shown.entry)
         return shown, self.core.flights.get(physical)
 

@@ -126,7 +126,7 @@ class Registry:
         for each in opened:
             each.close()
             if isinstance(each, Engine):
-                returns.closed(each)
+                returns.end_all(each)
 
 
 class Isolated(Registry):

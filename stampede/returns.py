@@ -25,7 +25,7 @@ from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Asked, Engine
 from stampede.threads import begun
 
-__all__ = ["PAUSE", "LockReturns", "Returns", "at_exit", "closed"]
+__all__ = ["PAUSE", "LockReturns", "Returns", "at_exit", "end_all"]
 
 _log = logging.getLogger("stampede")
 
@@ -309,7 +309,7 @@ def _quietly(returns: _Owed, *, last: bool = False) -> bool:
         return True
 
 
-def closed(engine: Engine) -> None:
+def end_all(engine: Engine) -> None:
     """What is owed to it ends with its time."""
     for owing in list(_all):
         if owing.engine() is engine:

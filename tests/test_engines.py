@@ -226,8 +226,8 @@ def test_kinds() -> None:
     assert [flag("f", word) for word in ("false", "No", "0", False)] == [False] * 4
     assert text("t", "") == ""
     wrong: list[tuple[Any, Any]] = [
-        (integer, "1.5"), (integer, 1.5), (integer, True), (integer, None), (integer, "x"), (integer, "²"), (integer, "-1"),
-        (number, "x"), (number, "nan"), (number, -1), (number, "-1"), (number, True),
+        (integer, "1.5"), (integer, 1.5), (integer, True), (integer, None), (integer, "x"), (integer, "²"),
+        (integer, "-1"), (number, "x"), (number, "nan"), (number, -1), (number, "-1"), (number, True),
         (flag, "maybe"), (flag, 2), (flag, None), (text, 3), (text, None),
     ]  # fmt: skip
     for kind, value in wrong:

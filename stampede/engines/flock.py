@@ -17,7 +17,7 @@ from pathlib import Path
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 
-__all__ = ["Life", "closed", "dead", "pid_here", "process", "sweep", "try_lock", "unlock"]
+__all__ = ["Life", "dead", "pid_here", "process", "shut", "sweep", "try_lock", "unlock"]
 
 _UNBORN = "new-"
 
@@ -39,7 +39,7 @@ def unlock(fd: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def closed(fd: int) -> None:
+def shut(fd: int) -> None:
     """Close what may be closed already."""
     try:
         os.close(fd)

@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from stampede.colour import Bell
-from stampede.engines.flock import closed, dead, pid_here
+from stampede.engines.flock import dead, pid_here, shut
 from stampede.interruptions import pass_on
 from stampede.threads import begun
 
@@ -164,7 +164,7 @@ class Post:
         """Close the handles of processes that nobody waits for."""
         with self._lock:
             for holder in [each for each in self._handles if each not in self._watched]:
-                closed(self._handles.pop(holder))
+                shut(self._handles.pop(holder))
 
     def _poke(self) -> None:
         if self._pipe is not None:
@@ -176,10 +176,10 @@ class Post:
             self._pipe = None
             path.unlink(missing_ok=True)
             _write(writer, _NOTHING)
-            closed(reader)
-            closed(writer)
+            shut(reader)
+            shut(writer)
         while self._handles:
-            closed(self._handles.popitem()[1])
+            shut(self._handles.popitem()[1])
 
     def close(self) -> None:
         with self._lock:
@@ -189,10 +189,10 @@ class Post:
     def start_again(self) -> None:
         """In a forked child: pipe, thread and waiters are the parent's."""
         if self._pipe is not None:
-            closed(self._pipe[1])
-            closed(self._pipe[2])
+            shut(self._pipe[1])
+            shut(self._pipe[2])
         for handle in self._handles.values():
-            closed(handle)
+            shut(handle)
         self._begin()
 
 

@@ -17,7 +17,7 @@ import mmap
 import os
 from pathlib import Path
 
-from stampede.engines.flock import closed, try_lock, unlock
+from stampede.engines.flock import shut, try_lock, unlock
 from stampede.interruptions import pass_on
 
 __all__ = ["GENERATIONS", "MARK", "SLOTS", "Stamps", "Unreadable", "unique"]
@@ -154,14 +154,14 @@ class Stamps:
             unlock(self._fd)
 
     def __del__(self) -> None:
-        closed(getattr(self, "_fd", -1))  # not sooner: another thread may be in the gate
+        shut(getattr(self, "_fd", -1))  # not sooner: another thread may be in the gate
 
     def start_again(self) -> None:
         """In a forked child: an open file of its own, as the gate would let both through by the parent's.
 
         The inherited one is closed without unlocking. If the path has another file by now, `current` tells.
         """
-        closed(self._fd)
+        shut(self._fd)
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:

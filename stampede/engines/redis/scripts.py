@@ -23,8 +23,8 @@ REMEDIES = 3
 """So many of them for one command: somebody may damage its keys faster than they can be mended."""
 
 Command: TypeAlias = tuple[bytes, ...]
-"""A command as it is sent, numbers as text. A call of a script names it by its hash; `Scripts.with_text` is the same with
-its text."""
+"""A command as it is sent, numbers as text. A call of a script names it by its hash; `Scripts.with_text` is the same
+with its text."""
 
 
 class Script:
