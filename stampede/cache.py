@@ -27,13 +27,13 @@ from stampede.faces import CacheOptions, LockOptions, Options, PolicyOptions
 from stampede.front import Front
 from stampede.keys import in_namespace, quoted
 from stampede.loaders import Together
-from stampede.local import Tier
+from stampede.local import Resident, Tier
 from stampede.lock import Lock, defaults
 from stampede.many_faces import CachedHere, ManyOptions
 from stampede.metrics import Counters, Observers, Stats, log_events, unread
 from stampede.namesakes import Namesakes
 from stampede.outage import Outage
-from stampede.outcome import Landing, all_landed, landed
+from stampede.outcome import all_landed, landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
@@ -169,20 +169,11 @@ class Cache:
         >>> cache.get_or_compute("greeting", lambda: "hello", ttl=60)
         'hello'
         """
-        block = None
-        if switch.thrown:
-            block = around(self._itself)
-            if block is not None and block.straight:
-                return cast(T, run_blocking(BLOCKING.call(function)))
-        if options:
-            for name in options:  # a set's own comparison would make a set of them
-                if name not in _NAMES:
-                    DEFAULT.with_options(**options)  # an error of every call, not only of those that compute
-        found = self._root.at_hand(self._key(key)) if block is None else self._root.at_hand_of(block, self._key(key))
-        if found is not None:
-            return cast(T, found.value)
-        policy = self.policy.with_options(**options)
-        return cast(T, landed(run_blocking(self._fetch(BLOCKING, key, function, policy, block)), policy))
+        found = None if switch.thrown else self._at_hand(key, options)
+        if found is None:
+            return cast(T, run_blocking(self._computed(BLOCKING, key, function, options)))
+        value: T = found.value
+        return value
 
     @overload  # an async function is a function too: the narrower comes first
     async def aget_or_compute(
@@ -200,35 +191,33 @@ class Cache:
         >>> asyncio.run(cache.aget_or_compute("greeting", greet, ttl=60))
         'hello'
         """
-        block = None
-        if switch.thrown:
-            block = around(self._itself)
-            if block is not None and block.straight:
-                return await SUSPENDING.call(function)
-        if options:
-            for name in options:  # a set's own comparison would make a set of them
-                if name not in _NAMES:
-                    DEFAULT.with_options(**options)  # an error of every call, not only of those that compute
-        found = self._root.at_hand(self._key(key)) if block is None else self._root.at_hand_of(block, self._key(key))
+        found = None if switch.thrown else self._at_hand(key, options)
+        return await self._computed(SUSPENDING, key, function, options) if found is None else found.value
+
+    def _at_hand(
+        self, key: str, options: Mapping[str, Any], block: Block | None = None
+    ) -> Resident | Entry[Any] | None:
+        for name in options:  # a set's own comparison would make a set of them
+            if name not in _NAMES:
+                DEFAULT.with_options(**options)  # an error of every call, not only of those that compute
+        key = self._root_prefix + key if type(key) is str else self._key(key)  # a call less in every hit
+        return self._root.at_hand(key) if block is None else self._root.at_hand_of(block, key)
+
+    async def _computed(self, colour: Colour, key: str, function: Callable[[], Any], options: Mapping[str, Any]) -> Any:
+        """The value of what is not at hand; or of what may have to go another way."""
+        block = self._around()
+        if block is not None and block.straight:
+            return await colour.call(function)
+        found = self._at_hand(key, options, block) if switch.thrown else None
         if found is not None:
             return found.value
-        policy = self.policy.with_options(**options)
-        return landed(await self._fetch(SUSPENDING, key, function, policy, block), policy)
-
-    async def _fetch(
-        self,
-        colour: Colour,
-        key: str,
-        function: Callable[[], Any],
-        policy: Policy,
-        once: Block | None,
-    ) -> Landing:
         if not callable(function):
             raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
-        return await self._root.fetch(colour, self._key(key), function, policy, once=once)
+        policy = self.policy.with_options(**options)
+        return landed(await self._root.fetch(colour, self._key(key), function, policy, once=block), policy)
 
-    def _itself(self) -> Cache:
-        return self
+    def _around(self) -> Block | None:
+        return around(lambda: self) if switch.thrown else None
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value if it is fresh, else `default`. Nobody computes.
@@ -407,11 +396,9 @@ class Cache:
     async def _many(
         self, colour: Colour, keys: Iterable[str], function: Callable[[list[str]], Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        block = None
-        if switch.thrown:
-            block = around(self._itself)
-            if block is not None and block.straight:
-                return dict(await colour.call(lambda: function(list(keys))))
+        block = self._around()
+        if block is not None and block.straight:
+            return dict(await colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
         look = self._root.at_hand if block is None else partial(self._root.at_hand_of, block)

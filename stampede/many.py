@@ -95,7 +95,7 @@ class Many:
                 lambda some: call(some).of(self.function)(),
                 names,
                 chunk=self._chunk,
-                nothing=lambda id: nothing_of(self.function, id),
+                nothing=lambda id: Nothing(_nothing_for(self.function, id)),
             )
             ttl_of = lambda key: self.one.ttl_of(*call(names[key]))  # noqa: E731
             landings = await fetch_many(scope, self.one.colour, missing, loader, scope.policy, block, ttl_of)
@@ -153,21 +153,15 @@ class Many:
         >>> lengths.invalidate_many(["tea", "milk"])
         1
         """
-        return self._run(self._invalidate_many(ids_of(ids), args, kwargs))
+        return self._run(self._of_each("invalidate_many", ids_of(ids), args, kwargs))
 
     def expire_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
         """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh."""
-        return self._run(self._expire_many(ids_of(ids), args, kwargs))
+        return self._run(self._of_each("expire_many", ids_of(ids), args, kwargs))
 
-    async def _expire_many(self, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        scope, keys = self.one.scope, self._keys(ids, self._place.beside(args, kwargs), self.one.key)
-        return await scope.expire_many(self.one.colour, keys)
-
-    async def _invalidate_many(self, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        scope = self.one.scope
-        return await scope.invalidate_many(
-            self.one.colour, self._keys(ids, self._place.beside(args, kwargs), self.one.key)
-        )
+    async def _of_each(self, verb: str, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        keys = self._keys(ids, self._place.beside(args, kwargs), self.one.key)
+        return await getattr(self.one.scope, verb)(self.one.colour, keys)
 
     # -- the face -------------------------------------------------------------------------------------------------
 
@@ -212,9 +206,8 @@ class One(Cached):
     ) -> None:
         self._of_many = many
         self._absent_for = absent
-        origin = _of_one(many, place)
-        super().__init__(_raising(many, origin, place), find, options, bound=bound)
-        self.origin = origin
+        super().__init__(_for_people(many, place), find, options, bound=bound)
+        self.origin = _of_one(many, place, Nothing)
 
     def _told_by(self) -> Identity:
         return told_apart(identity_of(self._of_many, self.options.get("ignore", ())))
@@ -292,8 +285,8 @@ def _inside(annotation: Any, number: int) -> Any:
     return args[number] if len(args) > number else Parameter.empty
 
 
-def _of_one(many: Callable[..., Any], place: _Place) -> Callable[..., Any]:
-    """A function of one id that calls the one of many; Nothing, if it is left out."""
+def _of_one(many: Callable[..., Any], place: _Place, missing: type[Exception]) -> Callable[..., Any]:
+    """A function of one id that calls the one of many, and raises this error if it is left out."""
 
     def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[], Any]]:
         id, call = place.among(args, kwargs)
@@ -302,7 +295,7 @@ def _of_one(many: Callable[..., Any], place: _Place) -> Callable[..., Any]:
     def had(values: Any, id: Any) -> Any:
         values = mapped(values, [id])
         if id not in values:
-            raise nothing_of(many, id)
+            raise missing(_nothing_for(many, id))
         return values[id]
 
     def blocking(*args: Any, **kwargs: Any) -> Any:
@@ -316,29 +309,15 @@ def _of_one(many: Callable[..., Any], place: _Place) -> Callable[..., Any]:
     return suspending if inspect.iscoroutinefunction(many) else blocking
 
 
-def _raising(many: Callable[..., Any], origin: Callable[..., Any], place: _Place) -> Callable[..., Any]:
-    """The same for people: what is left out is Absent."""
-
-    def blocking(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return origin(*args, **kwargs)
-        except Nothing as nothing:
-            raise Absent(*nothing.args) from None
-
-    async def suspending(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return await origin(*args, **kwargs)
-        except Nothing as nothing:
-            raise Absent(*nothing.args) from None
-
-    face: Any = suspending if inspect.iscoroutinefunction(many) else blocking
-    functools.update_wrapper(face, many)
+def _for_people(many: Callable[..., Any], place: _Place) -> Callable[..., Any]:
+    """The same under its name: what is left out is Absent."""
+    face: Any = functools.update_wrapper(_of_one(many, place, Absent), many)
     face.__signature__ = place.of_one
     return face  # type: ignore[no-any-return]
 
 
-def nothing_of(many: Callable[..., Any], id: Any) -> Nothing:
-    return Nothing(f"{many.__qualname__} has nothing for {id!r}")
+def _nothing_for(many: Callable[..., Any], id: Any) -> str:
+    return f"{many.__qualname__} has nothing for {id!r}"
 
 
 def ids_of(ids: Any) -> list[Any]:

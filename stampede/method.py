@@ -97,26 +97,8 @@ class Bound:
     __self__: Any
     cached: ClassVar[Cached]
 
-    def key(self, /, *args: Any, **kwargs: Any) -> str:
-        return self.cached.key(self.__self__, *args, **kwargs)
-
-    def peek(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.peek(self.__self__, *args, **kwargs)
-
-    def status(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.status(self.__self__, *args, **kwargs)
-
-    def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.refresh(self.__self__, *args, **kwargs)
-
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.set(value, self.__self__, *args, **kwargs)
-
-    def expire(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.expire(self.__self__, *args, **kwargs)
-
-    def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.cached.invalidate(self.__self__, *args, **kwargs)
 
     def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *, workers: int = 1) -> Any:
         return self.cached.many_of(calls, self.__self__, workers=workers)
@@ -191,6 +173,18 @@ class Bound:
         return f"<cached {self.cached.function.__qualname__} of {self.__self__!r}>"
 
 
+def _bound_verb_of(verb: str) -> Any:
+    """The same verb, whose first argument is the object."""
+
+    def bound(self: Bound, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.cached, verb)(self.__self__, *args, **kwargs)
+
+    bound.__name__, bound.__qualname__ = verb, f"Bound.{verb}"
+    return bound
+
+
 for _verb in VERBS:
+    if _verb not in vars(Bound):
+        setattr(Bound, _verb, _bound_verb_of(_verb))
     _bound_verb = vars(Bound)[_verb]
     _bound_verb.__doc__ = _bound_verb.__doc__ or getattr(Cached, _verb).__doc__

@@ -45,6 +45,15 @@ class Verbs(ABC):
     colour: Colour
     parameters: Parameters
 
+    # What a function has besides, as `Cached` says.
+    key: Callable[..., str]
+    key_of_call: Callable[..., str]
+    completed: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+    ttl_of: Callable[[tuple[Any, ...], Mapping[str, Any]], Callable[[Any], Any] | None]
+    ttl_of_kept: Callable[[tuple[Any, ...], Mapping[str, Any]], Callable[[Any], Any] | None]
+    fetch: Callable[..., Any]
+    other_than: Callable[[Any, Scope | None], Any]
+
     @property
     @abstractmethod
     def home(self) -> Any: ...
@@ -52,36 +61,6 @@ class Verbs(ABC):
     @property
     @abstractmethod
     def scope(self) -> Scope: ...
-
-    @abstractmethod
-    def key(self, /, *args: Any, **kwargs: Any) -> str: ...
-
-    @abstractmethod
-    def key_of_call(self, /, *args: Any, **kwargs: Any) -> str: ...
-
-    @abstractmethod
-    def completed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
-
-    @abstractmethod
-    def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None: ...
-
-    @abstractmethod
-    def ttl_of_kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None: ...
-
-    @abstractmethod
-    def fetch(
-        self,
-        scope: Scope,
-        key: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        force: bool = False,
-        once: Block | None = None,
-    ) -> Any: ...
-
-    @abstractmethod
-    def other_than(self, closed: Any, scope: Scope | None) -> Any: ...
 
     def _run(self, work: Any) -> Any:
         return work if self.suspending else run_blocking(work)

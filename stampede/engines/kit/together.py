@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
-from stampede.errors import EngineError, StampedeError
+from stampede.errors import StampedeError
 from stampede.threads import begun
 
 __all__ = ["Question", "side_by_side", "together"]
@@ -22,31 +22,35 @@ class Question:
 
 
 def together(
-    work: Sequence[Coroutine[Any, Any, Any]], answered: Callable[[dict[int, Any]], dict[int, Any]]
+    work: Sequence[Coroutine[Any, Any, Any]],
+    answered: Callable[[dict[int, Any]], dict[int, Any]],
+    errors: type[BaseException] = StampedeError,
 ) -> list[Any]:
-    """What each verb returned, or the error of ours that it raised.
+    """What each verb returned, or the one of these errors that it raised.
 
-    `answered` is given the questions that they have come to, by numbers, and gives the answers, or EngineErrors.
+    `answered` is given the questions that they have come to, by numbers, and gives the answers, or errors.
     """
     results: list[Any] = [None] * len(work)
     answers: dict[int, Any] = dict.fromkeys(range(len(work)))
+    answer: Any = None
     try:
         while answers:
             questions: dict[int, Any] = {}
             for number, answer in answers.items():
                 coroutine = work[number]
                 try:
-                    wanted = coroutine.throw(answer) if isinstance(answer, EngineError) else coroutine.send(answer)
+                    wanted = coroutine.throw(answer) if isinstance(answer, BaseException) else coroutine.send(answer)
                     questions[number] = wanted
                 except StopIteration as end:
                     results[number] = end.value
-                except StampedeError as error:
+                except errors as error:
                     results[number] = error
             answers = answered(questions) if questions else {}
         return results
     finally:
         for coroutine in work:
             coroutine.close()  # those that an interruption left waiting
+        del results, answers, answer  # the errors in them refer to this frame
 
 
 def side_by_side(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
