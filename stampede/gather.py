@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from stampede.engines.kit.together import Question, together
+from stampede.engines.kit.together import Wanted, together
 from stampede.entry import Entry, Verdict
 from stampede.ports import Ask, Asked, Busy, Found, Looks, Reply
 
@@ -18,7 +18,7 @@ __all__ = ["Gathering", "run_together"]
 T = TypeVar("T")
 
 
-class _Verb(Question):
+class _Verb(Wanted):
     """One of an engine, put aside."""
 
     __slots__ = ("asked",)

@@ -45,7 +45,7 @@ async def or_late(work: Coroutine[Any, Any, T]) -> T | Late:
         return given_up.late
 
 
-class _Question:
+class _Pending:
     """One under way: as long as somebody has it. What interrupts its caller may come before it can be ended."""
 
     __slots__ = ("__weakref__", "began")
@@ -65,19 +65,19 @@ class _Server:
     __slots__ = ("_due", "_heard", "_late")
 
     def __init__(self) -> None:
-        self._late: dict[ReferenceType[_Question], float] = {}  # and when they began
+        self._late: dict[ReferenceType[_Pending], float] = {}  # and when they began
         self._heard = 0.0  # when the last question that was answered began
         self._due = 0.0  # when the next one asks all the same
 
-    def answered(self, question: _Question) -> None:
+    def answered(self, question: _Pending) -> None:
         if question.began > self._heard:
             self._heard = question.began
 
-    def late(self, question: _Question) -> None:
+    def late(self, question: _Pending) -> None:
         if question.began > self._heard:
             self._late[ref(question)] = question.began
 
-    def ended(self, question: _Question) -> None:
+    def ended(self, question: _Pending) -> None:
         self._late.pop(ref(question), None)
 
     def hangs_for(self, seconds: float) -> bool:
@@ -151,7 +151,7 @@ class Guarded:
                     break
                 if _clock() >= until:
                     return Late.UNASKED
-        question = _Question()
+        question = _Pending()
 
         def ended(result: Any, error: BaseException | None) -> None:
             its.ended(question)

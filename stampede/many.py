@@ -42,7 +42,7 @@ class Many:
         self.function = function
         self.bound = bound
         self.suspending = inspect.iscoroutinefunction(function)
-        self._place = _Place(function, options, bound=bound)
+        self._place = _Position(function, options, bound=bound)
         self._chunk = options.get("chunk")
         of_one = {name: value for name, value in options.items() if name not in OWN}
         absent = seconds("absent", options.get("absent", 0))
@@ -199,7 +199,7 @@ class One(Cached):
         many: Callable[..., Any],
         find: Callable[[], Home],
         options: Mapping[str, Any],
-        place: _Place,
+        place: _Position,
         absent: float,
         *,
         bound: bool,
@@ -235,7 +235,7 @@ class One(Cached):
         return ttl
 
 
-class _Place:
+class _Position:
     """Where the list of ids, or one of them, stands among the arguments of a call."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], *, bound: bool) -> None:
@@ -285,7 +285,7 @@ def _inside(annotation: Any, number: int) -> Any:
     return args[number] if len(args) > number else Parameter.empty
 
 
-def _of_one(many: Callable[..., Any], place: _Place, missing: type[Exception]) -> Callable[..., Any]:
+def _of_one(many: Callable[..., Any], place: _Position, missing: type[Exception]) -> Callable[..., Any]:
     """A function of one id that calls the one of many, and raises this error if it is left out."""
 
     def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[], Any]]:
@@ -309,7 +309,7 @@ def _of_one(many: Callable[..., Any], place: _Place, missing: type[Exception]) -
     return suspending if inspect.iscoroutinefunction(many) else blocking
 
 
-def _for_people(many: Callable[..., Any], place: _Place) -> Callable[..., Any]:
+def _for_people(many: Callable[..., Any], place: _Position) -> Callable[..., Any]:
     """The same under its name: what is left out is Absent."""
     face: Any = functools.update_wrapper(_of_one(many, place, Absent), many)
     face.__signature__ = place.of_one

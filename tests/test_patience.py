@@ -234,7 +234,7 @@ def test_what_is_answered_says_more_than_what_is_not(monkeypatch: pytest.MonkeyP
     its, asked = guarded._Server(), []
     for _ in range(4):
         clock.advance(1)
-        asked.append(guarded._Question())
+        asked.append(guarded._Pending())
     clock.advance(1)
     assert not its.hangs_for(0)  # nobody has found one late
     its.late(asked[1])

@@ -13,7 +13,7 @@ from stampede.engines.cells.protocol import Faster, Seen, Version
 from stampede.engines.cells.records import Common, Records
 from stampede.engines.cells.verbs import CellKeys
 from stampede.engines.cells.ways import HereWay, Undo
-from stampede.engines.kit.together import Question, side_by_side, together
+from stampede.engines.kit.together import Wanted, side_by_side, together
 from stampede.errors import EngineError
 from stampede.ports import Asked, Many, Releases
 
@@ -23,14 +23,14 @@ AT_ONCE = 8
 """Swaps of a batch that are under way together."""
 
 
-class _Read(Question):
+class _Read(Wanted):
     __slots__ = ("names",)
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
 
 
-class _Swap(Question):
+class _Swap(Wanted):
     __slots__ = ("args",)
 
     def __init__(self, *args: Any) -> None:
@@ -67,7 +67,7 @@ class Together(Many, Releases):
     def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
         return together([self._locks.release(*each) for each in held], self._answered)
 
-    def _answered(self, questions: dict[int, Question]) -> dict[int, Any]:
+    def _answered(self, questions: dict[int, Wanted]) -> dict[int, Any]:
         reads = {number: each.names for number, each in questions.items() if isinstance(each, _Read)}
         swaps = {number: each.args for number, each in questions.items() if isinstance(each, _Swap)}
         done = side_by_side([partial(self._way.swap_now, *args) for args in swaps.values()], AT_ONCE)

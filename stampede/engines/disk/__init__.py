@@ -59,7 +59,7 @@ class DiskEngine(Engine):
         self.claims = self.store = self.shows = self.lists = self.softens = _Keys(rows, BLOCKING, here)
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Keys(rows, SUSPENDING, beside)
         self.near = self.recalls = rows
-        self.locks, self.alocks = _Names(rows, BLOCKING, here), _Names(rows, SUSPENDING, beside)
+        self.locks, self.alocks = _Locks(rows, BLOCKING, here), _Locks(rows, SUSPENDING, beside)
         self._closing = finalize(self, _close, rows, os.getpid())
         forks.on_fork(rows.database.before_fork)
         forks.in_parent(rows.database.after_fork)
@@ -207,7 +207,7 @@ class _Keys(_Port, Versioned):
         await self._run(self._rows.soften, scope)
 
 
-class _Names(_Port):
+class _Locks(_Port):
     """Locks."""
 
     async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:

@@ -9,15 +9,15 @@ from typing import Any
 from stampede.errors import StampedeError
 from stampede.threads import begun
 
-__all__ = ["Question", "side_by_side", "together"]
+__all__ = ["Wanted", "side_by_side", "together"]
 
 
-class Question:
+class Wanted:
     """What one verb asks its server, put aside; awaited, it gives the answer."""
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Question, Any, Any]:
+    def __await__(self) -> Generator[Wanted, Any, Any]:
         return (yield self)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from stampede.colour import BLOCKING
-from stampede.engines.kit.together import Question, together
+from stampede.engines.kit.together import Wanted, together
 from stampede.engines.looking import Costs
 from stampede.engines.memcached.blocking import BlockingLine, Connection
 from stampede.engines.memcached.holds import Hold, Holds, Link
@@ -31,7 +31,7 @@ LATER = 1000
 """So many leases can be signed one by one before their stubs end; more are signed at once, together."""
 
 
-class _Question(Question):
+class _Commands(Wanted):
     """Commands."""
 
     __slots__ = ("commands", "count", "link", "twice")
@@ -52,7 +52,7 @@ class _GatheringLink:
         return self.connection.born
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
-        replies: list[Reply] = await _Question(self, commands, count, twice)
+        replies: list[Reply] = await _Commands(self, commands, count, twice)
         for reply in replies:
             if reply.text:
                 raise refusal(self.server, reply)
@@ -132,7 +132,7 @@ def _done(line: _GatheringLine, work: list[Coroutine[Any, Any, Any]]) -> list[An
         line.end()
 
 
-def _answered(questions: dict[int, _Question]) -> dict[int, Any]:
+def _answered(questions: dict[int, _Commands]) -> dict[int, Any]:
     """The replies, or the error, that each question gets."""
     by_link: defaultdict[_GatheringLink, list[int]] = defaultdict(list)
     for number, question in questions.items():
@@ -144,7 +144,7 @@ def _answered(questions: dict[int, _Question]) -> dict[int, Any]:
     return answers
 
 
-def _portions(questions: dict[int, _Question], numbers: list[int]) -> list[list[int]]:
+def _portions(questions: dict[int, _Commands], numbers: list[int]) -> list[list[int]]:
     portions: list[list[int]] = [[]]
     size = 0
     for number in numbers:
@@ -156,7 +156,7 @@ def _portions(questions: dict[int, _Question], numbers: list[int]) -> list[list[
     return portions
 
 
-def _replied(link: _GatheringLink, questions: dict[int, _Question]) -> dict[int, Any]:
+def _replied(link: _GatheringLink, questions: dict[int, _Commands]) -> dict[int, Any]:
     commands = b"".join(question.commands for question in questions.values())
     count = sum(question.count for question in questions.values())
     twice = all(question.twice for question in questions.values())

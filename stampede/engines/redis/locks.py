@@ -25,7 +25,7 @@ from stampede.engines.redis.wire import ms
 from stampede.pace import FARTHEST, look_again
 from stampede.ports import Busy, Granted
 
-__all__ = ["LockPort", "tag_of"]
+__all__ = ["RedisLocks", "tag_of"]
 
 TURN = 0.2
 """Seconds for which a lock that came free is kept for the one whose turn it is (as queue.lua says)."""
@@ -71,7 +71,7 @@ class _Queued(Busy):
     ahead: int = 0
 
 
-class LockPort:
+class RedisLocks:
     """Locks of one colour."""
 
     def __init__(self, line: Line, scripts: Scripts, news: News, colour: Colour) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from stampede.breaker import Breaker
 from stampede.colour import Colour
 from stampede.engines.redis.clients import Address, Server
-from stampede.engines.redis.locks import LockPort
+from stampede.engines.redis.locks import RedisLocks
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.shard import Shard
 from stampede.engines.redis.verbs import Keys, Line
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Ports(NamedTuple):
     line: Line
     keys: Keys
-    locks: LockPort
+    locks: RedisLocks
 
 
 Verb = Callable[[Ports], Awaitable[T]]

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from stampede.colour import Colour, run_blocking, settled
 from stampede.engines.redis.clients import Address
-from stampede.engines.redis.locks import LockPort, tag_of
+from stampede.engines.redis.locks import RedisLocks, tag_of
 from stampede.engines.redis.master import Ports, Verb, reason
 from stampede.engines.redis.verbs import Keys
 from stampede.engines.redis.wire import names
@@ -260,7 +260,7 @@ class RoutedLocks:
         self._ways = ways
         self._colour = colour
 
-    async def _at(self, name: str, verb: Callable[[LockPort], Awaitable[T]], *, always: bool = False) -> T:
+    async def _at(self, name: str, verb: Callable[[RedisLocks], Awaitable[T]], *, always: bool = False) -> T:
         slot = _slot(tag_of(name))
         return await self._ways.at(slot, self._colour, lambda ports: verb(ports.locks), always=always)
 

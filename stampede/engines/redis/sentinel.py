@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
     from redis.connection import AbstractConnection as Connection
 
-__all__ = ["Guarded", "of_sentinel_client", "of_sentinel_url"]
+__all__ = ["Service", "of_sentinel_client", "of_sentinel_url"]
 
 _log = logging.getLogger("stampede")
 
@@ -33,7 +33,7 @@ LOOK = 1.0
 _SHAPE = "redis+sentinel://host:26379,host:26379/service/0"
 
 
-class Guarded(Server):
+class Service(Server):
     """The master of a service, whichever server that is."""
 
     def __init__(self, name: str, kind: str, service: str, sentinels: Sequence[Address], options: Mapping[str, Any]):
@@ -163,7 +163,7 @@ class _Masters:
     is_master = True
     check_connection = False
 
-    def __init__(self, server: Guarded) -> None:
+    def __init__(self, server: Service) -> None:
         self._server = server
         self.service_name = server._service
 
@@ -257,7 +257,7 @@ def _never_suspending() -> Any:
     return Retry(NoBackoff(), 0)
 
 
-def of_sentinel_url(url: str, given: Mapping[str, Any]) -> Guarded:
+def of_sentinel_url(url: str, given: Mapping[str, Any]) -> Service:
     """The master behind `redis+sentinel://user:password@host:port,host:port/service/db?sentinel_password=...`."""
     sentinels, options = several(url, 26379)
     service, _, db = urlsplit(url).path.lstrip("/").partition("/")
@@ -267,10 +267,10 @@ def of_sentinel_url(url: str, given: Mapping[str, Any]) -> Guarded:
         raise OptionError(f"{safe_url(url)}: {db!r} is no number of a database, as in {_SHAPE}")
     if db:
         options["db"] = int(db)
-    return Guarded(safe_url(url), options.pop("kind"), unquote(service), sentinels, options | dict(given))
+    return Service(safe_url(url), options.pop("kind"), unquote(service), sentinels, options | dict(given))
 
 
-def of_sentinel_client(client: Any, given: Mapping[str, Any]) -> Guarded | None:
+def of_sentinel_client(client: Any, given: Mapping[str, Any]) -> Service | None:
     """The same of what `Sentinel.master_for` gives, in either colour; None of any other client."""
     pool: Any = getattr(client, "connection_pool", None)
     kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
@@ -284,4 +284,4 @@ def of_sentinel_client(client: Any, given: Mapping[str, Any]) -> Guarded | None:
     theirs = {SENTINEL + key: value for key, value in made_with(watch.sentinel_kwargs).items()}
     options = made_with(pool.connection_kwargs) | theirs | dict(given)
     name = f"redis+sentinel://{','.join(f'{each.host}:{each.port}' for each in sentinels)}/{pool.service_name}"
-    return Guarded(name, kind.removeprefix("SentinelManaged"), pool.service_name, sentinels, options)
+    return Service(name, kind.removeprefix("SentinelManaged"), pool.service_name, sentinels, options)

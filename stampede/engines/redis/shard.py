@@ -8,7 +8,7 @@ from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.redis.blocking import Blocking
 from stampede.engines.redis.clients import Server
-from stampede.engines.redis.locks import LockPort
+from stampede.engines.redis.locks import RedisLocks
 from stampede.engines.redis.news import News, refusal_of
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.suspending import Suspending
@@ -34,10 +34,10 @@ class Shard:
         self.claims, self.locks = self.ports(self.line, BLOCKING)
         self.aclaims, self.alocks = self.ports(self.aline, SUSPENDING)
 
-    def ports(self, line: Line, colour: Colour) -> tuple[Keys, LockPort]:
+    def ports(self, line: Line, colour: Colour) -> tuple[Keys, RedisLocks]:
         """The verbs of one colour, over any line to this server."""
         keys = Keys(line, self.scripts, self.news, self.generations, colour)
-        return keys, LockPort(line, self.scripts, self.news, colour)
+        return keys, RedisLocks(line, self.scripts, self.news, colour)
 
     def follow(self) -> None:
         """Have the server tell of changes from now on."""

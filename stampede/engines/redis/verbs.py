@@ -92,7 +92,7 @@ class Line(Protocol):
     async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
 
 
-class _Question:
+class _Asking:
     """A question for a generation, for all who need it meanwhile: or a herd would ask it a thousand times."""
 
     __slots__ = ("bell", "error", "name")
@@ -114,19 +114,19 @@ class Generations:
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
         self._bumps = 0
         self._known: dict[str, tuple[str, Ticket | None, float, float]] = {}
-        self._asked: dict[tuple[str, ref[Loop] | None], _Question] = {}  # whose loop may be closed in the middle of it
+        self._asked: dict[tuple[str, ref[Loop] | None], _Asking] = {}  # whose loop may be closed in the middle of it
 
-    def ask(self, scope: str, loop: Loop | None) -> tuple[_Question, bool]:
+    def ask(self, scope: str, loop: Loop | None) -> tuple[_Asking, bool]:
         """The question that is under way in this loop, or among threads; and whether it is for the caller to ask it."""
         with self._lock:
             whose = ref(loop) if loop is not None else None
             asked = self._asked.get((scope, whose))
             if asked is not None:
                 return asked, False
-            asked = self._asked[scope, whose] = _Question()
+            asked = self._asked[scope, whose] = _Asking()
             return asked, True
 
-    def answered(self, scope: str, loop: Loop | None, asked: _Question) -> None:
+    def answered(self, scope: str, loop: Loop | None, asked: _Asking) -> None:
         with self._lock:
             whose = ref(loop) if loop is not None else None
             if self._asked.get((scope, whose)) is asked:
