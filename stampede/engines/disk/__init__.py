@@ -140,7 +140,7 @@ class _Port:
                 if not self._rows.life.is_mine(lease.holder):
                     post.watch(lease.holder, bell)
                 longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
-                await self._colour.park(bell, min(timeout, lease.ends, longest))
+                await self._colour.park(bell, min(timeout, lease.end, longest))
         finally:
             post.forget(bell_of(number), bell)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from math import inf
 from sqlite3 import IntegrityError
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-from stampede import early, forks
+from stampede import forks, record
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Write
 from stampede.engines.disk.opened import Opened
@@ -19,14 +18,14 @@ from stampede.engines.disk.trouble import Damaged, Locked
 from stampede.engines.flock import Life, dead, pid_here, sweep
 from stampede.engines.wake import Post
 from stampede.engines.whereabouts import here
-from stampede.entry import GRACE, Entry, Verdict
+from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Ticket
+from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
+from stampede.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
 
 __all__ = ["Rows", "bell_of", "key_number", "lock_number"]
 
-VERDICT = 5.0
-"""Seconds for which a verdict is told to those who waited for its lease."""
+T = TypeVar("T")
 
 SWEEP = 60.0
 """Seconds between two looks for what dead processes left."""
@@ -45,7 +44,6 @@ _COLUMNS = (
     + ", raised, CAST(ifnull(value, '') AS BLOB)"
 )
 _LEASE_COLUMNS = "token, CAST(ifnull(ends, 0) AS REAL), holder, CAST(ifnull(fence, 0) AS INTEGER)"
-_ENTRY = f"SELECT {_COLUMNS} FROM entries WHERE number = ?"
 _PAGE = "SELECT number, key, CAST(ifnull(keep, 0) AS REAL) FROM entries WHERE number > ? ORDER BY number LIMIT ?"
 _LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the rest is also in the value's header
 _LEASE = f"SELECT {_LEASE_COLUMNS} FROM leases WHERE number = ?"
@@ -56,6 +54,12 @@ _STATE = f"""
         LEFT JOIN entries ON entries.number = asked
         LEFT JOIN leases ON leases.number = asked
 """
+_DECIDED = _STATE.replace("ifnull(value, '')", "''")  # what is decided without the value itself
+_LEASED = f"""
+    SELECT {"NULL, " * 9} leases.number IS NOT NULL, {_LEASE_COLUMNS},
+        EXISTS (SELECT 1 FROM verdicts WHERE number = asked)
+    FROM (SELECT ? AS asked) LEFT JOIN leases ON leases.number = asked
+"""  # and without what is kept
 _VERDICTS = """
     SELECT token, kind, type_name,
         message, CAST(ifnull(ends, 0) AS REAL), CAST(ifnull(rests, 0) AS REAL)
@@ -81,21 +85,6 @@ def lock_number(name: str) -> _Name:
 def bell_of(number: int) -> int:
     """The bell that rings for a number: one for all that share a slot, since who is told no longer is expected."""
     return number & (SLOTS - 1)
-
-
-class Lease(NamedTuple):
-    token: bytes
-    ends: float
-    holder: str
-    fence: int
-
-
-class State(NamedTuple):
-    """All that is known of one key at one moment."""
-
-    entry: tuple[Any, ...] | None
-    lease: Lease | None
-    verdicts: Sequence[tuple[Any, ...]]
 
 
 class Rows:
@@ -148,29 +137,35 @@ class Rows:
         opened = database.opened(now)
         stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # before the read: what changes later, changes the stamp
         row = database.row(opened, _STATE, (number,))
-        if row is not None and row[0] == raw and _good(row, ask, now):
-            return self._found(opened, number, _entry(row, now), stamp)
+        kept = _kept(row) if row is not None and row[0] == raw else None
+        found = record.hit(kept, ask, now) if kept is not None else None
+        if found is not None:
+            return self._found(opened, number, found.entry, stamp)
         if row is None or row[-1]:  # verdicts are many, and belong to what stands beside them
             with database.reading() as (_, connection):
-                state = _state(connection, number, raw)
+                was = _record(connection, _STATE, number, raw)
         else:
-            state = _state_of(row, raw)
-        reply = self._decide(state, token, ask, clock())
+            was = Record(kept, _lease_of(row[10:14]) if row[9] else None)
+        reply = self._decide(was, token, ask, clock())[1]
         return None if isinstance(reply, (Granted, Found)) else reply
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         """The answer, decided in a transaction; a lease that is granted stands when it is given."""
-        number, raw = key_number(key)
         holder = self.life.name
+        return self._change(key, lambda was, now: self._decide(was, token, ask, now, holder), _STATE)
+
+    def _change(self, key: str, ask: Callable[[Record, float], Change[T]], state: str = _DECIDED) -> T:
+        """The answer to a question. When it is given, what it has made of the key is so, and who waits is told."""
+        number, raw = key_number(key)
         with self.database.writing() as write:
             now = clock()
-            state = _state(write, number, raw)
-            reply = self._decide(state, token, ask, now)
-            if isinstance(reply, Granted):
-                _put_lease(write, number, raw, Lease(token, now + ask.lease, holder, 0))
-        if isinstance(reply, Granted) and state.lease is not None and state.lease.token != token:
+            was = _record(write, state, number, raw)
+            after, answer, _ = ask(was, now)
+            if after is not was:
+                self._become(write, number, raw, was, after, now)
+        if after is not was:
             self._tell(write, number)
-        return reply
+        return answer
 
     def _found(self, opened: Opened, number: int, entry: Entry[Any], stamp: int) -> Found:
         stamps = opened.stamps
@@ -182,62 +177,36 @@ class Rows:
         words = opened.lend() if self.hit else stamps.words
         return Found(entry, Ticket(words, slot, stamp) if words is not None else None)
 
-    def _decide(self, state: State, token: bytes, ask: Ask, now: float) -> Reply:
-        """The four answers, in the order of the port."""
-        row = state.entry
-        if row is not None and _good(row, ask, now):
-            return Found(_entry(row, now))
-        entry = _entry(row, now) if row is not None and row[3] > now else None
-        if ask.force:
-            return Granted(entry)
-        failed = _failed(state.verdicts, ask.awaited, entry, now)
-        if failed is not None:
-            return failed
-        lease = state.lease
-        if lease is not None and lease.token != token and self._stands(lease, now):
-            return Busy(lease.token, lease.ends - now, entry)
-        return Granted(entry)
+    def _decide(self, was: Record, token: bytes, ask: Ask, now: float, holder: str = "") -> Change[Reply]:
+        """A lease whose holder is dead is none."""
+        lease = was.lease
+        if lease is not None and lease.token != token and not self._stands(lease, now):
+            was = Record(was.kept, None, was.past)
+        return record.claim(was, token, ask, now, holder=holder)
 
     def _stands(self, lease: Lease, now: float) -> bool:
         """A lease stands until its end, or its holder's."""
-        return lease.ends > now and (self.life.is_mine(lease.holder) or not dead(self._alive, lease.holder))
+        return lease.end > now and (self.life.is_mine(lease.holder) or not dead(self._alive, lease.holder))
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        """Store, if the lease stands. One that has ended is lost, also where nobody has taken it."""
-        number, raw = key_number(key)
         self._check_size(key, entry)
-        with self.database.writing() as write:
-            now = clock()
-            lease = _lease(write, number)
-            stands = lease is not None and lease.token == token and lease.ends > now
-            if stands:
-                self._put(write, number, raw, entry, now)
-        if stands:
-            self._tell(write, number)
-        return stands
+
+        def ask(was: Record, now: float) -> Change[bool]:
+            return record.fill(was, token, entry, now)
+
+        return self._change(key, ask, _LEASED) or self._change(key, ask)  # what is kept tells of one that is sent again
 
     def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> bool:
-        number, _ = key_number(key)
-        with self.database.writing() as write:
-            now = clock()
-            lease = _lease(write, number)
-            mine = lease is not None and lease.token == token
-            if mine:
-                write.execute("DELETE FROM leases WHERE number = ?", (number,))
-            if mine and lease is not None and lease.ends > now and (verdict is not None or rest > 0):
-                _put_verdict(write, number, token, verdict, rest, now)
-        if mine:
-            self._tell(write, number)
-        return mine
+        return self._change(key, lambda was, now: record.abandon(was, token, verdict, rest, now), _LEASED)
 
     def renew(self, number: int, token: bytes, seconds: float) -> bool:
+        """Of a key, or of a lock."""
         with self.database.writing() as write:
             now = clock()
-            renewed = write.execute(
-                "UPDATE leases SET ends = ? WHERE number = ? AND token = ? AND ends > ?",
-                (now + seconds, number, token, now),
-            ).rowcount
-        return renewed > 0
+            after, stands, _ = record.renew(Record(lease=_lease(write, number)), token, seconds, now)
+            if stands and after.lease is not None:
+                write.execute("UPDATE leases SET ends = ? WHERE number = ?", (after.lease.end, number))
+        return stands
 
     def _tell(self, write: Write, number: int) -> None:
         """After the commit: wake who waits for this, in all processes. Mostly nobody does."""
@@ -249,13 +218,13 @@ class Rows:
         self.database.opened().stamps.expect(number)
 
     def standing(self, number: int, token: bytes) -> Lease | None:
-        """The lease of this token, if nothing has happened to it; its `ends` as seconds left."""
+        """The lease of this token, if nothing has happened to it; its `end` as seconds left."""
         now = clock()
         row = self.database.row(self.database.opened(now), _LEASE, (number,))
-        lease = Lease(*row) if row is not None else None
+        lease = _lease_of(row) if row is not None else None
         if lease is None or lease.token != token or not self._stands(lease, now):
             return None
-        return lease._replace(ends=lease.ends - now)
+        return Lease(token, lease.end - now, lease.fence, lease.holder)
 
     # -- the store ----------------------------------------------------------------------------------------------
 
@@ -272,23 +241,22 @@ class Rows:
         found: list[Entry[Any] | None] = []
         for number, raw in names:
             row = rows.get(number)
-            kept = row is not None and row[0] == raw and row[3] > now
-            found.append(_entry(row, now) if row is not None and kept else None)
-            if kept:
+            entry = record.served(_kept(row), now) if row is not None and row[0] == raw else None
+            found.append(entry)
+            if entry is not None:
                 opened.stamps.touch(number)
         return found
 
     def show(self, key: str) -> Shown:
         number, raw = key_number(key)
         with self.database.reading() as (_, connection):
-            now, state = clock(), _state(connection, number, raw)
-        row, lease = state.entry, state.lease
-        entry = _entry(row, now) if row is not None and row[3] > now else None
+            now, was = clock(), _record(connection, _STATE, number, raw)
+        entry, lease = record.served(was.kept, now), was.lease
         if lease is None or not self._stands(lease, now):
             return Shown(entry, b"")
         pid = pid_here(lease.holder) if isinstance(lease.holder, str) else None
         host = here().rpartition(":")[0]  # a directory is of one machine, whose processes may be in other containers
-        return Shown(entry, lease.token, lease.ends - now, f"{host}:{'' if pid is None else pid}")
+        return Shown(entry, lease.token, lease.end - now, f"{host}:{'' if pid is None else pid}")
 
     def page(self, prefix: str, cursor: int | None) -> tuple[list[str], int | None]:
         """By the numbers of keys, whichever they are: a page takes no longer where few begin with this."""
@@ -301,49 +269,18 @@ class Rows:
         return [key.decode("utf-8", "surrogatepass") for key in found], after
 
     def set(self, key: str, entry: Entry[Any]) -> None:
-        number, raw = key_number(key)
         self._check_size(key, entry)
-        with self.database.writing() as write:
-            self._put(write, number, raw, entry, clock())
-        self._tell(write, number)
+        self._change(key, lambda was, now: record.set(was, entry, now), _LEASED)
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        number, raw = key_number(key)
         self._check_size(key, entry)
-        with self.database.writing() as write:
-            now = clock()
-            row = _row(write, number, raw)
-            same = (row[1] if row is not None and row[3] > now else None) == seen
-            if same:
-                self._put(write, number, raw, entry, now)
-        if same:
-            self._tell(write, number)
-        return same
+        return self._change(key, lambda was, now: record.replace(was, seen, entry, now))
 
     def expire(self, key: str) -> bool:
-        number, raw = key_number(key)
-        with self.database.writing() as write:
-            now = clock()
-            row = _row(write, number, raw)
-            fresh = row is not None and row[2] > now
-            if fresh:
-                write.change(number)
-                sql = "UPDATE entries SET fresh = ?, gone = max(keep, ?) WHERE number = ?"
-                write.execute(sql, (now, now + GRACE, number))
-            write.execute("DELETE FROM leases WHERE number = ?", (number,))
-        self._tell(write, number)
-        return fresh
+        return self._change(key, record.expire)
 
     def invalidate(self, key: str) -> bool:
-        number, raw = key_number(key)
-        with self.database.writing() as write:
-            now = clock()
-            row = _row(write, number, raw)
-            write.change(number)  # also where there is no row: an evicted one may live on in a local tier
-            write.execute("DELETE FROM entries WHERE number = ? AND key = ?", (number, raw))
-            _forget(write, number)
-        self._tell(write, number)
-        return row is not None and row[3] > now
+        return self._change(key, record.invalidate)
 
     def generation(self, scope: str, *, surely: bool = False) -> str:
         """Known to the process while no one bumps; asked anew after. `surely`: of what the directory means now."""
@@ -390,28 +327,28 @@ class Rows:
             lease = _lease(write, number)
             if lease is not None and self._stands(lease, now):
                 if lease.token != token:
-                    return Busy(lease.token, lease.ends - now)
+                    return Busy(lease.token, lease.end - now)
                 fence = lease.fence
             else:
                 fence = _next_fence(write)
-            _put_lease(write, number, raw, Lease(token, now + seconds, holder, fence))
+            _put_lease(write, number, raw, Lease(token, now + seconds, fence, holder))
         return Granted(fence=fence)
 
     def held(self, name: str, token: bytes) -> Busy | None:
         """Who has the lock, as far as reading goes."""
         now = clock()
         row = self.database.row(self.database.opened(now), _LEASE, (lock_number(name)[0],))
-        lease = Lease(*row) if row is not None else None
+        lease = _lease_of(row) if row is not None else None
         if lease is None or lease.token == token or not self._stands(lease, now):
             return None
-        return Busy(lease.token, lease.ends - now)
+        return Busy(lease.token, lease.end - now)
 
     def release(self, name: str, token: bytes) -> bool:
         number, _ = lock_number(name)
         with self.database.writing() as write:
             lease = _lease(write, number)
             mine = lease is not None and lease.token == token
-            stood = lease is not None and mine and lease.ends > clock()
+            stood = record.standing(lease, token, clock())
             if mine:
                 write.execute("DELETE FROM leases WHERE number = ?", (number,))
         if mine:
@@ -425,17 +362,33 @@ class Rows:
         if len(entry.value) > limit:
             raise TooLarge(f"{key!r} has {len(entry.value)} bytes: {self.database.directory} keeps {limit}")
 
-    def _put(self, write: Write, number: int, raw: bytes, entry: Entry[Any], now: float) -> None:
-        write.change(number)
-        fresh, keep = now + entry.fresh, now + max(entry.keep, entry.fresh)
+    def _become(self, write: Write, number: int, raw: bytes, was: Record, after: Record, now: float) -> None:
+        """Let the rows say what they did not."""
+        kept, lease, past = after.kept, after.lease, after.past
+        if after is NOTHING:
+            write.change(number)  # also where there is no row: an evicted one may live on in a local tier
+            write.execute("DELETE FROM entries WHERE number = ? AND key = ?", (number, raw))
+        elif kept is not None and kept is not was.kept:
+            write.change(number)
+            if was.kept is not None and kept.entry is was.kept.entry:
+                sql = "UPDATE entries SET fresh = ?, gone = ? WHERE number = ?"
+                write.execute(sql, (kept.fresh, kept.gone, number))
+            else:
+                self._put(write, number, raw, kept, now)
+        if lease is not was.lease:
+            _put_lease(write, number, raw, lease)
+        if past is not was.past:
+            _put_past(write, number, past)
+
+    def _put(self, write: Write, number: int, raw: bytes, kept: Keeps, now: float) -> None:
+        entry = kept.entry
         write.execute(
             "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                number, raw, entry.id, fresh, keep, max(keep, fresh + GRACE),
+                number, raw, entry.id, kept.fresh, kept.keep, kept.gone,
                 entry.cost, entry.margin, entry.ttl, entry.raised, entry.value,
             ),
         )  # fmt: skip
-        _forget(write, number)
         self._make_room(write, number, now)
 
     def _make_room(self, write: Write, number: int, now: float) -> None:
@@ -482,17 +435,9 @@ class Rows:
         forks.each(part.start_again for part in (self.database, self.post, self.life))
 
 
-def _good(row: tuple[Any, ...], ask: Ask, now: float) -> bool:
-    """Whether this caller need look no further."""
-    fresh, keep = row[2], row[3]
-    in_time = fresh > now or (now - fresh < ask.since and now < max(keep, fresh + GRACE))
-    good = in_time and not ask.force and row[1] != ask.seen
-    return good and (ask.draw is None or not early.due(_entry(row, now), ask.draw))
-
-
-def _entry(row: tuple[Any, ...], now: float) -> Entry[Any]:
+def _kept(row: Sequence[Any]) -> Kept:
     _, id, fresh, keep, cost, margin, ttl, raised, value = row[:9]
-    return Entry(value, id, cost, margin, ttl, fresh - now, keep - now, bool(raised))
+    return Kept(Entry(value, id, cost, margin, ttl, fresh, keep, bool(raised)), fresh, keep)
 
 
 def _generation_of(found: list[str]) -> str:
@@ -504,35 +449,27 @@ def _generation_of(found: list[str]) -> str:
     return f"{hard}~{softer}" if softer.strip(".") else hard
 
 
-def _row(write: Write, number: int, raw: bytes) -> tuple[Any, ...] | None:
-    rows = write.execute(_ENTRY, (number,)).fetchall()
-    return rows[0] if rows and rows[0][0] == raw else None
-
-
 def _lease(write: Any, number: int) -> Lease | None:
     rows = write.execute(_LEASE, (number,)).fetchall()
-    return Lease(*rows[0]) if rows else None
+    return _lease_of(rows[0]) if rows else None
 
 
-def _state(connection: Any, number: int, raw: bytes) -> State:
-    (row,) = connection.execute(_STATE, (number,)).fetchall()
-    verdicts = connection.execute(_VERDICTS, (number,)).fetchall() if row[-1] else ()
-    return _state_of(row, raw, verdicts)
+def _lease_of(row: Sequence[Any]) -> Lease:
+    token, end, holder, fence = row
+    return Lease(token, end, fence, holder)
 
 
-def _state_of(row: tuple[Any, ...], raw: bytes, verdicts: Sequence[tuple[Any, ...]] = ()) -> State:
-    return State(row if row[0] == raw else None, Lease(*row[10:14]) if row[9] else None, verdicts)
+def _record(connection: Any, state: str, number: int, raw: bytes) -> Record:
+    """All that is known of one key at one moment."""
+    row, *_ = connection.execute(state, (number,)).fetchall()  # more, if the file is damaged
+    past = _past_of(connection.execute(_VERDICTS, (number,)).fetchall()) if row[-1] else None
+    return Record(_kept(row) if row[0] == raw else None, _lease_of(row[10:14]) if row[9] else None, past)
 
 
-def _failed(
-    verdicts: Sequence[tuple[Any, ...]], awaited: bytes | None, entry: Entry[Any] | None, now: float
-) -> Failed | None:
-    """The awaited lease's verdict while it is told, else that of the longest rest."""
-    rest = max((rests for *_, rests in verdicts), default=-inf)
-    for token, kind, type_name, message, ends, rests in verdicts:
-        if (token == awaited and ends > now) or (rests == rest > now):
-            return Failed(Verdict(kind, type_name, message), entry, max(rest - now, 0.0))
-    return None
+def _past_of(rows: Sequence[Sequence[Any]]) -> Past:
+    verdicts = {token: (Verdict(*map(str, text)), end) for token, *text, end, _ in rows}
+    *text, _, rest = max(rows, key=lambda row: row[5])[1:]
+    return Past(verdicts, rest, Verdict(*map(str, text)))
 
 
 def _next_fence(write: Write) -> int:
@@ -545,25 +482,25 @@ def _next_fence(write: Write) -> int:
     return last
 
 
-def _put_lease(write: Write, number: int, raw: bytes, lease: Lease) -> None:
-    write.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", (number, raw, *lease))
+def _put_lease(write: Write, number: int, raw: bytes, lease: Lease | None) -> None:
+    if lease is None:
+        write.execute("DELETE FROM leases WHERE number = ?", (number,))
+        return
+    values = number, raw, lease.token, lease.end, lease.holder, lease.fence
+    write.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
-def _put_verdict(write: Write, number: int, token: bytes, verdict: Verdict | None, rest: float, now: float) -> None:
-    ends = now + VERDICT if verdict is not None else now
-    verdict = verdict or Verdict("failed")
-    message = verdict.message[:_MESSAGE].encode("utf-8", "backslashreplace").decode()
-    write.execute("DELETE FROM verdicts WHERE number = ? AND max(ends, rests) < ?", (number, now))
-    write.execute(
-        "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (number, token, verdict.kind, verdict.type_name, message, ends, now + rest),
-    )
-
-
-def _forget(write: Write, number: int) -> None:
-    """Lease, verdicts and rest of a key."""
-    write.execute("DELETE FROM leases WHERE number = ?", (number,))
+def _put_past(write: Write, number: int, past: Past | None) -> None:
+    """A row for each verdict, and one that is nobody's for the rest."""
     write.execute("DELETE FROM verdicts WHERE number = ?", (number,))
+    if past is not None:
+        rows = [(token, verdict, end, 0.0) for token, (verdict, end) in past.verdicts.items()]
+        if past.rest > 0:
+            rows.append((b"", past.why, 0.0, past.rest))
+        for token, verdict, end, rest in rows:
+            message = verdict.message[:_MESSAGE].encode("utf-8", "backslashreplace").decode()
+            values = number, token, verdict.kind, verdict.type_name, message, end, rest
+            write.execute("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def _takes_more(write: Write, max_bytes: int) -> bool:
