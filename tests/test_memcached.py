@@ -135,14 +135,14 @@ def test_many_claims_are_few_round_trips(engine: MemcachedEngine, monkeypatch: p
     asked: list[int] = []
     link = engine._line.connection(engine._servers.all[0])
     engine._line.give(link)
-    send = type(link).send
+    send = type(link).replies
 
     def counted(self: Any, commands: bytes, count: int, *, twice: bool) -> Any:
         if commands != b"mn\r\n":  # a witness's first word
             asked.append(count)
         return send(self, commands, count, twice=twice)
 
-    monkeypatch.setattr(type(link), "send", counted)
+    monkeypatch.setattr(type(link), "replies", counted)
     new, there, other_busy, kept_stale, other = engine.many.ask_many(claims)
     assert asked == [5, 3]  # of which two are signed at once, as there is no witness yet
     fills = [Asked("fill", (key, tokens[key], some())) for key in ("new", "stale", "other")]
@@ -412,7 +412,7 @@ def test_a_broken_connection_is_a_lost_lease(engine: MemcachedEngine) -> None:
     token = granted(engine)
     hold = engine._holds.get(b"s:k", token)
     assert hold is not None and hold.link is not None
-    hold.link._sock.shutdown(2)  # type: ignore[attr-defined]
+    hold.link.sock.shutdown(2)  # type: ignore[attr-defined]
     assert not fill(engine, token)
     assert kept(engine) is None
 

@@ -614,14 +614,14 @@ def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.Monkey
     replies = two.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
     assert all(isinstance(reply, Found) for reply in replies)
     sent: list[int] = []
-    send = BlockingConnection.send
+    send = BlockingConnection.replies
 
     def counted(self: Any, commands: bytes, count: int, *, twice: bool) -> Any:
         if commands != b"mn\r\n":  # a witness's first word
             sent.append(count)
         return send(self, commands, count, twice=twice)
 
-    monkeypatch.setattr(BlockingConnection, "send", counted)
+    monkeypatch.setattr(BlockingConnection, "replies", counted)
     tokens = [new_id() for _ in keys]
     new = [Asked("claim", (f"new {key}", token, Ask(LONG))) for key, token in zip(keys, tokens, strict=True)]
     assert all(isinstance(reply, Granted) for reply in two.many.ask_many(new))

@@ -58,6 +58,21 @@ def test_a_large_value_is_stored(slow: Slow, face: Callable[..., Face], colour: 
         assert cache.get("big") == BLOB
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callable[..., Face], colour: str) -> None:
+    """One engine would drop in the middle what the other returns, however small it is, and be down."""
+    near, far, link = slow
+    with Cache(near) as cache:
+        cache.set("k", b"x" * 400)
+    slowly = face(far.replace("=0.45", "=0.15"), colour)
+    slowly.run("set", "other", 1)
+    link.rate, link.piece, link.delay = None, 50, 0.05
+    began = time.monotonic()
+    assert slowly("k", never) == b"x" * 400
+    assert time.monotonic() - began > 2 * 0.15
+    assert slowly.cache.stats().engine_downs == 0
+
+
 def test_what_is_taken_is_life() -> None:
     """A value that takes longer to send than any allowance for what nobody sees would be given up on its way."""
     pace, patience, size = Pace(), 1.0, 100 << 20

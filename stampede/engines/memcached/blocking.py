@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
-from typing import Any
 from weakref import ref
 
-from stampede.engines.kit.progress import LARGE, comes, send
+from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, hang_up
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, claimed, parse
@@ -27,43 +26,35 @@ from stampede.interruptions import pass_on
 
 __all__ = ["BlockingLine"]
 
-CHUNK = 1 << 16
-
-LOOK = 0.05
-"""Seconds until a thread that waits for a reply has heard that it does so in vain."""
-
-BRIEF = 1 << 12
-"""Bytes that the system takes at once, where nothing else is on its way."""
-
 _ODD = (TypeError, ValueError, LookupError, AttributeError)
 """What bytes of another shape, or a socket that was closed meanwhile, can raise here and in the library."""
 
 
-class Connection:
+class Connection(Sock):
     """One connection, for one question at a time."""
 
     __slots__ = (
-        "__weakref__", "_asked", "_behind", "_client", "_cut", "_parsed", "_patience", "_pause", "_rest", "_server",
-        "_sock", "_vigil", "_watch", "asking", "born", "broken", "longest", "sends", "since",
-    )  # fmt: skip
+        "__weakref__",
+        "_asked",
+        "_behind",
+        "_client",
+        "_parsed",
+        "_rest",
+        "_server",
+        "born",
+        "broken",
+        "longest",
+    )
 
     def __init__(self, server: Server) -> None:
+        super().__init__(server.vigil, looks=True)
         self.broken = False
-        self.asking = False  # with a question under way; or left with one
-        self.since = inf  # when it began to wait for what it waits for
-        self.sends = False  # it isn't waiting yet: what it sends is large
-        self._cut = 0.0
         self._asked = b""  # last
         self._rest: bytes | bytearray = b""  # of what it has said to that,
         self._behind = 0  # behind so many
         self._parsed: list[Reply] = []  # of its replies
         self._server = server
-        self._patience: float | None = server.options["timeout"]
-        self._pause = None if self._patience is None else min(LOOK, self._patience)
-        self._vigil = server.vigil
         self._client = server.client()
-        self._sock: Any = None
-        self._watch: select.poll | None = None
         self.born = 0.0
         self.longest = 0
 
@@ -73,20 +64,18 @@ class Connection:
         checked(self._server, self._client.version())
         if not self._server.longest:
             self._server.longest = int(self._client.stats("settings").get(b"item_size_max", 1 << 20))
-        self._sock = self._client.sock
-        self._sock.settimeout(self._pause)
-        self._watch = None if hasattr(self._sock, "pending") else self.watch()  # TLS sends what is no reply, too
+        self.stand(self._client.sock, self._server.options["timeout"])
         self.longest = self._server.longest
         self.asking, self.since, self.born = asking, inf, time.monotonic()
 
     async def ask(self, commands: bytes, count: int = 1, *, twice: bool = False) -> list[Reply]:
-        replies = self.send(commands, count, twice=twice)
+        replies = self.replies(commands, count, twice=twice)
         for reply in replies:
             if reply.text:
                 raise refusal(self._server, reply)
         return replies
 
-    def send(self, commands: bytes, count: int, *, twice: bool) -> list[Reply]:
+    def replies(self, commands: bytes, count: int, *, twice: bool) -> list[Reply]:
         """The same, refusals too."""
         if self.broken or self.asking:
             raise trouble(self._server, ConnectionResetError("the connection is broken"))
@@ -98,7 +87,7 @@ class Connection:
                 replies = self._exchange(commands, count)
             except ConnectionError as closed:
                 pass_on(closed)
-                if not twice or isinstance(closed, EngineError) or self._cut == self.since or self._server.closed:
+                if not twice or isinstance(closed, EngineError) or self.is_cut() or self._server.closed:
                     raise
                 self._client.close()
                 self.connect()
@@ -118,39 +107,29 @@ class Connection:
 
     def told(self, error: Exception) -> Exception:
         """What has ended its wait, if the server has."""
-        if self._cut == self.since:
+        if self.is_cut():
             return TimeoutError(NOT_TO_OTHERS)
         if isinstance(error, TimeoutError):
             self._vigil.ends(self.since, self._server.options["timeout"])
         return error
 
     def cut(self) -> None:
-        """By another thread: it waits in vain."""
-        self._cut = self.since
-        if self._client.sock is not self._sock:
+        super().cut()
+        if self._client.sock is not self.sock:
             hang_up(self._client.sock)  # that it connects; any other looks now and then, and its reply may be of use
 
     def _exchange(self, commands: bytes, count: int) -> list[Reply]:
         self.since = inf
-        if len(commands) > BRIEF:
-            self.sends = len(commands) > LARGE
-            self._sock.settimeout(self._patience)
-            send(self._sock, commands)
-            self._sock.settimeout(self._pause)
-            self.sends = False
-        else:
-            send(self._sock, commands)
+        self.send(commands)
         replies = self._replies(count)
         check(commands, replies[0])
         return replies
 
     def _replies(self, count: int) -> list[Reply]:
         self._rest, self._parsed, self._behind = b"", [], 0
-        buffer: bytes | bytearray = self._received()
+        buffer: bytes | bytearray = self.received()
         self._rest, replies, at = buffer, self._parsed, 0
         while True:
-            if not buffer:
-                raise ConnectionResetError("the server has closed the connection")
             while (found := parse(buffer, at)) is not None:
                 reply, at = found
                 replies.append(reply)
@@ -158,54 +137,17 @@ class Connection:
                     if at < len(buffer):
                         raise EngineError("memcached's reply is out of step: it is more than was asked for")
                     return replies
-            more = self._received()
-            if not more:
-                raise ConnectionResetError("the server has closed the connection")
+            more = self.received()
             if isinstance(buffer, bytes):
                 self._rest = buffer = bytearray(buffer)
             del buffer[:at]
             self._behind, at = len(replies), 0
             buffer += more
 
-    def _received(self) -> bytes:
-        self.since = time.monotonic()
-        try:
-            some: bytes = self._sock.recv(CHUNK)
-        except TimeoutError as hung:
-            pass_on(hung)
-            some = self._heard_late()
-        if some:
-            self._vigil.heard = time.monotonic()
-        return some
-
-    def _heard_late(self) -> bytes:
-        """The same, or TimeoutError; looking now and then whether another knows already that it is in vain."""
-        assert self._patience is not None
-        while time.monotonic() - self.since < self._patience:
-            if self._cut == self.since:
-                raise TimeoutError(NOT_TO_OTHERS)
-            try:
-                return bytes(self._sock.recv(CHUNK))
-            except TimeoutError as hung:
-                pass_on(hung)
-        if not comes(self._sock, self.since, self._patience):
-            raise TimeoutError("timed out")
-        return bytes(self._sock.recv(CHUNK))
-
-    def watch(self) -> select.poll:
-        """What looks at its socket, for one thread at a time."""
-        watch = select.poll()
-        watch.register(self._sock, select.POLLIN)
-        return watch
-
     def quiet(self, watch: select.poll | None = None) -> bool:
         """Whether nothing has come that nobody asked for, as the connection's end is. Who hasn't taken the connection
         looks with a `watch` of his own."""
-        if self.broken:
-            return False
-        if self._watch is None:
-            return not self._sock.pending()
-        return not (watch or self._watch).poll(0)
+        return not self.broken and not self.speaks(watch)
 
     def close(self) -> None:
         self._client.close()
@@ -214,10 +156,10 @@ class Connection:
         """Ask it nothing more: its caller has left it, with or without the replies. What a claim has won there, or
         wins yet, goes."""
         self.broken, asked, self._asked = True, self._asked, b""
-        if asked and self._sock is not None and self._sock is self._client.sock and any(claims := claimed(asked)):
+        if asked and self.sock is not None and self.sock is self._client.sock and any(claims := claimed(asked)):
             self._client.sock = None
             with suppress(OSError):  # another thread has just closed it
-                unheard.add(self._sock, claims, self._parsed[: self._behind], self._rest, self._server)
+                unheard.add(self.sock, claims, self._parsed[: self._behind], self._rest, self._server)
         self._client.close()
 
     def __del__(self) -> None:
@@ -318,12 +260,7 @@ class _Pool:
         self._all.pop(connection, None)
 
     def hang_up(self, before: float) -> None:
-        """On all whose server has hung since then; unless something large is on its way there."""
-        waiting = [each for refer in list(self._all) if (each := refer()) is not None and each.asking]
-        if not any(each.sends for each in waiting):
-            for each in waiting:
-                if each.since < before:
-                    each.cut()
+        cut_all([each for refer in list(self._all) if (each := refer()) is not None], before)
 
     def close_free(self) -> None:
         while self.free:

@@ -161,7 +161,7 @@ def _replied(link: _GatheringLink, questions: dict[int, _Commands]) -> dict[int,
     count = sum(question.count for question in questions.values())
     twice = all(question.twice for question in questions.values())
     try:
-        replies = iter(link.connection.send(commands, count, twice=twice))
+        replies = iter(link.connection.replies(commands, count, twice=twice))
     except EngineError as error:
         return dict.fromkeys(questions, error)
     return {number: [next(replies) for _ in range(question.count)] for number, question in questions.items()}

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 
 from stampede.colour import run_blocking
+from stampede.engines.kit.sock import watch_of
 from stampede.engines.memcached.blocking import BlockingLine, Connection
 from stampede.engines.memcached.holds import Hold, Link, Signer
 from stampede.engines.memcached.meta import Reply
@@ -53,7 +54,7 @@ class Witness:
         if connection.broken or time.monotonic() - self.heard >= TRUSTED:
             return False
         try:
-            return connection.quiet(connection.watch())
+            return connection.quiet(watch_of(connection.sock))
         except (OSError, ValueError) as error:  # another thread has just closed it
             pass_on(error)
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import struct
 import threading
 import time
@@ -13,8 +12,8 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from stampede.engines.kit import progress
 from stampede.engines.kit.replies import OutOfStep
+from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil, hang_up
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News, follow
@@ -31,9 +30,6 @@ __all__ = ["Blocking"]
 _ODD = (TypeError, ValueError, LookupError, AttributeError, struct.error)
 """What bytes of another shape can raise in the library: it is made for servers."""
 
-_SIZE = 1 << 16
-"""Bytes that are read at once."""
-
 _AT_ONCE = 500
 """Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
 
@@ -48,7 +44,7 @@ class Blocking:
         self._scripts = scripts
         self._news = news
         self._vigil = server.vigil
-        self._vigil.waiters = self._hang_up
+        self._vigil.waiters = lambda before: cut_all(list(self._pool.all), before)
         self.start_again()
         self._broken = (exceptions.ConnectionError, OSError)
         self._hung = exceptions.TimeoutError
@@ -169,14 +165,6 @@ class Blocking:
             self._news.refused(told, answer)
         return replies, wire.told
 
-    def _hang_up(self, before: float) -> None:
-        """On all connections whose server has hung since then; unless something large is on its way there."""
-        waiting = [wire for wire in list(self._pool.all) if wire.asking]
-        if not any(wire.sends for wire in waiting):
-            for wire in waiting:
-                if wire.since < before:
-                    wire.cut()
-
     def _replies(self, wire: _Wire, commands: Sequence[Command]) -> list[Any]:
         wire.asking, wire.since = True, inf
         try:
@@ -229,29 +217,20 @@ class Blocking:
         return reply
 
 
-class _Wire:
+class _Wire(Sock):
     """A connection that the client library has made, with its bytes read and written by us."""
 
-    __slots__ = (
-        "_cut", "_parser", "_vigil", "_watch", "asking", "connection", "following", "sends", "since", "sock", "told",
-    )  # fmt: skip
+    __slots__ = ("_parser", "connection", "following", "told")
 
     def __init__(self, connection: Connection, vigil: Vigil) -> None:
         self.connection = connection
-        self._vigil = vigil
-        self._cut = 0.0
-        self._forget()
+        super().__init__(vigil)
 
-    def _forget(self) -> None:
-        self.sock: Any = None  # it isn't connected
+    def forget(self) -> None:
+        super().forget()
         self._parser: Any = None
-        self._watch: select.poll | None = None
         self.following = 0  # of which news we have asked the server to tell
         self.told = 0  # and of which it has agreed to
-        # With a question under way; or left with one, since even hanging up took a deeper stack than there was.
-        self.asking = False
-        self.since = inf  # when it began to wait for what it waits for
-        self.sends = False  # it isn't waiting yet: what it sends is large
 
     def connect(self) -> None:
         connection: Any = self.connection
@@ -260,36 +239,17 @@ class _Wire:
         self.since = inf
         if left_over(connection._parser):
             raise OutOfStep("it has said what nobody had asked for")
-        sock = connection._sock
-        if not hasattr(sock, "pending"):  # TLS sends what is no reply, too
-            self._watch = select.poll()
-            self._watch.register(sock, select.POLLIN)
         self._parser = parser(connection._parser.parse_error)
-        self.sock = sock
+        self.stand(connection._sock, connection._sock.gettimeout())
 
     def disconnect(self) -> None:
         self.connection.disconnect()
-        self._forget()
+        self.forget()
 
     def cut(self) -> None:
-        """By another thread: it waits in vain."""
-        self._cut = self.since
+        super().cut()
         connection: Any = self.connection
         hang_up(connection._sock)
-
-    def is_cut(self) -> bool:
-        """Whether that was done, and in this very wait."""
-        return self._cut == self.since
-
-    def send(self, data: bytes) -> None:
-        self.sends = len(data) > progress.LARGE
-        progress.send(self.sock, data)
-        self.sends = False
-
-    def speaks(self) -> bool:
-        """Whether there is something to read before anything was asked: its end, or a reply too many, which would be
-        taken for the one to the next question."""
-        return bool(self.sock.pending() if self._watch is None else self._watch.poll(0))
 
     def has_more(self) -> bool:
         """Whether more has been read than was asked for."""
@@ -299,22 +259,8 @@ class _Wire:
         """The next reply, a refusal among them, as soon as all of it is there."""
         its = self._parser
         while (reply := its.gets()) is MORE:
-            its.feed(self._received())
+            its.feed(self.received())
         return reply
-
-    def _received(self) -> bytes:
-        sock, self.since = self.sock, time.monotonic()
-        try:
-            data: bytes = sock.recv(_SIZE)
-        except TimeoutError as hung:
-            pass_on(hung)
-            if not progress.comes(sock, self.since, sock.gettimeout()):
-                raise
-            data = sock.recv(_SIZE)
-        if not data:
-            raise ConnectionError("the server closed the connection")
-        self._vigil.heard = time.monotonic()
-        return data
 
 
 class _Pool:
