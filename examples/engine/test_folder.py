@@ -6,7 +6,18 @@ import tempfile
 from folder import FolderCell
 
 from stampede.engines.cells import CellEngine
-from stampede.testing import ClaimsSuite, LocksSuite, StoreSuite
+from stampede.testing import CellSuite, ClaimsSuite, LocksSuite, StoreSuite
+
+
+class TestFolderCell(CellSuite):
+    """The two verbs by themselves: what fails here fails everywhere."""
+
+    def make_cell(self):
+        self.folder = tempfile.TemporaryDirectory()
+        return FolderCell(self.folder.name)
+
+    def make_peer(self, cell):
+        return FolderCell(self.folder.name)
 
 
 class TestFolder(ClaimsSuite, StoreSuite, LocksSuite):
