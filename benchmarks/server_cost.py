@@ -2,7 +2,7 @@
 
 The server is what a fleet shares, so its CPU is the fleet's ceiling. It is what the kernel has given the server's main
 thread (`/proc/PID/schedstat`) while somebody asked, for each call: one by one from one thread, and as much at once as
-each way can (a pipeline of 100; 100 tasks, each with a key of its own). The GET is of the bytes that we keep.
+each way can (a pipeline of 100; 100 tasks, each with a key of its own). The GETs are of our own keys and bytes.
 A waiter is a cache (as a process has one) that asks for what another one computes.
 
     python benchmarks/server_cost.py [--quick] [--rounds 9]
@@ -22,7 +22,7 @@ from typing import Any
 import redis.asyncio
 from _measure import interleaved, machine, pin, table
 from _redis import Server
-from redis_hits import CONNECTIONS, get, keep_same_bytes, of_cashews, of_dogpile, ours, ours_async
+from redis_hits import CONNECTIONS, of_cashews, of_dogpile, ours, ours_async
 
 from stampede import Cache
 
@@ -73,18 +73,25 @@ def at_once(
     return lambda: loop.run_until_complete(all_of_them())
 
 
-def pipelined(server: Server, number: int, *commands: tuple[Any, ...]) -> Callable[[], None]:
+def pipelined(server: Server, number: int, keys: list[bytes], *names: str) -> Callable[[], None]:
+    """These commands for each key, all keys at once."""
     client = server.client()
 
     def calls() -> None:
-        for _ in range(number // TASKS):
+        for _ in range(number // len(keys)):
             pipeline = client.pipeline(transaction=False)
-            for _ in range(TASKS):
-                for command in commands:
-                    pipeline.execute_command(*command)
+            for key in keys:
+                for name in names:
+                    pipeline.execute_command(name, key)
             pipeline.execute()
 
     return calls
+
+
+def entries(client: Any, name: str) -> list[bytes]:
+    """What `ours` of that name keeps."""
+    keys = client.scan_iter(count=10_000)
+    return [key for key in keys if f"@{name}:".encode() in key and not key.startswith(b"{stampede}")]
 
 
 def waiting(server: Server) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -118,7 +125,7 @@ def waiting(server: Server) -> tuple[Callable[[], None], Callable[[], None]]:
 def measure(server: Server, loop: asyncio.AbstractEventLoop, rounds: int, number: int) -> None:
     meter, fresh = Meter(server), count(1_000_000)
     zero, new = (lambda: 0), lambda *_: next(fresh)
-    plain, hit, missing, dogpile = get(server), ours(server, "hit"), ours(server, "miss"), of_dogpile(server)
+    hit, missing, dogpile = ours(server, "hit"), ours(server, "miss"), of_dogpile(server)
     ahit, amissing, keeper = ours_async(server, "ahit"), ours_async(server, "amiss"), of_cashews(server)
     pool = redis.asyncio.BlockingConnectionPool(port=server.port, max_connections=CONNECTIONS, timeout=None)
     aplain = redis.asyncio.Redis(connection_pool=pool)
@@ -127,16 +134,19 @@ def measure(server: Server, loop: asyncio.AbstractEventLoop, rounds: int, number
         dogpile(0)
         for ask in (ahit, keeper):
             at_once(loop, ask, lambda mine: mine, TASKS)()
-    _, size = keep_same_bytes(server, "hit")
-    same = b"same bytes"
     client = server.client()
-    client.set(same, client.get(same), ex=600)
+    (key,) = entries(client, "hit")
+    keys = entries(client, "ahit")  # what is asked for by its name costs what that name costs, too
+    size = client.strlen(key)
 
-    def look(_: int) -> None:
+    def plain(_: int) -> Any:
+        return client.get(key)
+
+    def look(_: int) -> Any:
         pipeline = client.pipeline(transaction=False)
-        pipeline.execute_command("PTTL", same)
-        pipeline.execute_command("GETEX", same)
-        pipeline.execute()
+        pipeline.execute_command("PTTL", key)
+        pipeline.execute_command("GETEX", key)
+        return pipeline.execute()
 
     def own(mine: int) -> int:
         return mine
@@ -151,9 +161,9 @@ def measure(server: Server, loop: asyncio.AbstractEventLoop, rounds: int, number
         "dogpile.cache, distributed_lock: miss": (one_by_one(dogpile, new, number), number),
     }
     together: dict[str, tuple[Callable[[], None], int]] = {
-        "GET": (pipelined(server, many, ("GET", same)), many),
-        "PTTL and GETEX": (pipelined(server, many, ("PTTL", same), ("GETEX", same)), many),
-        "redis.asyncio GET": (at_once(loop, lambda _: aplain.get(same), own, number), number),
+        "GET": (pipelined(server, many, keys, "GET"), many),
+        "PTTL and GETEX": (pipelined(server, many, keys, "PTTL", "GETEX"), many),
+        "redis.asyncio GET": (at_once(loop, lambda mine: aplain.get(keys[mine]), own, number), number),
         "stampede: hit": (at_once(loop, ahit, own, many), many),
         "cashews, lock=True: hit": (at_once(loop, keeper, own, number), number),
         "stampede: miss": (at_once(loop, amissing, new, number), number),
