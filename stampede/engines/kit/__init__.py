@@ -1,1 +1,13 @@
-"""What engines are built of, once for all of them. Nothing in here knows an engine."""
+"""What engines are built of, once for all of them. Nothing in here knows an engine.
+
+errands.py                   what blocks, seen from an event loop: threads of an engine's own, and what is undone
+pipe.py                      the connection of a loop: what one turn asks goes out together
+sock.py                      a connection of the blocking colour
+replies.py                   what a server says, as it comes in pieces
+feed.py, stamps.py           news of changes, and what they void
+together.py                  many verbs at once, for blocking callers
+progress.py                  time-outs that count since the last byte
+vigil.py                     a server that hangs is found out once, for all who wait
+landing.py, attendant.py     no byte and no turn of a loop is lost without a word, whatever a signal's handler raises
+transport.py                 ends of connections from outside of their loop, and behind a fork
+"""
