@@ -41,6 +41,8 @@ class TestSqliteCell(CellSuite):
 
 
 class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
+    slack = 0.1  # ages are as exact as the way there and back is short
+
     def make_engine(self) -> Engine:
         server = shared_mariadb()
         server.empty()
@@ -55,6 +57,8 @@ class TestMariadbAsync(TestMariadb):
 
 
 class TestSqlite(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
+    slack = 0.1
+
     @pytest.fixture(autouse=True)
     def _file(self, memory_path: Path) -> None:
         self.url = f"sql+sqlite:///{memory_path}/cache.db"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import cache
-from math import ceil
+from math import ceil, inf, isinf
 from typing import Any
 
 import boto3
@@ -25,7 +25,6 @@ _TEXTS = "region_name endpoint_url profile_name aws_access_key_id aws_secret_acc
 OPTIONS: dict[str, Kind] = {"create": flag, "timeout": number, **dict.fromkeys(_TEXTS.split(), text)}
 
 GRAVE = 3600.0  # seconds for which a removed item leaves its version to the next one of its name
-EVER = 1e9  # seconds from which on an end is none
 MAKING = 20.0  # seconds for which the first question of a table that isn't there waits until it is
 DRIFT = 1e-4  # seconds by which two clocks come apart in one
 
@@ -34,17 +33,15 @@ class ServiceClock:
     """The service's clock, by the dates of its answers: whole seconds, so that each answer narrows it down."""
 
     def __init__(self) -> None:
-        self.told: tuple[float, float, float] | None = None  # ahead of ours at least, and at most; as of when
+        self.told = -inf, inf, 0.0  # ahead of ours at least, and at most; as of when
 
     def heard(self, date: str, sent: float) -> None:
         """It has answered what was sent then."""
-        received, said, told = time.monotonic(), parsedate_to_datetime(date).timestamp(), self.told
-        least, most = said - received, said + 1.0 - sent
-        if told is not None:
-            drift = DRIFT * (received - told[2])
-            if max(least, told[0] - drift) <= min(most, told[1] + drift):  # or one of the two was set
-                least, most = max(least, told[0] - drift), min(most, told[1] + drift)
-        self.told = least, most, received
+        received, said = time.monotonic(), parsedate_to_datetime(date).timestamp()
+        drift = DRIFT * (received - self.told[2])
+        news, known = (said - received, said + 1.0 - sent), (self.told[0] - drift, self.told[1] + drift)
+        both = max(news[0], known[0]), min(news[1], known[1])
+        self.told = *(both if both[0] <= both[1] else news), received  # one of the two was set
 
 
 class DynamoCell(Cell):
@@ -56,7 +53,6 @@ class DynamoCell(Cell):
     ends = grows = ages = tells = True
     longest = 400_000  # of an item, the names in it too
     at_once = 100
-
     _opening = threading.Lock()  # sessions are not for two threads
 
     def __init__(self, table: str, create: bool = True, timeout: float = 3.0, **options: Any) -> None:
@@ -69,10 +65,9 @@ class DynamoCell(Cell):
         self.silence = 2 * timeout
 
     def read(self, names: Sequence[str]) -> list[Seen]:
-        table, end = self._table, time.monotonic() + self.silence
         if len(names) == 1:
             return [self._seen(self._ask("get_item", Key=_key(names[0]), ConsistentRead=True).get("Item"))]
-        found: dict[str, Any] = {}
+        found, table, end = dict[str, Any](), self._table, time.monotonic() + self.silence
         rest: Any = {table: {"Keys": [*map(_key, names)], "ConsistentRead": True}}
         while rest:
             if time.monotonic() > end:
@@ -90,8 +85,7 @@ class DynamoCell(Cell):
         item = {**_key(name), "version": {"N": str(new)}, "written": {"N": str(int(now * 1e6))}}
         if data is not None:
             item["data"] = {"B": data}
-        left = ttl if data is not None else GRAVE
-        if left < EVER:
+        if (left := ttl if data is not None else GRAVE) < 1e9:
             item["ends"] = {"N": str(ceil(now + left))}
         terms: dict[str, Any] = {"ConditionExpression": "attribute_not_exists(version)"}
         if version is not None:
@@ -115,9 +109,8 @@ class DynamoCell(Cell):
     def _now(self) -> tuple[float, float]:
         """Seconds since 1970, at least and at most, by the service's clock."""
         clock = _clock(self._client().meta.endpoint_url)
-        if clock.told is None:
+        if isinf(clock.told[1]):
             self._ask("get_item", Key=_key("ping"))
-        assert clock.told is not None
         return time.monotonic() + clock.told[0], time.monotonic() + clock.told[1]
 
     def _client(self) -> Any:
@@ -153,12 +146,10 @@ class DynamoCell(Cell):
 
     def _make(self) -> None:
         name, end = {"TableName": self._table}, time.monotonic() + MAKING
-        key = {
-            "AttributeDefinitions": [{"AttributeName": "name", "AttributeType": "S"}],
-            "BillingMode": "PAY_PER_REQUEST",
-        }
+        key = {"KeySchema": [{"AttributeName": "name", "KeyType": "HASH"}], "BillingMode": "PAY_PER_REQUEST"}
+        kind = [{"AttributeName": "name", "AttributeType": "S"}]
         try:
-            self._call("create_table", **name, **key, KeySchema=[{"AttributeName": "name", "KeyType": "HASH"}])
+            self._call("create_table", **name, **key, AttributeDefinitions=kind)
         except ClientError as refused:
             if _code(refused) != "ResourceInUseException":  # somebody else makes it
                 raise
@@ -190,22 +181,20 @@ def _code(refused: ClientError) -> str:
     return str(refused.response["Error"]["Code"])
 
 
-def from_url(url: str, **options: Any) -> DynamoCell:
-    """`dynamodb://REGION/TABLE`, `dynamodb:///TABLE` where boto3 knows the region, or `dynamodb://HOST:PORT/TABLE`."""
-    table, place = _place(url)
-    return DynamoCell(table, **{**place, **options_of(url, options, OPTIONS)})
-
-
-def check_url(url: str) -> None:
-    _place(url)
-    options_of(url, {}, OPTIONS)
-
-
-def _place(url: str) -> tuple[str, dict[str, str]]:
+def _parsed(url: str, **options: Any) -> tuple[str, dict[str, Any]]:
     parts = parts_of(url)
-    table = parts.path.strip("/")
+    table, place = parts.path.strip("/"), {"region_name": parts.netloc} if parts.netloc else {}
     if not table or "/" in table:
         raise OptionError(f"{safe_url(url)!r} names no table: give a URL such as 'dynamodb://eu-central-1/cache'")
     if ":" in parts.netloc:
-        return table, {"endpoint_url": f"http://{parts.netloc}", "region_name": "us-east-1"}
-    return table, {"region_name": parts.netloc} if parts.netloc else {}
+        place = {"endpoint_url": f"http://{parts.netloc}", "region_name": "us-east-1"}
+    return table, place | options_of(url, options, OPTIONS)
+
+
+def from_url(url: str, **options: Any) -> DynamoCell:
+    """`dynamodb://REGION/TABLE`, `dynamodb:///TABLE` where boto3 knows the region, or `dynamodb://HOST:PORT/TABLE`."""
+    table, found = _parsed(url, **options)
+    return DynamoCell(table, **found)
+
+
+check_url = _parsed

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from math import ceil, isinf
-from typing import Any, TypeVar
+from math import ceil
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
@@ -20,7 +20,7 @@ from stampede.errors import EngineError, MissingExtra, OptionError
 
 __all__ = ["SqlCell", "check_url", "from_url", "of_client", "schema"]
 
-T = TypeVar("T")
+Database: TypeAlias = str | sa.URL | sa.Engine
 
 TABLE = "stampede"
 OURS: dict[str, Kind] = {"table": text, "create": flag, "timeout": number}
@@ -33,25 +33,21 @@ MOMENTS = {
 }
 """Microseconds since 1970, by the clock of the database."""
 
-LIMITS: dict[str, Sequence[str]] = {
-    **dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), ("connect_timeout", "read_timeout", "write_timeout")),
-    "psycopg": ("connect_timeout",),
-    "psycopg2": ("connect_timeout",),
-    "pysqlite": ("timeout",),
-}
+_ALL = "connect_timeout read_timeout write_timeout"
+LIMITS = {"pymysql": _ALL, "mysqldb": _ALL, "mariadbconnector": _ALL, "pysqlite": "timeout"}
+LIMITS |= dict.fromkeys(("psycopg", "psycopg2"), "connect_timeout")
 """By which names drivers are told how long a question may take."""
 
 SWEEP = 128  # writes of a process between two sweeps, and rows that are swept at once
-GRAVE = (
-    3600.0  # seconds for which a removed row leaves its version to the next one of its name, whatever the clock does
-)
+GRAVE = 3600.0  # seconds for which a removed row leaves its version to the next one of its name
+EVER = 1e9  # seconds from which on an end is none
 
 
 def schema(dialect: str, table: str = TABLE) -> str:
     """The statements that make the table, for who migrates by hand: `schema("mysql")`."""
     made, kind = _table(table), sa.make_url(f"{dialect}://").get_dialect()()
     statements: list[Any] = [CreateTable(made), *map(CreateIndex, made.indexes)]
-    return "".join(f"{str(statement.compile(dialect=kind)).strip()};\n" for statement in statements)
+    return "".join(f"{str(each.compile(dialect=kind)).strip()};\n" for each in statements)
 
 
 def _table(name: str) -> sa.Table:
@@ -78,93 +74,85 @@ class SqlCell(Cell):
     at_once = 500
 
     def __init__(
-        self,
-        database: str | sa.URL | sa.Engine,
-        table: str = TABLE,
-        create: bool = True,
-        timeout: float = 3.0,
-        **options: Any,
+        self, database: Database, table: str = TABLE, create: bool = True, timeout: float = 3.0, **options: Any
     ) -> None:
         self._engine = _engine(database, timeout, options)
-        self._dialect = self._engine.dialect.name.replace("mariadb", "mysql")
-        self._now = sa.literal_column(MOMENTS.get(self._dialect, MOMENT), sa.BigInteger)
+        dialect = self._engine.dialect.name.replace("mariadb", "mysql")
         self._table, self._create, self._ready = _table(table), create, False
-        self._row, self._writes, self.silence = self._table.c, count(1), timeout
+        self._writes, self.silence, self._mysql = count(1), timeout, dialect == "mysql"
+        now, row = sa.literal_column(MOMENTS.get(dialect, MOMENT), sa.BigInteger), self._table.c
+        names = row.name.in_(sa.bindparam("names", expanding=True))
+        values = {"data": sa.bindparam("d"), "written": now, "ends": now + sa.bindparam("left", type_=sa.BigInteger)}
+        self._select = sa.select(row.name, row.data, row.version, now - row.written).where(names)
+        # The clock makes the first version, beyond those that rows of this name have taken with them.
+        first = sa.func.last_insert_id(now) if self._mysql else now  # MySQL can't return what it inserts
+        new = sa.insert(self._table).values(name=sa.bindparam("n"), version=first, **values)
+        self._insert = new if self._mysql else new.returning(row.version)
+        seen = row.name == sa.bindparam("n"), row.version == sa.bindparam("v")
+        self._update = sa.update(self._table).where(*seen).values(version=row.version + 1, **values)
+        self._over = sa.select(row.name).where(row.ends < now).limit(SWEEP)
+        # By names: by the index of `ends`, it would wait for a swap that waits for it.
+        self._delete = sa.delete(self._table).where(names, row.ends + 0 < now)
 
     def read(self, names: Sequence[str]) -> list[Seen]:
-        row = self._row
-        query = sa.select(row.name, row.data, row.version, self._now - row.written).where(row.name.in_(names))
-        seen = {name: Seen(data, version, age / 1e6) for name, data, version, age in self._all(query)}
+        rows = self._all(self._select, names=names)
+        seen = {name: Seen(data, version, age / 1e6) for name, data, version, age in rows}
         return [seen.get(name, Seen(None)) for name in names]
 
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         if version is None and data is None:
             return None
         left = ttl if data is not None else GRAVE
-        ends = None if isinf(left) else self._now + ceil(left * 1e6)
-        values = {"data": data, "written": self._now, "ends": ends}
-        new = self._first(name, values) if version is None else self._next(name, version, values)
+        values = {"n": name, "d": data, "left": ceil(left * 1e6) if left < EVER else None}
+        new = self._first(values) if version is None else self._next({**values, "v": version})
         if next(self._writes) % SWEEP == 0:
             with suppress(DBAPIError):  # what was asked for is done
                 self._sweep()
         return new
 
-    def _first(self, name: str, values: dict[str, Any]) -> Version | Faster:
-        """The clock makes its version: beyond those that rows of this name have had and taken with them."""
-        mysql = self._dialect == "mysql"  # which can't return what it inserts
-        version = sa.func.last_insert_id(self._now) if mysql else self._now
-        row = sa.insert(self._table).values(name=name, version=version, **values)
+    def _first(self, values: dict[str, Any]) -> Version | Faster:
         try:
-            if mysql:
-                return self._ask(lambda line: line.execute(row).lastrowid)
-            return self._ask(lambda line: line.execute(row.returning(self._row.version)).scalar_one())
+            return self._ask(lambda done: done.lastrowid if self._mysql else done.scalar_one(), self._insert, values)
         except IntegrityError:
-            self._ready = True
             return Faster()
 
-    def _next(self, name: str, version: int, values: dict[str, Any]) -> Version | Faster:
-        row = sa.update(self._table).where(self._row.name == name, self._row.version == version)
-        row = row.values(version=version + 1, **values)
-        return version + 1 if self._ask(lambda line: line.execute(row).rowcount) else Faster()
+    def _next(self, values: dict[str, Any]) -> Version | Faster:
+        return values["v"] + 1 if self._ask(lambda done: done.rowcount, self._update, values) else Faster()
 
     def _sweep(self) -> None:
-        row = self._row
-        over = [name for (name,) in self._all(sa.select(row.name).where(row.ends < self._now).limit(SWEEP))]
-        # By their names: by the index of `ends`, it would wait for a swap that waits for it.
-        gone = sa.delete(self._table).where(row.name.in_(over), row.ends + 0 < self._now)
-        if over:
-            self._ask(lambda line: line.execute(gone))
+        if over := self._all(self._over):
+            self._ask(lambda done: done.rowcount, self._delete, {"names": [name for (name,) in over]})
 
-    def _all(self, query: sa.Select[Any]) -> Sequence[Any]:
+    def _all(self, query: sa.Select[Any], **values: Any) -> Any:
         begun = time.monotonic()
         try:
-            return self._ask(lambda line: line.execute(query).all())
+            return self._ask(lambda found: found.all(), query, values)
         except DBAPIError as trouble:  # has the server only ended a connection that nobody used for long?
             if not trouble.connection_invalidated or time.monotonic() - begun > self.silence / 2:
                 raise
-            return self._ask(lambda line: line.execute(query).all())
+            return self._ask(lambda found: found.all(), query, values)
 
-    def _ask(self, act: Callable[[sa.Connection], T]) -> T:
+    def _ask(self, take: Callable[[Any], Any], statement: sa.Executable, values: dict[str, Any]) -> Any:
         try:
             with self._engine.connect() as line:
                 if not self._ready:
                     self._prepare(line)
-                return act(line)
-        except DBAPIError:
-            self._ready = False  # perhaps its table is gone
+                return take(line.execute(statement, values))
+        except DBAPIError as trouble:
+            self._ready = isinstance(trouble, IntegrityError)  # or its table may be gone
             raise
 
     def _prepare(self, line: sa.Connection) -> None:
-        if self._dialect == "sqlite":
+        if line.dialect.name == "sqlite":
             line.exec_driver_sql("PRAGMA journal_mode=WAL")
-        if self._dialect == "mysql":  # it hangs up on who says more, and drivers may say a byte as two
+        if self._mysql:  # it hangs up on who says more, and drivers may say a byte as two
             self.longest = int(line.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()) // 2 - 4096
         name, there = self._table.name, line.dialect.has_table
         with suppress(DBAPIError):  # somebody else makes it, or we may not
             if self._create and not there(line, name):
                 self._table.create(line)
         if not there(line, name):
-            raise EngineError(f"there is no table {name!r}; make it by: {schema(self._dialect, name)}")
+            raise EngineError(f"there is no table {name!r}; make it by: {schema(line.dialect.name, name)}")
         self._ready = True
 
     def close(self) -> None:
@@ -174,7 +162,7 @@ class SqlCell(Cell):
         self._engine.dispose(close=False)
 
 
-def _engine(database: str | sa.URL | sa.Engine, timeout: float, options: dict[str, Any]) -> sa.Engine:
+def _engine(database: Database, timeout: float, options: dict[str, Any]) -> sa.Engine:
     if isinstance(database, sa.Engine):
         options["pool"] = database.pool.recreate()
         database = database.url
@@ -183,7 +171,7 @@ def _engine(database: str | sa.URL | sa.Engine, timeout: float, options: dict[st
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise OptionError("a database in the memory of one connection is nobody else's: give a file, or take memory://")
     if "pool" not in options:
-        limits = {name: ceil(timeout) for name in LIMITS.get(url.get_driver_name(), ()) if name not in url.query}
+        limits = dict.fromkeys({*LIMITS.get(url.get_driver_name(), "").split()} - url.query.keys(), ceil(timeout))
         pool = {"pool_size": 16, "max_overflow": 16, "pool_timeout": timeout, "pool_recycle": 240}
         options = {**pool, **options, "connect_args": {**limits, **options.get("connect_args", {})}}
     try:  # a question is one statement, and nothing else is sent
@@ -195,14 +183,7 @@ def _engine(database: str | sa.URL | sa.Engine, timeout: float, options: dict[st
 def from_url(url: str, **options: Any) -> SqlCell:
     """Behind `sql+`, a URL of SQLAlchemy's. Its query may have `table`, `create` and `timeout`, too."""
     database, ours = _parsed(url)
-    return SqlCell(database, **{**ours, **options})
-
-
-def check_url(url: str) -> None:
-    _parsed(url)
-
-
-of_client = SqlCell
+    return SqlCell(database, **ours | options)
 
 
 def _parsed(url: str) -> tuple[sa.URL, dict[str, Any]]:
@@ -214,3 +195,6 @@ def _parsed(url: str) -> tuple[sa.URL, dict[str, Any]]:
         raise OptionError(f"{safe_url(url)!r}: {hint}") from wrong
     ours = {name: OURS[name](name, database.query[name]) for name in OURS if name in database.query}
     return database.difference_update_query(list(ours)), ours
+
+
+check_url, of_client = _parsed, SqlCell

@@ -154,6 +154,7 @@ class ClaimsSuite(KeyedSuite):
         """Stale values would be served long after they should be gone."""
         await self.store.set("k", some(fresh=0.0, keep=self.short))
         await self.until(self.kept, lambda entry: entry is None)
+        await self.lapse(self.slack)
         reply = await self.claims.claim("k", new_id(), Ask(LONG))
         assert isinstance(reply, Granted)
         assert reply.entry is None
