@@ -1,0 +1,168 @@
+"""Engines that are cells, on SQL databases and DynamoDB: what a call costs and asks, and how long a herd waits.
+
+Calls: one process; `raw` is the same read by SQLAlchemy or boto3 alone, of a value of the same size. Herds: 8 processes
+of 8 threads ask at one moment for a key that takes 200 ms to compute: how often it is computed, and how long after it
+was stored the last one has its value. The servers are those of the tests (`mariadbd`; moto, which takes one question
+after another and is no DynamoDB): the `dev` extra brings what they need.
+
+    python benchmarks/cells.py [--quick] [--runs 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from _measure import interleaved, machine, table
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+from dynamodb_server import MotoServer
+from mariadb_server import MariadbServer
+
+from stampede import Cache
+from stampede.engines import dynamodb, sql
+
+COST = 0.2
+PROCESSES, THREADS = 8, 8
+VALUE = b"x" * 200
+_numbers = count()
+
+
+def opened(url: str) -> tuple[Any, list[str], Callable[[], object]]:
+    """A cell, what is asked for through it, and a raw read beside it."""
+    asked: list[str] = []
+    if url.startswith("dynamodb"):
+        items = dynamodb.from_url(url)
+        call, key = items._call, {"name": {"S": "raw"}}
+
+        def counted(verb: str, **terms: Any) -> Any:
+            asked.append(verb)
+            return call(verb, **terms)
+
+        items._call = counted  # type: ignore[method-assign]
+        items.swap("raw", None, VALUE, 600.0)
+        client = items._client()
+        return items, asked, lambda: client.get_item(TableName="cache", Key=key, ConsistentRead=True)
+    import sqlalchemy
+
+    rows = sql.from_url(url)
+    rows.swap("raw", None, VALUE, 600.0)
+    sqlalchemy.event.listen(rows._engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    query = sqlalchemy.select(rows._table.c.data).where(rows._table.c.name == "raw")
+
+    def raw() -> object:
+        with rows._engine.connect() as line:
+            return line.execute(query).scalar_one()
+
+    return rows, asked, raw
+
+
+def calls(url: str, rounds: int, batch: int) -> list[Any]:
+    """µs of a raw read, a hit and a miss, and what the last two ask for."""
+    cell, asked, raw = opened(url)
+    cache = Cache(cell, ttl=600, early=0)
+    for _ in range(100):
+        cache.get_or_compute("hot", lambda: VALUE)
+
+    def miss() -> object:
+        return cache.get_or_compute(f"k{next(_numbers)}", lambda: VALUE)
+
+    ways: dict[str, Callable[[], object]] = {
+        "raw": raw, "hit": lambda: cache.get_or_compute("hot", lambda: VALUE), "miss": miss,
+    }  # fmt: skip
+    took = interleaved({name: lambda way=way: _timed(way, batch) for name, way in ways.items()}, rounds)
+    sizes = []
+    for name in ("hit", "miss"):
+        asked.clear()
+        ways[name]()
+        sizes.append(len(asked))
+    cache.close()
+    return [*(f"{took[name]:,.0f}" for name in ways), f"{took['hit'] / took['raw']:.2f}", *sizes]
+
+
+def _timed(way: Callable[[], object], batch: int) -> float:
+    start = time.perf_counter()
+    for _ in range(batch):
+        way()
+    return (time.perf_counter() - start) / batch * 1e6
+
+
+def _member(url: str, key: str, pipe: Any) -> None:
+    cache = Cache(url, ttl=600, early=0)
+    cache.get("warm")
+    returned: list[float] = []
+
+    def compute() -> bytes:
+        time.sleep(COST)
+        return VALUE
+
+    def ask() -> None:
+        cache.get_or_compute(key, compute)
+        returned.append(time.monotonic())
+
+    pipe.send("ready")
+    pipe.recv()
+    threads = [threading.Thread(target=ask) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pipe.send((cache.stats().computations, min(returned), max(returned)))
+
+
+def herd(url: str) -> tuple[int, float]:
+    """Computations, and the ms of the last one after the first that had it: who computed it, or one soon behind."""
+    context, key, members = multiprocessing.get_context("spawn"), f"herd{next(_numbers)}", []
+    for _ in range(PROCESSES):
+        mine, theirs = context.Pipe()
+        process = context.Process(target=_member, args=(url, key, theirs))
+        process.start()
+        members.append((process, mine))
+    for _, pipe in members:
+        pipe.recv()
+    for _, pipe in members:
+        pipe.send("go")
+    ends = [pipe.recv() for _, pipe in members]
+    for process, _ in members:
+        process.join()
+    return sum(each[0] for each in ends), (max(each[2] for each in ends) - min(each[1] for each in ends)) * 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs", type=int, default=5)
+    given = parser.parse_args()
+    print(machine(), end="\n\n")
+    servers = MariadbServer(), MotoServer()
+    with tempfile.TemporaryDirectory() as directory:
+        places = {
+            "MariaDB, PyMySQL": servers[0].url,
+            "SQLite": f"sql+sqlite:///{directory}/cache.db",
+            "moto": servers[1].url,
+        }
+        rounds, batch = (3, 30) if given.quick else (11, 100)
+        head = ("µs per call", "raw read", "hit", "miss", "hit / raw", "asked by a hit", "by a miss")
+        table(head, [[name, *calls(url, rounds, batch)] for name, url in places.items()])
+        rows = []
+        for name, url in places.items():
+            seen = [herd(url) for _ in range(2 if given.quick else given.runs)]
+            late = [each[1] for each in seen]
+            rows.append([name, max(each[0] for each in seen), f"{median(late):.0f}", f"{max(late):.0f}"])
+        table(("herds of 8 x 8", "computations", "last after the first, ms", "worst"), rows)
+    for server in servers:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()
