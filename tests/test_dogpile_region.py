@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,7 @@ def test_what_a_batch_leaves_out_is_no_value() -> None:
 
 @pytest.fixture
 def arguments(server: RedisServer) -> Iterator[dict[str, dict[str, Any]]]:
-    with redis.ConnectionPool(port=server.port) as pool:
+    with closing(redis.ConnectionPool(port=server.port)) as pool:
         yield {
             "url": {"url": server.url, "distributed_lock": True, "thread_local_lock": False},
             "host": {"host": "127.0.0.1", "port": server.port, "db": 1, "redis_expiration_time": 60, "lock_sleep": 1},

@@ -38,6 +38,9 @@ LATER = 600.0
 """Seconds for which no test waits."""
 
 
+pytestmark = pytest.mark.redis  # those of memcached stand behind a server of Redis, too
+
+
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stampede.returns.PAUSE", 0.05)

@@ -16,8 +16,9 @@ from stampede.engines.kit.replies import OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil, hang_up
 from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.inside import left_over, refusal, socket_of
 from stampede.engines.redis.news import News, follow
-from stampede.engines.redis.resp import MORE, left_over, packed, parser
+from stampede.engines.redis.resp import MORE, packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
@@ -237,10 +238,11 @@ class _Wire(Sock):
         self.since = time.monotonic()
         connection.connect()
         self.since = inf
-        if left_over(connection._parser):
+        if left_over(connection):
             raise OutOfStep("it has said what nobody had asked for")
-        self._parser = parser(connection._parser.parse_error)
-        self.stand(connection._sock, connection._sock.gettimeout())
+        sock = socket_of(connection)
+        self._parser = parser(refusal(connection))
+        self.stand(sock, sock.gettimeout())
 
     def disconnect(self) -> None:
         self.connection.disconnect()
@@ -248,8 +250,7 @@ class _Wire(Sock):
 
     def cut(self) -> None:
         super().cut()
-        connection: Any = self.connection
-        hang_up(connection._sock)
+        hang_up(socket_of(self.connection))
 
     def has_more(self) -> bool:
         """Whether more has been read than was asked for."""

@@ -30,7 +30,6 @@ __all__ = [
     "is_silence",
     "made_with",
     "never",
-    "note_reader",
     "of_client",
     "of_url",
     "several",
@@ -226,19 +225,6 @@ def made_with(options: Mapping[str, Any]) -> dict[str, Any]:
             given.pop(name, None)  # which one colour doesn't know
     timeouts = {key for key in ("socket_timeout", "socket_connect_timeout") if given.get(key, 0) is None}
     return {key: value for key, value in given.items() if key not in timeouts}
-
-
-def note_reader(connection: Any, readers: list[Any]) -> None:
-    """Have its stream's reader among these as soon as it has one. It knows what has ended the connection; the library
-    lets go of it, and says that the server has."""
-    connect = connection._connect
-
-    async def connected() -> None:
-        del connection._connect
-        await connect()
-        readers.append(connection._reader)
-
-    connection._connect = connected
 
 
 def trouble(server: str, error: Exception) -> EngineError:

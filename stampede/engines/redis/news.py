@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from stampede.engines.kit.feed import Channel, Feed
+from stampede.engines.redis.inside import socket_of
 from stampede.engines.redis.readers import Readers
 from stampede.engines.redis.resp import MORE, parser
 from stampede.interruptions import pass_on
@@ -195,7 +196,7 @@ class _Told:
         self._leaving: list[bytes] = []
         self.asked = REDIRECTED  # which way of telling
         self.number = self._number()
-        self._sock = connection._sock
+        self._sock = socket_of(connection)
         self._pushes = parser(Refusal)
 
     def fileno(self) -> int:

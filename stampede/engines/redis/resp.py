@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from stampede.engines.kit import replies
 from stampede.engines.kit.replies import MORE, OutOfStep
 
-__all__ = ["MORE", "Parser", "left_over", "packed", "parser"]
+__all__ = ["MORE", "Parser", "packed", "parser"]
 
 
 class Parser(replies.Parser, Protocol):
@@ -43,15 +43,6 @@ def _pack_of_hiredis() -> Callable[[tuple[bytes, ...]], bytes] | None:
         return None
     made: Callable[..., bytes] = pack_command
     return made
-
-
-def left_over(library_parser: Any) -> bool:
-    """Whether more has been read than was asked for, by a parser of the library (redis-py 5 to 8)."""
-    reader = getattr(library_parser, "_reader", None)
-    if reader is not None:  # hiredis
-        return bool(reader.has_data())
-    buffer = getattr(library_parser, "_buffer", None)
-    return buffer is not None and buffer.unread_bytes() > 0
 
 
 class _Parser:

@@ -10,7 +10,8 @@ from typing import Any
 
 from stampede.engines.kit.pipe import Pipe, Pipes, Question, Wire
 from stampede.engines.kit.progress import LARGE
-from stampede.engines.redis.clients import Server, note_reader, trouble
+from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.inside import note_reader, refusal, streams_of, take_streams
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import packed, parser
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
@@ -132,10 +133,10 @@ class _Pipe(Pipe):
             await connection.connect()
             wire = _Wire(self, connection)
             made.append(wire)
-            wire.stand(connection._writer.transport)
+            wire.stand(streams_of(connection)[1].transport)
             wire.transport.set_protocol(wire)
-            wire.kept = connection._reader, connection._writer
-            connection._reader = connection._writer = None  # or it would warn that it was not closed
+            wire.kept = streams_of(connection)
+            take_streams(connection)
         except BaseException as error:
             await connection.disconnect(nowait=True)
             for ended in (error, *(reader.exception() for reader in readers)):
@@ -192,6 +193,6 @@ class _Wire(Wire):
     """A connection that the client library has made."""
 
     def __init__(self, pipe: Pipe, connection: Any) -> None:
-        super().__init__(pipe, parser(connection._parser.parse_error))
+        super().__init__(pipe, parser(refusal(connection)))
         self.connection = connection
         self.following = 0  # which connection we have asked the server to tell of what is read here

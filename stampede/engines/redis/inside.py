@@ -1,0 +1,72 @@
+"""What we touch of redis-py's connections that is its own, and nowhere else; seen in 5.3 to 8.1 (`make oldest`).
+
+The library makes a connection, encrypts and logs in; from there on it is ours: its commands and replies are sent and
+read without the library's own buffers, retries and warnings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["left_over", "note_reader", "refusal", "socket_of", "streams_of", "take_streams"]
+
+
+def socket_of(connection: Any) -> Any:
+    """`_sock`, of a connection of the blocking side; None before it is connected. There is no other way to wait for it
+    together with others."""
+    return connection._sock
+
+
+def streams_of(connection: Any) -> tuple[Any, Any]:
+    """`_reader` and `_writer`, of the suspending side: we go on with their transport."""
+    return connection._reader, connection._writer
+
+
+def take_streams(connection: Any) -> None:
+    """From it, by who has kept them: the library would warn that they were not closed."""
+    connection._reader = connection._writer = None
+
+
+def note_reader(connection: Any, readers: list[Any]) -> None:
+    """Have its stream's reader among these as soon as it has one (`_connect` makes it). It knows what has ended the
+    connection; the library lets go of it, and says that the server has."""
+    connect = connection._connect
+
+    async def connected() -> None:
+        del connection._connect
+        await connect()
+        readers.append(connection._reader)
+
+    connection._connect = connected
+
+
+def left_over(connection: Any) -> bool:
+    """Whether more has been read than was asked for, by `_parser`: its `_reader` is hiredis', or it has a `_buffer`."""
+    library_parser = connection._parser
+    reader = getattr(library_parser, "_reader", None)
+    if reader is not None:
+        return bool(reader.has_data())
+    buffer = getattr(library_parser, "_buffer", None)
+    return buffer is not None and buffer.unread_bytes() > 0
+
+
+def refusal(connection: Any) -> Any:
+    """What makes an exception of a server's refusal, as `_parser.parse_error` does: the library's own kinds, by the
+    first word. Before 6.0 those of clusters are known to its parser of clusters only."""
+    from redis import exceptions
+
+    made = connection._parser.parse_error
+    kinds = {
+        "ASK": exceptions.AskError,
+        "CLUSTERDOWN": exceptions.ClusterDownError,
+        "MOVED": exceptions.MovedError,
+        "TRYAGAIN": exceptions.TryAgainError,
+    }
+
+    def refused(text: str) -> Exception:
+        word, _, rest = text.partition(" ")
+        kind: Any = kinds.get(word)
+        error: Exception = made(text) if kind is None else kind(rest)
+        return error
+
+    return refused
