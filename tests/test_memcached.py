@@ -305,7 +305,7 @@ def test_a_blocked_loop_keeps_its_leases(server: MemcachedServer) -> None:
         tokens = {key: new_id() for key in ("first", "next")}
         for key, token in tokens.items():
             assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
-            hold = engine._holds.get(items.name_of(key), token)
+            hold = engine._owned.get(items.name_of(key), token)
             assert hold is not None and hold.signed == (key == "first")  # at once, where no witness has come yet
             await witnessed(engine)
         time.sleep(meta.VIVID + 0.2)
@@ -352,7 +352,7 @@ def test_a_witness_of_another_server_signs_nothing() -> None:
             await witnessed(engine)
             token = new_id()
             assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
-            hold = engine._holds.get(b"s:k", token)
+            hold = engine._owned.get(b"s:k", token)
             assert hold is not None and hold.witness is not None and not hold.signed
             server.restart()
             while b"c%b " % hold.cas not in server.say(meta.claim(b"s:k")):
@@ -382,7 +382,7 @@ def test_a_late_fill_after_a_restart_is_refused() -> None:
             server.restart()
             claim(other, key="other")  # a connection with the server, and a CAS number
             token = granted(engine)
-            hold = engine._holds.get(b"s:k", token)
+            hold = engine._owned.get(b"s:k", token)
             assert hold is not None
             if signed:
                 assert renew(engine, token)
@@ -391,7 +391,7 @@ def test_a_late_fill_after_a_restart_is_refused() -> None:
             claimed = new_id()
             while True:  # until the new server gives the same number
                 assert isinstance(claim(other, claimed), Granted)
-                found = other._holds.get(b"s:k", claimed)
+                found = other._owned.get(b"s:k", claimed)
                 assert found is not None
                 if int(found.cas) >= int(number):
                     break
@@ -410,7 +410,7 @@ def test_a_late_fill_after_a_restart_is_refused() -> None:
 def test_a_broken_connection_is_a_lost_lease(engine: MemcachedEngine) -> None:
     """A fill over another connection might meet another server's numbers."""
     token = granted(engine)
-    hold = engine._holds.get(b"s:k", token)
+    hold = engine._owned.get(b"s:k", token)
     assert hold is not None and hold.link is not None
     hold.link.sock.shutdown(2)  # type: ignore[attr-defined]
     assert not fill(engine, token)
@@ -574,7 +574,7 @@ def test_too_large_is_told_and_nobody_waits(server: MemcachedServer, engine: Mem
 def test_too_large_in_the_servers_words(server: MemcachedServer, engine: MemcachedEngine) -> None:
     """The same where the limit is another than we think."""
     token = granted(engine)
-    hold = engine._holds.get(b"s:k", token)
+    hold = engine._owned.get(b"s:k", token)
     assert hold is not None and hold.link is not None
     hold.link.longest = 1 << 30
     with pytest.raises(TooLarge):
@@ -796,7 +796,7 @@ def test_a_forked_child_has_connections_of_its_own(engine: MemcachedEngine) -> N
     if pid == 0:
         try:
             put(engine, some(b"child"), "child")
-            told = b"lost" if engine._holds.get(b"s:k", token) is None else b"kept"
+            told = b"lost" if engine._owned.get(b"s:k", token) is None else b"kept"
             os.write(writer, told if isinstance(claim(engine), Busy) else b"not busy")
         finally:
             os._exit(0)

@@ -248,7 +248,7 @@ def test_a_witness_that_comes_too_late_is_none(proxy: Proxy) -> None:
         token = new_id()
         assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
         assert engine._witnesses._there
-        hold = engine._holds.get(b"s:k", token)
+        hold = engine._owned.get(b"s:k", token)
         assert hold is not None and hold.signed
 
     asyncio.run(scenario())
@@ -264,7 +264,7 @@ def test_a_loop_waits_for_no_signature(server: MemcachedServer) -> None:
             token = new_id()
             assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
             await until_async(lambda: engine._witnesses._there)
-        hold = engine._holds.get(b"s:k", token)
+        hold = engine._owned.get(b"s:k", token)
         assert hold is not None and hold.witness is not None
         hold.lock.acquire()  # as the signer does meanwhile
         release = threading.Timer(2.0, hold.lock.release)
@@ -302,7 +302,7 @@ def test_a_change_between_the_steps_of_a_late_fill(proxy: Proxy, server: Memcach
     engine, near, token = MemcachedEngine(at(proxy), sign=LONG), MemcachedEngine(server.address), new_id()
     assert isinstance(run_blocking(engine.claims.claim("k", token, Ask(LONG))), Granted)
     assert run_blocking(engine.claims.renew("k", token, LONG))
-    engine._holds.clear()  # as over a connection that doesn't know the lease: its name is looked for in the item
+    engine._owned.clear()  # as over a connection that doesn't know the lease: its name is looked for in the item
     new = some(b"new")
     proxy.at(b"ms s:k", before=lambda: run_blocking(near.store.set("k", new)))
     assert not run_blocking(engine.claims.fill("k", token, some(b"late")))

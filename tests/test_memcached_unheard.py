@@ -216,7 +216,7 @@ def test_who_is_interrupted_behind_the_reply(
         "async": lambda: asyncio.run(scenario()),
         "batch": lambda: engine.many.ask_many([Asked("claim", asked)]),
     }
-    monkeypatch.setattr(engine._holds, "add", interrupt)
+    monkeypatch.setattr(engine._owned, "put", interrupt)
     with pytest.raises(_Stop):
         ask[colour]()
     until(lambda: not len(unheard))

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from stampede import forks, record
 from stampede.engines.kit.errands import Errands
+from stampede.engines.kit.owned import Owned
 from stampede.engines.story import heard, told
 from stampede.entry import GRACE, Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
@@ -53,10 +54,10 @@ class Paired(Engine):
         self.timeless = store.timeless
         self.locks, self.releases = locks.locks, locks.releases
         self.alocks = locks.alocks or Errands().face(locks.locks)
-        self._holds = _Holds(max_hold, clock)
-        self.claims = self.store = _Verbs(_versioned(store.store), self.locks, self._holds)
+        self._computations = _Computations(max_hold, clock)
+        self.claims = self.store = _Verbs(_versioned(store.store), self.locks, self._computations)
         astore = _versioned(store.astore) if store.astore else Errands().face(_versioned(store.store))
-        self.aclaims = self.astore = _Verbs(astore, self.alocks, self._holds)
+        self.aclaims = self.astore = _Verbs(astore, self.alocks, self._computations)
         self.softens, self.asoftens = store.softens, store.asoftens  # whose generations ours are
         self._engines = store, locks
 
@@ -81,46 +82,36 @@ class Paired(Engine):
 
 
 @dataclass(slots=True)
-class _Hold:
-    """A computation of ours: the version that its claim saw, and when."""
+class _Computation:
+    """One of ours: the version that its claim saw, and when."""
 
     seen: bytes | None
     began: float
     failed_before: bool
 
 
-class _Holds:
-    """The computations of this process by token, for both colours. Those nobody ended are dropped when too old."""
+class _Computations(Owned[str, _Computation]):
+    """Those of this process, for both colours."""
 
     def __init__(self, max_hold: float, clock: Callable[[], float]) -> None:
+        super().__init__(self._is_late)
         self.max_hold = max_hold
         self._clock = clock
-        self._holds: dict[bytes, _Hold] = {}
-        self._roof = 64
-        forks.in_child(self.clear)  # what is being computed is the parent's to store
+        forks.in_child(self.clear)
 
-    def add(self, token: bytes, seen: bytes | None, failed_before: bool) -> None:
-        if len(self._holds) >= self._roof:
-            for old, hold in self._holds.copy().items():
-                if self._late(hold):
-                    self._holds.pop(old, None)
-            self._roof = max(64, 2 * len(self._holds))
-        self._holds[token] = _Hold(seen, self._clock(), failed_before)
+    def begin(self, key: str, token: bytes, seen: bytes | None, failed_before: bool) -> None:
+        self.put(key, token, _Computation(seen, self._clock(), failed_before))
 
-    def get(self, token: bytes) -> _Hold | None:
-        hold = self._holds.get(token)
-        return None if hold is None or self._late(hold) else hold
+    def get(self, name: str, token: bytes) -> _Computation | None:
+        own = super().get(name, token)
+        return None if own is None or self._is_late(own) else own
 
-    def pop(self, token: bytes) -> _Hold | None:
-        hold = self.get(token)
-        self._holds.pop(token, None)
-        return hold
+    def pop(self, name: str, token: bytes) -> _Computation | None:
+        own = super().pop(name, token)
+        return None if own is None or self._is_late(own) else own
 
-    def clear(self) -> None:
-        self._holds.clear()
-
-    def _late(self, hold: _Hold) -> bool:
-        return self._clock() - hold.began >= self.max_hold
+    def _is_late(self, own: _Computation) -> bool:
+        return self._clock() - own.began >= self.max_hold
 
 
 # -- the verbs ----------------------------------------------------------------------------------------------------
@@ -129,10 +120,10 @@ class _Holds:
 class _Verbs:
     """Claims and Store over a versioned store and a lock of one colour."""
 
-    def __init__(self, store: Versioned, locks: Locks, holds: _Holds) -> None:
+    def __init__(self, store: Versioned, locks: Locks, computations: _Computations) -> None:
         self._store = store
         self._locks = locks
-        self._holds = holds
+        self._computations = computations
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         there, past = await self._look(key, past=ask.awaited is not None)
@@ -154,22 +145,22 @@ class _Verbs:
         if not isinstance(answer, Granted):
             await self._locks.release(BUSY + key, token)
             return answer
-        self._holds.add(token, _version(there), past is not None)
+        self._computations.begin(key, token, _version(there), past is not None)
         return Granted(answer.entry, reply.fence)
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        hold = self._holds.pop(token)
+        own = self._computations.pop(key, token)
         if not await self._locks.renew(BUSY + key, token, MOMENT):
             (there,) = await self._store.get([key])
             return there is not None and there.id == entry.id  # it was sent again
-        stored = hold is not None and await self._put(key, hold.seen, _with_grace(entry))
-        if stored and hold is not None and hold.failed_before:
+        stored = own is not None and await self._put(key, own.seen, _with_grace(entry))
+        if stored and own is not None and own.failed_before:
             await self._store.invalidate(PAST + key)
         await self._locks.release(BUSY + key, token)
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        self._holds.pop(token)
+        self._computations.pop(key, token)
         if (verdict is not None or rest > 0) and await self._locks.renew(BUSY + key, token, MOMENT):
             (past,) = await self._store.get([PAST + key])
             failed = (_past(past) or Past()).with_failure(token, verdict, rest, 0.0)
@@ -181,11 +172,11 @@ class _Verbs:
         return None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        hold = self._holds.get(token)
-        if hold is None or not await self._locks.renew(BUSY + key, token, lease):
+        own = self._computations.get(key, token)
+        if own is None or not await self._locks.renew(BUSY + key, token, lease):
             return False
         (there,) = await self._store.get([key])
-        if there is None or there.id == hold.seen:
+        if there is None or there.id == own.seen:
             return True
         # Overruled, by somebody who can't unlock what we hold (a kernel's lock): who waits needn't wait for us.
         await self._locks.release(BUSY + key, token)
@@ -201,7 +192,7 @@ class _Verbs:
     async def expire(self, key: str) -> bool:
         (there,) = await self._store.get([key])
         if there is None or _is_tombstone(there):  # for the sake of a computation under way
-            await self._overrule(key, _tombstone(self._holds.max_hold), None)
+            await self._overrule(key, _tombstone(self._computations.max_hold), None)
             return False
         stale = replace(there, id=new_id(), fresh=min(there.fresh, 0.0))  # a new version: fills under way are refused
         expired = await self._store.replace(key, there.id, stale)
@@ -210,7 +201,7 @@ class _Verbs:
 
     async def invalidate(self, key: str) -> bool:
         there, past = await self._look(key, past=True)
-        await self._overrule(key, _tombstone(self._holds.max_hold), past)
+        await self._overrule(key, _tombstone(self._computations.max_hold), past)
         return _kept(there) is not None
 
     async def generation(self, scope: str) -> str:
@@ -243,7 +234,7 @@ class _Verbs:
     async def _changed(self, key: str, there: Entry[Any] | None) -> Entry[Any] | None:
         """Change the version alone, so that the computation from which the lock was taken can't be stored."""
         for _ in range(3):
-            other = _tombstone(self._holds.max_hold) if there is None else replace(there, id=new_id())
+            other = _tombstone(self._computations.max_hold) if there is None else replace(there, id=new_id())
             if await self._store.replace(key, _version(there), other):
                 return other
             (there,) = await self._store.get([key])

@@ -37,7 +37,7 @@ class CellLocks:
         its = name_of(name, b"l").decode()
         answer, version, there = await self._records.change(its, decide, undo=self._undo(name, token))
         if isinstance(answer, Granted):
-            self._records.holds.put(its, token, version, there)
+            self._records.owned.put(its, token, (version, there))
             if self._grows:
                 answer.fence = version
         return answer
@@ -60,7 +60,7 @@ class CellLocks:
             return after, released, fallen
 
         its = name_of(name, b"l").decode()
-        released, _, _ = await self._records.change(its, decide, self._records.holds.pop(its, token))
+        released, _, _ = await self._records.change(its, decide, self._records.owned.pop(its, token))
         return released
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:

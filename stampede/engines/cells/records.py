@@ -15,6 +15,7 @@ from stampede.engines.cells import wire
 from stampede.engines.cells.protocol import Faster, Seen, Version
 from stampede.engines.cells.sightings import Sightings, age_of
 from stampede.engines.cells.ways import OpenCell, Undo, Way
+from stampede.engines.kit.owned import Owned
 from stampede.engines.looking import Costs, pause
 from stampede.errors import EngineError, TooLarge
 from stampede.pace import Pace
@@ -60,38 +61,15 @@ class Common:
         self.wall = wall
         self.sightings = Sightings()
         self.costs: Costs[str] = Costs()
-        self.holds = _Holds(clock)
+        self.owned = Owned[str, tuple[Version, Record]](lambda own: _is_over(own[1], clock()))
 
     def start_again(self) -> None:
         """In a forked child: what is being computed is the parent's."""
-        self.holds.clear()
+        self.owned.clear()
 
 
-class _Holds:
-    """The leases of this process, as they were last written: what ends one needs no look."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._holds: dict[tuple[str, bytes], tuple[Version, Record]] = {}
-        self._roof = 64
-
-    def put(self, name: str, token: bytes, version: Version, there: Record) -> None:
-        if len(self._holds) >= self._roof:
-            now = self._clock()
-            for each, (_, old) in self._holds.copy().items():
-                if old.lease is None or old.lease.end <= now:
-                    self._holds.pop(each, None)
-            self._roof = max(64, 2 * len(self._holds))
-        self._holds[name, token] = version, there
-
-    def get(self, name: str, token: bytes) -> tuple[Version, Record] | None:
-        return self._holds.get((name, token))
-
-    def pop(self, name: str, token: bytes) -> tuple[Version, Record] | None:
-        return self._holds.pop((name, token), None)
-
-    def clear(self) -> None:
-        self._holds.clear()
+def _is_over(there: Record, now: float) -> bool:
+    return there.lease is None or there.lease.end <= now
 
 
 class Records:
@@ -99,7 +77,7 @@ class Records:
 
     def __init__(self, way: Way, common: Common, colour: Colour) -> None:
         self.common = common
-        self.holds = common.holds
+        self.owned = common.owned
         self._way = way
         self._colour = colour
         self.clock = common.clock
@@ -173,16 +151,16 @@ class Records:
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         """By one swap, where we know what we have written last."""
-        known = self.holds.get(name, token)
+        known = self.owned.get(name, token)
         try:
             stands, version, there = await self.change(name, lambda it, now: record.renew(it, token, lease, now), known)
         except BaseException:
-            self.holds.pop(name, token)  # it may have been written, so that there is another version now
+            self.owned.pop(name, token)  # it may have been written, so that there is another version now
             raise
         if not stands:
-            self.holds.pop(name, token)
-        elif known is not None and self.holds.get(name, token) is known:  # or it was filled meanwhile
-            self.holds.put(name, token, version, there)
+            self.owned.pop(name, token)
+        elif known is not None and self.owned.get(name, token) is known:  # or it was filled meanwhile
+            self.owned.put(name, token, (version, there))
         return stands
 
     async def swap(

@@ -34,7 +34,7 @@ class CellKeys(Versioned):
         self._records = records
         self._generations = generations
         self._blocking = blocking
-        self._holds, self._costs = records.holds, records.common.costs
+        self._owned, self._costs = records.owned, records.common.costs
         self._grows, self._tells = records.common.cell.grows, records.common.cell.tells
 
     # -- claims -------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class CellKeys(Versioned):
         if there.kept is not None:
             self._costs.learn(name, there.kept.entry)
         if isinstance(reply, Granted):
-            self._holds.put(name, token, version, there)
+            self._owned.put(name, token, (version, there))
             if self._grows:
                 reply.fence = version
         return reply
@@ -72,13 +72,13 @@ class CellKeys(Versioned):
         self._records.fits(len(entry.value))
         name = name_of(key).decode()
         self._costs.learn(name, entry)
-        known = self._holds.pop(name, token)
+        known = self._owned.pop(name, token)
         stored, _, _ = await self._records.change(name, lambda it, now: record.fill(it, token, entry, now), known)
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         name = name_of(key).decode()
-        known = self._holds.pop(name, token)
+        known = self._owned.pop(name, token)
         fallen, _, _ = await self._records.change(
             name, lambda it, now: record.abandon(it, token, verdict, rest, now), known
         )

@@ -13,7 +13,7 @@ from stampede.engines.looking import Costs
 from stampede.engines.memcached import items
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.gathering import Together
-from stampede.engines.memcached.holds import Holds, Signer
+from stampede.engines.memcached.holds import OwnLeases, Signer
 from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.servers import Servers
 from stampede.engines.memcached.suspending import SuspendingLine
@@ -60,8 +60,8 @@ class MemcachedEngine(Engine):
         self._servers = Servers(servers, options)
         self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
         self.silence = self._servers.silence
-        self._holds, generations, costs = Holds(), Generations(), Costs[bytes]()
-        common = self._holds, generations, costs
+        self._owned, generations, costs = OwnLeases(), Generations(), Costs[bytes]()
+        common = self._owned, generations, costs
         self._signer = Signer(sign, Keys(self._line, *common, BLOCKING).sign)
         self._witnesses = Witnesses(self._line, self._signer)
         alone, together = (self._signer.keep, self._witnesses.add) if sign > 0 else (None, None)
@@ -99,7 +99,7 @@ class MemcachedEngine(Engine):
 
     def _start_again(self) -> None:
         parts = self._signer, self._witnesses, self._line, self._aline
-        forks.each([self._holds.clear, *(part.start_again for part in parts)])
+        forks.each([self._owned.clear, *(part.start_again for part in parts)])
 
 
 def from_url(url: str, **options: Any) -> MemcachedEngine:

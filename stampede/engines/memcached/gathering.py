@@ -13,7 +13,7 @@ from stampede.colour import BLOCKING
 from stampede.engines.kit.together import Wanted, together
 from stampede.engines.looking import Costs
 from stampede.engines.memcached.blocking import BlockingLine, Connection
-from stampede.engines.memcached.holds import Hold, Holds, Link
+from stampede.engines.memcached.holds import Link, OwnLease, OwnLeases
 from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server, refusal, trouble
@@ -105,13 +105,13 @@ class Together(Many, Releases):
     def __init__(
         self,
         line: BlockingLine,
-        holds: Holds,
+        owned: OwnLeases,
         generations: Generations,
         costs: Costs[bytes],
-        later: Callable[[Hold, Link], bool] | None,
+        later: Callable[[OwnLease, Link], bool] | None,
     ) -> None:
         self._line = line
-        self._known = holds, generations, costs
+        self._known = owned, generations, costs
         self._later = later
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:

@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from stampede.engines.kit.owned import Owned
 from stampede.engines.memcached.meta import VIVID, Reply
 from stampede.threads import begun
 
-__all__ = ["Hold", "Holds", "Link", "Signer", "alias", "is_alias"]
+__all__ = ["Link", "OwnLease", "OwnLeases", "Signer", "alias", "is_alias"]
 
 
 class Link(Protocol):
@@ -39,7 +40,7 @@ class Link(Protocol):
         ...
 
 
-class Hold:
+class OwnLease:
     """One lease of ours.
 
     Its signature and its fill never overlap: who signs holds the lock meanwhile, and who fills takes `link` under it.
@@ -89,39 +90,21 @@ class Hold:
         return link.born < self.sent and time.monotonic() < self.until
 
 
-class Holds:
-    """All of them, for both colours. Those that nobody ended leave when they are long over."""
-
+class OwnLeases(Owned[bytes, OwnLease]):
     def __init__(self) -> None:
-        self._holds: dict[tuple[bytes, bytes], Hold] = {}
-        self._roof = 256
+        super().__init__(lambda own: own.until + 60 < time.monotonic())
 
-    def add(self, hold: Hold) -> None:
-        if len(self._holds) >= self._roof:
-            now = time.monotonic()
-            for key, old in self._holds.copy().items():
-                if old.until + 60 < now:
-                    self._holds.pop(key, None)
-            self._roof = max(256, 2 * len(self._holds))
-        self._holds[hold.name, hold.token] = hold
-
-    def get(self, name: bytes, token: bytes) -> Hold | None:
-        return self._holds.get((name, token))
-
-    def pop(self, name: bytes, token: bytes) -> Hold | None:
-        hold = self._holds.pop((name, token), None)
-        if hold is not None:
-            hold.ended = True
-        return hold
-
-    def clear(self) -> None:
-        self._holds.clear()
+    def pop(self, name: bytes, token: bytes) -> OwnLease | None:
+        own = super().pop(name, token)
+        if own is not None:
+            own.ended = True
+        return own
 
 
 class Signer:
     """Signs what is still being computed a moment after its claim: one thread, that sleeps while there is nothing."""
 
-    def __init__(self, after: float, sign: Callable[[Hold], object]) -> None:
+    def __init__(self, after: float, sign: Callable[[OwnLease], object]) -> None:
         self.after = after
         self._sign = sign
         self.start_again()
@@ -130,11 +113,11 @@ class Signer:
         """In a forked child: thread and leases are the parent's."""
         self._lock = threading.RLock()  # a finalizer, or a signal, may claim in the middle of this
         self._changed = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
-        self._due: deque[tuple[float, Hold]] = deque()
+        self._due: deque[tuple[float, OwnLease]] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, hold: Hold) -> bool:
+    def add(self, hold: OwnLease) -> bool:
         """False: there is no thread to be had."""
         with self._lock:
             if self._thread is None and not self._closed:
@@ -146,7 +129,7 @@ class Signer:
                 self._changed.notify_all()
         return True
 
-    def keep(self, hold: Hold, link: Link) -> bool:
+    def keep(self, hold: OwnLease, link: Link) -> bool:
         """The same; until then the connection is the lease's."""
         hold.link = link
         return self.add(hold)

@@ -17,7 +17,7 @@ from stampede import record
 from stampede.colour import Colour, run_blocking
 from stampede.engines.looking import Costs, pause
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.holds import Hold, Holds, Link, alias, is_alias
+from stampede.engines.memcached.holds import Link, OwnLease, OwnLeases, alias, is_alias
 from stampede.engines.memcached.items import PLAIN, Body
 from stampede.engines.memcached.servers import NoRoom, Server, Servers
 from stampede.engines.whereabouts import here
@@ -82,14 +82,14 @@ class Keys(Versioned):
     def __init__(
         self,
         line: Line,
-        holds: Holds,
+        owned: OwnLeases,
         generations: Generations,
         costs: Costs[bytes],
         colour: Colour,
-        later: Callable[[Hold, Link], bool] | None = None,
+        later: Callable[[OwnLease, Link], bool] | None = None,
     ) -> None:
         self._line = line
-        self._holds = holds
+        self._owned = owned
         self._generations = generations
         self._costs = costs
         self._colour = colour
@@ -141,25 +141,25 @@ class Keys(Versioned):
             raise
         except BaseException:
             given = False
-            self._holds.pop(name, token)
+            self._owned.pop(name, token)
             self._line.forsake(link, name, reply)
             raise
         finally:
             if not given:
                 self._line.give(link)
 
-    def _won(self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float) -> Hold:
+    def _won(self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float) -> OwnLease:
         """A lease that has just been granted, as a stub without a signature."""
-        hold = Hold(name, token, ask.lease)
+        hold = OwnLease(name, token, ask.lease)
         hold.vivid(reply.cas, max(sent, link.born + 1e-6))  # the question may have been sent again, over a new one
-        self._holds.add(hold)
+        self._owned.put(hold.name, hold.token, hold)
         return hold
 
     async def _vivid(
         self, link: Link, name: bytes, token: bytes, ask: Ask, reply: meta.Reply, sent: float
     ) -> Reply | None:
         """There is a stub without a signature: just won, or somebody's, which may be this very caller."""
-        hold = self._holds.get(name, token)
+        hold = self._owned.get(name, token)
         if reply.won:
             self._won(link, name, token, ask, reply, sent)
         elif hold is not None and hold.link is not None:
@@ -178,15 +178,15 @@ class Keys(Versioned):
 
     async def _lease(self, link: Link, was: Record, name: bytes, token: bytes, ask: Ask, cas: bytes) -> Granted | None:
         """Write the lease over what is there. None: it is not there any more."""
-        hold = self._holds.get(name, token) or Hold(name, token, ask.lease)
+        hold = self._owned.get(name, token) or OwnLease(name, token, ask.lease)
         hold.lease = ask.lease
-        self._holds.add(hold)
+        self._owned.put(hold.name, hold.token, hold)
         if not await self._sign(link, hold, was, cas):
-            self._holds.pop(name, token)
+            self._owned.pop(name, token)
             return None
         return Granted(record.served(was.kept, 0.0), int(hold.cas))
 
-    async def _sign(self, link: Link, hold: Hold, was: Record, cas: bytes) -> bool:
+    async def _sign(self, link: Link, hold: OwnLease, was: Record, cas: bytes) -> bool:
         """Let a lease stand from now on, in its holder's name."""
         sent = time.monotonic()
         reply = (await link.ask(self._signature(hold, was, cas)))[0]
@@ -194,17 +194,17 @@ class Keys(Versioned):
             self._signed(hold, was, reply, sent)
         return reply.code == b"HD"
 
-    def _signature(self, hold: Hold, was: Record, cas: bytes) -> bytes:
+    def _signature(self, hold: OwnLease, was: Record, cas: bytes) -> bytes:
         lease = Lease(hold.token, items.standing(hold.lease), holder=here())
         return meta.put(hold.name, *items.write(Record(was.kept, lease, was.past)), cas)
 
-    def _signed(self, hold: Hold, was: Record, reply: meta.Reply, sent: float) -> None:
+    def _signed(self, hold: OwnLease, was: Record, reply: meta.Reply, sent: float) -> None:
         hold.stands(reply.cas, sent, items.standing(hold.lease) - 1)
         hold.signed, hold.bare = True, items.bare(was)
 
     # -- the end of a lease -------------------------------------------------------------------------------------
 
-    async def _way(self, hold: Hold | None, name: bytes) -> Link:
+    async def _way(self, hold: OwnLease | None, name: bytes) -> Link:
         """The connection that knows the lease, where it has none of its own any more: any."""
         link = (hold.take_link() if hold is not None else None) or await self._line.take(name)
         if hold is not None and hold.witness is not None and not hold.known_to(link) and not self._colour.suspending:
@@ -213,7 +213,7 @@ class Keys(Versioned):
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         name, body = items.name_of(key), items.plain(entry)
-        hold = self._holds.get(name, token)
+        hold = self._owned.get(name, token)
         link, ended = await self._way(hold, name), True
         try:
             _fits(link, name, body)
@@ -236,7 +236,7 @@ class Keys(Versioned):
             return await self._over(link, name, token, entry, body)
         except (TooLarge, NoRoom) as refusal:
             if hold is not None:
-                self._holds.add(hold)
+                self._owned.put(hold.name, hold.token, hold)
                 hold.lost = True
             raise TooLarge(str(refusal)) from refusal
         except EngineError:
@@ -246,7 +246,7 @@ class Keys(Versioned):
             raise
         finally:
             if ended and (hold is None or not hold.lost):
-                self._holds.pop(name, token)
+                self._owned.pop(name, token)
             self._line.give(link)
 
     async def _over(self, link: Link, name: bytes, token: bytes, entry: Entry[Any], body: Body) -> bool:
@@ -264,7 +264,7 @@ class Keys(Versioned):
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         name = items.name_of(key)
-        hold = self._holds.pop(name, token)
+        hold = self._owned.pop(name, token)
         link = await self._way(hold, name)
         try:
             for _ in range(TRIES):
@@ -281,7 +281,7 @@ class Keys(Versioned):
         finally:
             self._line.give(link)
 
-    def _ours(self, link: Link, hold: Hold | None, token: bytes, seen: meta.Reply, was: Record) -> bool:
+    def _ours(self, link: Link, hold: OwnLease | None, token: bytes, seen: meta.Reply, was: Record) -> bool:
         """Whether the lease that stands has this token, also where that isn't written in the item."""
         if record.standing(was.lease, token, 0.0):
             return True
@@ -293,7 +293,7 @@ class Keys(Versioned):
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         name = items.name_of(key)
-        hold = self._holds.get(name, token) or Hold(name, token, lease)
+        hold = self._owned.get(name, token) or OwnLease(name, token, lease)
         hold.lease = lease
         if not hold.signed and (hold.link or hold.witness) is not None and self.sign(hold):
             return True
@@ -303,7 +303,7 @@ class Keys(Versioned):
         finally:
             self._line.give(link)
 
-    async def _renewed(self, link: Link, hold: Hold) -> bool:
+    async def _renewed(self, link: Link, hold: OwnLease) -> bool:
         if hold.bare and hold.known_to(link) and await self._sign(link, hold, NOTHING, hold.cas):
             return True
         for _ in range(TRIES):
@@ -315,7 +315,7 @@ class Keys(Versioned):
                 return True
         return False
 
-    def sign(self, hold: Hold) -> bool:
+    def sign(self, hold: OwnLease) -> bool:
         """Put the holder's token into the stub, and let go of the connection. Of the blocking colour."""
         with hold.lock:
             link, hold.link = hold.link, None

@@ -14,7 +14,7 @@ from contextlib import suppress
 from stampede.colour import run_blocking
 from stampede.engines.kit.sock import watch_of
 from stampede.engines.memcached.blocking import BlockingLine, Connection
-from stampede.engines.memcached.holds import Hold, Link, Signer
+from stampede.engines.memcached.holds import Link, OwnLease, Signer
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server
 from stampede.errors import EngineError
@@ -74,7 +74,7 @@ class Witnesses:
         self._there: dict[Server, Witness] = {}
         self._next: dict[Server, float] = {}
 
-    def add(self, hold: Hold, link: Link) -> bool:
+    def add(self, hold: OwnLease, link: Link) -> bool:
         """Have a lease signed in a moment. False: nobody can; but for the next one somebody may."""
         server = self._line.servers.of(hold.name)
         witness = self._there.get(server)
