@@ -14,7 +14,7 @@ from stampede.cached import Cached, Home, LateCache
 from stampede.codec import returns_of, values_of
 from stampede.colour import run_blocking
 from stampede.core import Scope
-from stampede.errors import Absent, EngineClosed, OptionError
+from stampede.errors import Absent, OptionError
 from stampede.keys import Identity, Parameters, identity_of
 from stampede.loaders import Together, mapped
 from stampede.method import Method, coroutine_marks
@@ -73,13 +73,7 @@ class Many:
         block = around(lambda: self.one.home) if switch.thrown else None
         if block is not None and block.straight:
             return await self._straight(wanted, call)
-        closed = scope = None
-        while True:
-            try:
-                scope = self.one.scope
-                return await self._kept(scope, wanted, call, block)
-            except EngineClosed:
-                closed = self.one.other_than(closed, scope)
+        return await self.one.in_open_cache(lambda scope: self._kept(scope, wanted, call, block))
 
     async def _kept(
         self, scope: Scope, ids: list[Any], call: Callable[[Any], Arguments], block: Block | None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from stampede.batch import fetch_many
 from stampede.colour import BLOCKING, Colour, run_blocking
@@ -33,6 +33,9 @@ VERBS = (
     "many",
     "stats",
 )
+
+
+T = TypeVar("T")
 
 
 class Verbs(ABC):
@@ -245,11 +248,15 @@ class Verbs(ABC):
         block = around(lambda: self.home) if switch.thrown else None
         if block is not None and block.straight:
             return [await self.colour.call(call.of(self.function)) for call in calls]
+        return await self.in_open_cache(lambda scope: self._all_of(scope, calls, workers, block))
+
+    async def in_open_cache(self, ask: Callable[[Scope], Awaitable[T]]) -> T:
+        """What this gives; asked once more, of the cache of today, where `configure` has closed one under it."""
         closed = scope = None
         while True:
             try:
                 scope = self.scope
-                return await self._all_of(scope, calls, workers, block)
+                return await ask(scope)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 

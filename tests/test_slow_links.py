@@ -15,7 +15,7 @@ from proxy import Proxy
 from servers import RedisServer, shared_redis
 
 from stampede import Cache, TooLarge, events
-from stampede.engines.kit.progress import Pace
+from stampede.engines.kit.progress import Progress
 
 RATE = 7e5
 BLOB = os.urandom(500_000)
@@ -75,7 +75,7 @@ def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callabl
 
 def test_what_is_taken_is_life() -> None:
     """A value that takes longer to send than any allowance for what nobody sees would be given up on its way."""
-    pace, patience, size = Pace(), 1.0, 100 << 20
+    pace, patience, size = Progress(), 1.0, 100 << 20
     pace.begin(0.0)
     pace.sends(size)
     whole = pace.left(patience, size, 0.0)

@@ -13,7 +13,7 @@ from stampede.pace import look_again
 from stampede.ports import Busy, Granted
 from stampede.record import Lease, Record
 
-__all__ = ["Line"]
+__all__ = ["Queue"]
 
 TURN = 1.0
 """Seconds for which a lock that came free is kept for the one whose turn it is; its loop may be busy just now."""
@@ -34,7 +34,7 @@ class _Queued(Busy):
     ahead: int = 0
 
 
-class Line(Names):
+class Queue(Names):
     """Leases by name, and those who wait for each. A lock that comes free is kept for the first of them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from stampede import decisions, forks, record
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.leases import Ending, Names, ring
-from stampede.engines.line import Line
+from stampede.engines.line import Queue
 from stampede.engines.url import anything, integer, options_of, text
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
@@ -54,7 +54,7 @@ class MemoryEngine(Engine):
         self.prompt = not sealed
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
-        keys, line = _Keys(shelf, clock), Line(clock)
+        keys, line = _Keys(shelf, clock), Queue(clock)
         self.claims = self.store = self.recalls = self.shows = self.lists = self.softens = _Verbs(keys, BLOCKING)
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Verbs(keys, SUSPENDING)
         self.locks, self.alocks = _Locks(line, BLOCKING), _Locks(line, SUSPENDING)
@@ -331,7 +331,7 @@ class _Verbs(Versioned):
 class _Locks:
     """Locks by name. Only `wait` has a colour."""
 
-    def __init__(self, line: Line, colour: Colour) -> None:
+    def __init__(self, line: Queue, colour: Colour) -> None:
         self._line = line
         self._colour = colour
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 from stampede.interruptions import of_a_caller, thrown
 
-__all__ = ["Interrupted", "Landing"]
+__all__ = ["Interrupted", "Received"]
 
 ROOM = 1 << 16
 """Bytes that are read at once."""
@@ -26,7 +26,7 @@ class Interrupted(ConnectionResetError):
         super().__init__("interrupted")
 
 
-class Landing(asyncio.BufferedProtocol, ABC):
+class Received(asyncio.BufferedProtocol, ABC):
     """A connection's protocol that hears of every byte, or that it has missed some.
 
     What a signal's handler raises may come when a loop has taken bytes from the socket, and has not told us of them.

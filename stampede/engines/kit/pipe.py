@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeVar
 
 from stampede import forks
 from stampede.engines.kit.attendant import Attendant
-from stampede.engines.kit.landing import Interrupted, Landing
-from stampede.engines.kit.progress import LARGE, Pace, unsent
+from stampede.engines.kit.landing import Interrupted, Received
+from stampede.engines.kit.progress import LARGE, Progress, unsent
 from stampede.engines.kit.replies import MORE, OutOfStep, Parser
 from stampede.engines.kit.transport import disown, shut
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
@@ -339,7 +339,7 @@ def _odd(error: Exception) -> OutOfStep:
     return OutOfStep(f"{type(error).__name__}: {error}")
 
 
-class Wire(Landing):
+class Wire(Received):
     """A connection, with its bytes read and written by us."""
 
     _transport: Any = None
@@ -356,7 +356,7 @@ class Wire(Landing):
         self.born = inf  # when it stood
         self.told = 0  # for an engine's notes
         self._vigil = pipe.vigil
-        self._pace = Pace()
+        self._pace = Progress()
         self._begun: list[Any] = []
         # No Python code, in which a signal may be served: uvloop would never go on with who waits for the connection.
         self.connection_made = self._begun.append  # type: ignore[assignment, method-assign]

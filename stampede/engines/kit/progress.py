@@ -30,7 +30,7 @@ else:
             return 0
 
 
-__all__ = ["LARGE", "LOOKS", "Pace", "comes", "send", "unsent"]
+__all__ = ["LARGE", "LOOKS", "Progress", "comes", "send", "unsent"]
 
 LARGE = 1 << 16
 """Bytes that take a while on a slow link."""
@@ -42,7 +42,7 @@ LOOKS = 4
 """A sender is looked at so often in the time for which one that doesn't move is waited for."""
 
 
-class Pace:
+class Progress:
     """Whether anything moves on a connection that owes a reply. Pure."""
 
     __slots__ = ("_hidden", "_moved", "_unsent")
@@ -105,7 +105,7 @@ def send(sock: Any, data: bytes) -> None:
     view, sent = memoryview(data), 0
     while sent < len(view):
         sent += sock.send(view[sent : sent + LARGE])
-    pace = Pace()
+    pace = Progress()
     pace.begin(time.monotonic())
     pace.sends(len(data))
     reply = select.poll()
