@@ -53,7 +53,7 @@ ROOMS = [
     ),
     Room(
         "values", "pure: what is decided takes the time as an argument, and does nothing",
-        "record ports policy early habit pace breaker events entry errors",
+        "record ports policy early odds pace breaker events entry errors",
     ),
 ]  # fmt: skip
 """From top to bottom."""

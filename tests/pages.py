@@ -60,7 +60,8 @@ class Page:
     def anchors(self) -> set[str]:
         """What `#...` may say behind its name."""
         headings = re.findall(r"^#+ (.*)$", self.prose(), re.MULTILINE)
-        return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+        said = set(re.findall(r'<a id="([^"]+)">', self.prose()))
+        return said | {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", each).strip().lower()) for each in headings}
 
     def links(self) -> list[str]:
         """Where its links lead: `[text](there)`, and `[text][name]` by what is said of the name."""
