@@ -125,3 +125,11 @@ def test_each_module_has_its_room() -> None:
 def test_the_pictures_are_of_today(name: str) -> None:
     """They would show a house that has been rebuilt since."""
     assert (DOCS / name).read_text() == _pictures().PICTURES[name](), "run: python docs/pictures.py"
+
+
+def test_the_servers_of_the_front_page_are_those_of_the_table() -> None:
+    """It would name one that nobody has tried."""
+    ran = re.findall(r"^\| (Redis|Valkey) (\d+\.\d+)", PAGES["engines/redis.md"].text, re.MULTILINE)
+    said = re.search(r"\[Redis (\S+) and (\S+) and Valkey (\S+)\]\[servers\]", PAGES["README.md"].flat())
+    assert said is not None
+    assert ran == [("Redis", said[1]), ("Redis", said[2]), ("Valkey", said[3])]

@@ -14,7 +14,7 @@ import pytest
 from faces import Face
 from herd import until
 from proxy import Proxy
-from servers import RedisCluster, RedisServer, valkey
+from servers import RedisCluster, RedisServer, is_redis_6, missing, valkey
 
 from stampede import Cache, events
 from stampede.cli.command import main
@@ -272,6 +272,8 @@ def test_a_key_that_is_not_here_yet(
 ) -> None:
     """So a service speaks while it grows: the engine would be taken for down. (No server says so that is one: scripts
     are called whose words these are.)"""
+    if is_redis_6() and scheme == "redis+cluster":
+        missing("a Redis 6 that runs announces no other port than its own")
     lonely.flush()
     proxy, left = before(lonely.nodes[0]), 0
     lonely.nodes[0].cli("CONFIG", "SET", "cluster-announce-port", str(proxy.port))

@@ -271,6 +271,8 @@ class _Told:
         except ResponseError as refusal:
             pass_on(refusal)
             self._news.refused(0, refusal)
+            if self._news.way == REDIRECTED:
+                raise  # it passes
             return 0
         if type(number) is not int:  # nobody could tell the server to redirect to it
             raise ConnectionError(f"that is no reply to CLIENT ID: {number!r}")
