@@ -30,6 +30,7 @@ __all__ = [
     "free_port",
     "is_redis_6",
     "missing",
+    "moved_sentinels",
     "need",
     "need_tls",
     "shared_cluster",
@@ -485,6 +486,11 @@ def shared_sentinels() -> Sentinels:
     sentinels = _sentinels()
     to_empty["sentinels"] = partial(sentinels.master.cli, "FLUSHALL")
     return sentinels
+
+
+def moved_sentinels() -> None:
+    """Theirs is another master soon: whoever comes after this test has others, in whatever order tests are run."""
+    _sentinels.cache_clear()
 
 
 def shared_redis() -> RedisServer:
