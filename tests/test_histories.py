@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from math import inf
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -11,7 +15,7 @@ pytest.importorskip("pymemcache")
 
 from cachetools import LRUCache
 from memcached_server import shared_memcached
-from servers import shared_redis
+from servers import SteppedServer, shared_redis
 
 from stampede.engines.disk import DiskEngine
 from stampede.engines.disk.boot import clock
@@ -26,7 +30,7 @@ from stampede.testing.conformance import HistoriesSuite
 
 
 class TestMemory(HistoriesSuite):
-    histories = 100
+    histories = 40
 
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
@@ -85,6 +89,43 @@ class TestRedis(HistoriesSuite):
 
 class TestRedisAsync(TestRedis):
     suspending = True
+
+
+class SteppedClock(FakeClock):
+    """Goes by itself, too; and a server's goes with it."""
+
+    def __init__(self, server: SteppedServer) -> None:
+        super().__init__(0.0)
+        self.server = server
+
+    def __call__(self) -> float:
+        return time.monotonic() + super().__call__()
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        self.server.step(super().__call__())
+
+
+@pytest.mark.usefixtures("_clock")
+class TestRedisAsTimePasses(HistoriesSuite):
+    """By the server's clock. No two ends are so near to each other that the time between two questions matters."""
+
+    blur = 2.0
+    durations: ClassVar[dict[str, float]] = {"no": 0.0, "short": 100.0, "long": 7200.0, "ever": inf}
+    passes: ClassVar[list[float]] = [37.0, 1000.0]
+
+    @pytest.fixture
+    def _clock(self) -> Iterator[None]:
+        server = SteppedServer()
+        self.server, self.clock = server, SteppedClock(server)
+        yield
+        server.close()
+
+    def make_engine(self) -> Engine:
+        return RedisEngine(self.server.url)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return RedisEngine(self.server.url)
 
 
 class TestMemcached(HistoriesSuite):

@@ -132,7 +132,10 @@ class _Verbs:
             return answer
         reply, stolen = await self._acquire(key, token, ask)
         if isinstance(reply, Busy):
-            return Busy(reply.token, reply.lease, answer.entry)
+            if ask.awaited is None:  # the key may rest all the same, where somebody forces his way
+                _, past = await self._look(key, past=True)
+                answer = _answer(there, past, token, ask)
+            return Busy(reply.token, reply.lease, answer.entry) if isinstance(answer, Granted) else answer
         try:
             # Again: between our look and our lock somebody may have filled, or failed.
             there, past = await self._look(key, past=True)

@@ -29,7 +29,9 @@ class HistoriesSuite(KeyedSuite):
 
     histories: ClassVar[int] = 25
     steps: ClassVar[int] = 16
-    blur: ClassVar[float] = 2.0  # seconds by which what is told of time may be off, where the clock isn't ours
+    blur: ClassVar[float | None] = None  # seconds by which what is told of time may be off; None: 2 without a clock
+    durations: ClassVar[dict[str, float]] = {}  # how long "no", "short", "long" and "ever" last, if not as usual
+    passes: ClassVar[list[float]] = [0.5, 1.0, 2.0, 5.0, 30.0]  # seconds
     draws: ClassVar[bool] = True  # it tells what is due from what is not
     ids_last: ClassVar[bool] = True  # an entry keeps its id, whatever happens around it
 

@@ -25,9 +25,13 @@ PASSING = {"no": 0.0, "short": 2.0, "long": 60.0, "ever": inf}
 STILL = {"no": 0.0, "short": 3600.0, "long": 7200.0, "ever": inf}
 """Seconds that go by these names where time passes, and where nothing is to end."""
 
+LAST = -1
+"""The claimant who was granted the key last: random ones mostly have no lease to lose."""
+
 VERDICTS = [None, Verdict("failed", "ValueError", "no"), Verdict("unkept"), Verdict("failed", "Other", "\U0001f40e")]
-KEYS = st.sampled_from("kl")
+KEYS = st.sampled_from("kkkl")
 CLAIMANTS = st.sampled_from(range(4))
+HOLDERS = st.sampled_from([LAST, LAST, LAST, 0, 1, 2, 3])
 SIDES = st.booleans()
 LASTING = st.sampled_from(["no", "short", "long", "ever"])
 ENDING = st.sampled_from(["short", "long"])
@@ -67,13 +71,15 @@ class _Machine(RuleBasedStateMachine):
         self.history = next(_names)
         self.ids = count(1)
         self.last: dict[str, Entry[Any]] = {}
-        self.seconds = STILL if suite.clock is None else PASSING
+        self.holders: dict[str, int] = {}
+        self.seconds = suite.durations or (STILL if suite.clock is None else PASSING)
+        self.blur = suite.blur or (2.0 if suite.clock is None else 0.0)
         self.sides = [_ports(suite.engine, suite.suspending), _ports(suite.peer, suite.suspending)]
 
     # -- what is asked
 
     @rule(
-        key=KEYS, by=CLAIMANTS, lease=ENDING, since=LASTING, seen=SEEN, awaited=st.none() | CLAIMANTS,
+        key=KEYS, by=CLAIMANTS, lease=ENDING, since=LASTING, seen=SEEN, awaited=st.none() | HOLDERS,
         force=st.sampled_from([False, False, False, True]), draw=st.sampled_from([None, None, 0.0, 1.0]),
     )  # fmt: skip
     def claim(
@@ -81,31 +87,37 @@ class _Machine(RuleBasedStateMachine):
     ) -> None:
         claims, store = self.sides[by % 2]
         ours, theirs = self.seen(store, key, seen)
-        waited = None if awaited is None else self.token(key, awaited)
+        waited = None if awaited is None else self.token(key, self.holder(key, awaited))
         ask = Ask(
             self.seconds[lease], self.seconds[since], theirs, waited, force, draw=draw if self.suite.draws else None
         )
         told = self.turn(claims.claim(self.name(key), self.token(key, by), ask))
         ask.seen = ours
-        self.same(told, self.model.claim(key, self.token(key, by), ask))
+        right = self.model.claim(key, self.token(key, by), ask)
+        if isinstance(right, Granted):
+            self.holders[key] = by
+        self.same(told, right)
 
-    @rule(key=KEYS, by=CLAIMANTS, entry=st.none() | ENTRIES)
+    @rule(key=KEYS, by=HOLDERS, entry=st.none() | ENTRIES)
     def fill(self, key: str, by: int, entry: dict[str, Any] | None) -> None:
         """With None, what was stored last is sent again."""
+        by = self.holder(key, by)
         made = self.last.get(key) if entry is None else self.made(key, **entry)
         if made is not None and (entry is not None or self.suite.ids_last):
             told = self.turn(self.sides[by % 2][0].fill(self.name(key), self.token(key, by), made))
             self.same(told, self.model.fill(key, self.token(key, by), made))
 
-    @rule(key=KEYS, by=CLAIMANTS, verdict=st.sampled_from(VERDICTS), rest=st.sampled_from(["no", "short", "long"]))
+    @rule(key=KEYS, by=HOLDERS, verdict=st.sampled_from(VERDICTS), rest=st.sampled_from(["no", "short", "long"]))
     def abandon(self, key: str, by: int, verdict: Verdict | None, rest: str) -> None:
+        by = self.holder(key, by)
         told = self.turn(
             self.sides[by % 2][0].abandon(self.name(key), self.token(key, by), verdict, self.seconds[rest])
         )
         self.same(told, self.model.abandon(key, self.token(key, by), verdict, self.seconds[rest]))
 
-    @rule(key=KEYS, by=CLAIMANTS, lease=ENDING)
+    @rule(key=KEYS, by=HOLDERS, lease=ENDING)
     def renew(self, key: str, by: int, lease: str) -> None:
+        by = self.holder(key, by)
         told = self.turn(self.sides[by % 2][0].renew(self.name(key), self.token(key, by), self.seconds[lease]))
         self.same(told, self.model.renew(key, self.token(key, by), self.seconds[lease]))
 
@@ -137,15 +149,19 @@ class _Machine(RuleBasedStateMachine):
         (told,) = self.turn(self.sides[side][1].get([self.name(key)]))
         self.same(told, self.model.kept(key))
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0, 30.0]))
-    def time_passes(self, seconds: float) -> None:
+    @rule(data=st.data())
+    def time_passes(self, data: st.DataObject) -> None:
         if self.suite.clock is not None:
-            self.suite.clock.advance(seconds)
+            self.suite.clock.advance(data.draw(st.sampled_from(self.suite.passes)))
+            self.began = time.monotonic()
 
     # -- what stands for what
 
     def name(self, key: str) -> str:
         return f"{self.history} {key}"
+
+    def holder(self, key: str, by: int) -> int:
+        return self.holders.get(key, 0) if by == LAST else by
 
     def token(self, key: str, number: int) -> bytes:
         """Eight bytes, of this key and this history only."""
@@ -169,7 +185,7 @@ class _Machine(RuleBasedStateMachine):
     # -- whether the answers are the same
 
     def same(self, told: Any, right: Any) -> None:
-        if self.suite.clock is None and time.monotonic() - self.began > PATIENCE:
+        if self.blur and time.monotonic() - self.began > PATIENCE:
             return  # this machine is too slow just now: something may have ended
         assert self.alike(told, right), f"it says {told!r}, and right is {right!r}"
 
@@ -191,7 +207,7 @@ class _Machine(RuleBasedStateMachine):
                 return bool(told == right)
 
     def close(self, told: float, right: float) -> bool:
-        return told == right or isclose(told, right, rel_tol=0, abs_tol=1e-6 if self.suite.clock else self.suite.blur)
+        return told == right or isclose(told, right, rel_tol=0, abs_tol=self.blur or 1e-6)
 
 
 def _ports(engine: Any, suspending: bool) -> tuple[Any, Any]:
