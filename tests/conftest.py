@@ -44,6 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: it is about {what}")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`--quick` doesn't even look into files of which it would run nothing."""
+    return True if config.getoption("quick") and marks.is_never_quick(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
@@ -94,10 +99,11 @@ def _watch_the_end() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Tests wait for two thirds of their time: two for each processor leave it some idle time, as servers need."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Tests wait for two thirds of their time: two for each processor leave it some idle time, as servers need. Those
+    that are quick don't wait."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(2 * processors, 8)
+    return min(processors if config.getoption("quick") else 2 * processors, 8)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -141,6 +141,11 @@ def _is_of_libraries(item: pytest.Item, found: set[str]) -> bool:
     return bool(found & {*SERVERS, "sql", "dogpile"}) or item.path.stem.startswith(_OF_LIBRARIES)
 
 
+def is_never_quick(path: Path) -> bool:
+    """A file that is slow as a whole, or whose name says that it needs a server."""
+    return path.name in SLOW or bool(SERVERS & {*path.stem.split("_")[1:2]})
+
+
 def is_quick(item: pytest.Item) -> bool:
     """It is done in a moment, whatever runs beside it, and starts no server."""
     return not any(item.get_closest_marker(name) for name in ("alone", "slow", *SERVERS))

@@ -67,9 +67,9 @@ class Place:
     path: str
     name: str = ""
 
-    @cached_property
+    @property
     def source(self) -> str:
-        return (ROOT / self.path).read_text()
+        return _source(self.path)
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class Change:
     pieces: tuple[tuple[int, int, str | None], ...]
 
     def made(self) -> str:
-        source = (ROOT / self.path).read_text()
+        source = _source(self.path)
         for start, end, instead in sorted(self.pieces, reverse=True):
             if instead is None:
                 lua = self.path.endswith(".lua")
@@ -219,7 +219,7 @@ def _places(cell: str) -> Iterator[Place]:
 
 def _has(path: str, name: str) -> bool:
     if path.endswith(".lua"):
-        return re.search(rf"^local function {re.escape(name)}\b", (ROOT / path).read_text(), re.MULTILINE) is not None
+        return re.search(rf"^local function {re.escape(name)}\b", _source(path), re.MULTILINE) is not None
     try:
         return _named(_tree(path), name) is not None
     except NotFound:
@@ -230,8 +230,13 @@ def _has(path: str, name: str) -> bool:
 
 
 @cache
+def _source(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+@cache
 def _tree(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text())
+    return ast.parse(_source(path))
 
 
 def _named(tree: ast.Module, name: str) -> ast.stmt:
@@ -264,12 +269,18 @@ def _inside(body: Sequence[ast.stmt], parts: list[str]) -> ast.stmt | None:
     return None
 
 
+@cache
+def _begins(source: str) -> list[int]:
+    """Where its lines begin."""
+    return [0, *itertools.accumulate(len(line) for line in source.splitlines(keepends=True))]
+
+
 def _span(source: str, node: ast.stmt) -> tuple[int, int]:
-    lines = source.splitlines(keepends=True)
+    begins = _begins(source)
 
     def at(line: int, column: int) -> int:
-        before = lines[line - 1].encode()[:column].decode()
-        return sum(map(len, lines[: line - 1])) + len(before)
+        text = source[begins[line - 1] : begins[line]]
+        return begins[line - 1] + (column if text.isascii() else len(text.encode()[:column].decode()))
 
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
@@ -329,7 +340,7 @@ class Copy:
             finally:
                 _end(process)
                 for change in changes:
-                    self._write(change.path, (ROOT / change.path).read_text())
+                    self._write(change.path, _source(change.path))
         result: dict[str, str] = json.loads(told.read_text()) if told.exists() else {}
         if hung or process.returncode not in (0, 1):  # it has ended itself, or was ended: nobody has passed it
             result = {name: "failed" if result.get(name) == "failed" else "hung" for _, _, name in wanted}
