@@ -112,7 +112,7 @@ def mark(item: pytest.Item) -> None:
 def _marks(item: pytest.Item) -> Iterator[str]:
     given = {*_known(_parameters(item))}
     found = given | {*_known(_words(item))} | ({each.name for each in item.iter_markers()} & ENGINES.keys())
-    if not given:
+    if not given - {"paired"}:  # of whom, no name tells
         found |= _led_to(item)
     if found & {"cluster", "sentinel"}:
         found.add("redis")
