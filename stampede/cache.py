@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 from stampede import events, returns
 from stampede.batch import fetch_many
 from stampede.codec import make_codec
-from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking, running_loop
+from stampede.colour import BLOCKING, SUSPENDING, Colour, called, run_blocking, running_loop
 from stampede.core import Core, Scope
 from stampede.decorate import decorate
 from stampede.engines import engine_of, open_engine, safe_url
@@ -214,7 +214,8 @@ class Cache:
         if not callable(function):
             raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
         policy = self.policy.with_options(**options)
-        return landed(await self._root.fetch(colour, self._key(key), function, policy, once=block), policy)
+        landing = await self._root.fetch(colour, self._key(key), function, policy, once=block)
+        return called(partial(landed, landing, policy))  # which may end in the function's own StopIteration
 
     def _around(self) -> Block | None:
         return around(lambda: self) if switch.thrown else None

@@ -11,7 +11,11 @@ from chaos.engines import ENGINES
 from chaos.report import story
 from chaos.round import SHORT, Outcome, played
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its processes are looked at in /proc")
+pytestmark = [
+    pytest.mark.redis,  # all rounds are played beside each other, whichever is asked for
+    pytest.mark.memcached,
+    pytest.mark.skipif(sys.platform != "linux", reason="its processes are looked at in /proc"),
+]
 
 AT_ONCE = 3
 """A round mostly waits: for what it broke to be noticed."""

@@ -89,11 +89,11 @@ def test_keys_are_called_so() -> None:
     from stampede.engines.redis.verbs import _ALL, _RUN, _note, _scope_key
     from stampede.engines.redis.wire import names
 
-    entry, _, generations, run, ended, lock = (named(cells[0]) for cells in REDIS.rows())
+    entry, _, generations, run, ended, lock = (named(cells[0]) for cells in REDIS.rows(1))
     (entry_key,) = (key.replace("\\|", "|") for key in entry)
     _, _, key = entry_key.partition(":")
     assert names(key).entry.decode() == entry_key
-    assert REDIS.rows()[1][0].startswith(f"`{names(key).lease.decode()}`")
+    assert REDIS.rows(1)[1][0].startswith(f"`{names(key).lease.decode()}`")
     assert lock == [lock_names("nightly-report").lock.decode()]
     assert generations == [_ALL.decode(), _scope_key("shop:price").decode()]
     assert (run, ended) == ([_RUN.decode()], [_note(key.encode()).decode() for key in generations])

@@ -154,7 +154,7 @@ def test_durations_that_are_no_numbers_are_the_end() -> None:
         sealed = stored(cache)
         from stampede.coded import CodedStore
 
-        open_ = CodedStore(_store(cache), make_codec(), lambda key, error: None).open
+        open_ = CodedStore(_store(cache), make_codec(), lambda key, error: None).decoded
         entry = open_(cache._root.prefix + "k", replace(sealed, fresh=nan, keep=nan))
         assert entry is not None and not entry.fresh > 0 and not entry.keep > 0
 

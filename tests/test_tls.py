@@ -30,6 +30,8 @@ from stampede.errors import EngineError, OptionError
 from stampede.events import EngineDown, Event
 from stampede.ports import Ask, Busy, Engine, Found, Granted
 
+pytestmark = pytest.mark.redis
+
 LONG = 60.0
 KINDS = ["one server", "cluster", "sentinels", "memcached"]
 REDIS = KINDS[:3]
