@@ -60,12 +60,16 @@ class Backwards(MemoryCell):
             return super().read(names)[::-1]
         if self.wrong == "case":
             return super().read([name.lower() for name in names])
+        if self.wrong == "length":
+            return super().read([name[:200] for name in names])
         seen = super().read(names)
         return [each._replace(age=7.0) for each in seen] if self.wrong == "ages" else seen
 
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         if self.wrong == "case":
             name = name.lower()
+        if self.wrong == "length":
+            name = name[:200]
         if self.wrong == "cut" and data is not None:
             data = data[:1000]
         if self.wrong == "late" and version is not None:
@@ -86,6 +90,7 @@ class Backwards(MemoryCell):
     [
         ("order", "test_a_read_is_in_order"),
         ("case", "test_names_are_exact"),
+        ("length", "test_names_are_exact"),
         ("cut", "test_what_is_written_is_read"),
         ("late", "test_who_has_seen_something_else_is_too_late"),
         ("removal", "test_what_is_removed_is_gone"),

@@ -142,6 +142,12 @@ def test_packages_may_bring_cells(package: Callable[..., None]) -> None:
         ("1 / 0", "their_engine:from_url", OptionError, "can't be loaded: ZeroDivisionError"),
         ("from_url = 1", "their_engine:from_url", OptionError, "is 1: it has to be a function"),
         ("def from_url(url): return 1", "their_engine:from_url", OptionError, "gives 1, which is neither"),
+        (
+            "def from_url(url): raise TypeError('size')",
+            "their_engine:from_url",
+            OptionError,
+            "can't open 'theirs://host': TypeError",
+        ),
     ],
 )
 def test_a_package_whose_engine_is_broken_is_named(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -99,6 +100,28 @@ def test_the_engine_is_the_one_of_the_page(name: str) -> None:
     (shown,) = [block.text for block in PAGES["engines.md"].blocks("python") if block.title == file.name]
     assert file.read_text() == shown
     assert shown.count("\n") <= 100
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_keeps_the_engine_from_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was forked in the middle of a write would hold the folder's lock for as long as it lives."""
+    monkeypatch.syspath_prepend(str(EXAMPLES / "engine"))
+    cell: Any = import_module("folder").FolderCell(str(tmp_path))
+    ours, theirs = os.pipe()
+    with cell._alone():
+        child = os.fork()
+        if not child:
+            os.close(theirs)
+            os.read(ours, 1)
+            os._exit(0)
+    try:
+        with open(tmp_path / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(theirs)
+        os.waitpid(child, 0)
+        os.close(ours)
 
 
 def test_the_engine_has_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stampede.engines.cells import Cell, Faster, Seen
+from stampede.errors import OptionError
 
 VERSION = 16  # bytes before the data
 YEAR = 365 * 86_400.0
@@ -68,8 +69,14 @@ class FolderCell(Cell):
         """One at a time, of all processes; the kernel ends it for who is killed."""
         with open(self.folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a child that was forked meanwhile has it open
 
 
 def from_url(url: str) -> FolderCell:
-    return FolderCell(urlsplit(url).path)
+    parts = urlsplit(url)
+    if parts.query:
+        raise OptionError(f"folder:// has no options, and {parts.query!r} is one")
+    return FolderCell(parts.path)

@@ -11,7 +11,7 @@ from sys import modules
 from typing import Any
 
 from stampede.engines.url import safe_url, scheme_of
-from stampede.errors import MissingExtra, OptionError
+from stampede.errors import MissingExtra, OptionError, StampedeError
 from stampede.interruptions import pass_on
 from stampede.policy import nearest
 from stampede.ports import Engine
@@ -61,6 +61,13 @@ def open_engine(url: str, **options: Any) -> Engine:
         if scheme not in _KNOWN:
             raise
         raise _missing(scheme, missing.name) from missing
+    except StampedeError:
+        raise
+    except Exception as error:
+        pass_on(error)
+        if scheme in _KNOWN:
+            raise
+        raise OptionError(f"{_whence(scheme)} can't open {safe_url(url)!r}: {error!r}") from error
     engine = _engine_of(opened, scheme)
     if engine is None:
         raise OptionError(f"{_whence(scheme)} gives {opened!r}, which is neither an Engine nor a Cell")

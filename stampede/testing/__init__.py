@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,4 +44,7 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    module = f"{__name__}.{_LATE[name]}"
+    if module not in sys.modules and (pytest := sys.modules.get("pytest")) is not None:
+        pytest.register_assert_rewrite(module)  # or who fails in a case is told nothing of what it has seen
+    return getattr(import_module(module), name)
