@@ -184,7 +184,8 @@ def blocking(server: Server, rounds: int, number: int) -> None:
     for ask in (hit, dogpile, locked, near, near):
         ask(0)
     raw_key, size = keep_same_bytes(server, "hit")
-    engine = RedisEngine(server.url).claims
+    raw = RedisEngine(server.url)  # it is closed when nobody refers to it
+    engine = raw.claims
     eventually(
         lambda: sample(lambda: near(0), 10, time.perf_counter)() < 5.0
     )  # there are no tickets before there are news
@@ -239,7 +240,8 @@ def suspending(server: Server, rounds: int, number: int, loop: asyncio.AbstractE
         loop.run_until_complete(together(ask, 2 * tasks))
         return lambda: loop.run_until_complete(together(ask, number))
 
-    engine, question = RedisEngine(server.url).aclaims, Ask(10.0, draw=0.5)
+    raw = RedisEngine(server.url)
+    engine, question = raw.aclaims, Ask(10.0, draw=0.5)
     ways = {
         "redis.asyncio GET": measured(lambda _: client.get(b"same bytes"), number),
         "stampede's engine: claim": measured(lambda _: engine.claim(raw_key, b"a token.", question), number),
