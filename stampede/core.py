@@ -414,9 +414,7 @@ class Scope:
             seen, sample = front.take_due(physical) if usual else None, front.sample(physical)
         glanced: Landing | Glance | None = None
         if means.looks is not None and seen is None and usual and not policy.background:
-            glanced = await glance(
-                means, physical, key, policy, loop, leader, 0.0 if began is None else _clock() - began
-            )
+            glanced = await glance(means, physical, key, policy, loop, leader, began)
         if isinstance(glanced, Landing):
             landing = glanced
         else:

@@ -32,7 +32,7 @@ async def fill(call: Call) -> Landing:
     """The value that is there, somebody else's, or the one computed here."""
     flights, flight = call.means.flights, call.flight
     landing: Landing | None = None
-    answer: Landing | Granted | Busy | None = None
+    answer: Landing | Granted | Busy | Failed | None = None
     inside = flights.computing(call.key) if flight is None else None
     if inside is not None:
         return await from_inside(call, inside)
@@ -54,6 +54,8 @@ async def fill(call: Call) -> Landing:
                     # 3. Or somebody else computes it: take what is kept, or sleep until woken, and claim again.
                     if type(answer) is Busy:
                         answer = await awaited(call, answer)
+                    elif type(answer) is Failed:
+                        answer = await failed(call, answer)
             except EngineError as error:
                 answer = Landing(error=error, as_of=call.now)  # for all of the flight: not each must run into it
             finally:
@@ -174,8 +176,8 @@ def patience_with(call: Call, offered: Landing) -> float:
 # -- 2. the claim -------------------------------------------------------------------------------------------------
 
 
-async def claim(call: Call) -> Landing | Granted | Busy | None:
-    """The value, or the right to compute it, or who has that. None: one more question.
+async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
+    """The value, or the right to compute it, or who has that, or how it failed. None: one more question.
 
     If its outcome is unknown, it may have been granted: our own lease must not lock us out.
     """
@@ -200,7 +202,7 @@ async def claim(call: Call) -> Landing | Granted | Busy | None:
         raise
     if not isinstance(reply, Found):
         kept(call, reply)
-        return await failed(call, reply) if isinstance(reply, Failed) else reply
+        return reply
     entry = reply.entry
     if means.era.mark and means.era.is_over(entry):
         ask.seen = entry.id  # it was made stale with all others
@@ -315,7 +317,7 @@ async def told_anew(call: Call, told: Landing) -> Landing:
         answer = await claim(call)
     except EngineError:
         answer = None
-    if type(answer) is Landing and answer.entry is not None and answer.until is None:
+    if type(answer) is Landing:
         return answer
     if type(answer) is Granted:
         await release(call)  # it has changed meanwhile, and we have our value

@@ -98,6 +98,26 @@ def test_what_a_hit_costs_the_server(own: RedisServer, run: Any, local: bool) ->
             assert spent(own, lambda: ask(10)) == {"getex": 10}
 
 
+def test_a_look_has_what_is_left_of_wait(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller's look would be given up before it was sent, or keep him for longer than he waits."""
+    given: list[float] = []
+    with Cache(own.url, early=0) as cache:
+        cache.set("k", 1)
+        for _ in range(3):  # it mostly hits
+            cache.get_or_compute("k", lambda: -1)
+        its_own = cache.engine.claims.look
+
+        def noted(key: str, patience: float) -> Any:
+            given.append(patience)
+            return its_own(key, patience)
+
+        monkeypatch.setattr(cache.engine.claims, "look", noted)
+        assert cache.get_or_compute("k", lambda: -1) == 1
+        assert cache.get_or_compute("k", lambda: -1, wait=LONG) == 1
+    assert given[0] == inf
+    assert LONG - 1 < given[1] <= LONG
+
+
 def test_a_batch_of_hits_is_a_round_trip(own: RedisServer) -> None:
     """A hundred keys would cost a hundred scripts."""
     with Cache(own.url, early=0) as cache:
