@@ -157,12 +157,7 @@ class Decorated(Protocol[K]):
 
 
 class Verbs(Decorated[K], Protocol[P, K, T]):
-    """A decorated `def` called with P; K is what its verbs take: all of that, or what is part of the key."""
-
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-
-    @property
-    def __wrapped__(self) -> Callable[P, T]: ...
+    """Those of a decorated `def` called with P; K is what they take: all of that, or what is part of the key."""
 
     def refresh(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     def peek(self, /, *args: K.args, **kwargs: K.kwargs) -> Entry[T] | None: ...
@@ -180,16 +175,10 @@ class Verbs(Decorated[K], Protocol[P, K, T]):
     def invalidate(self, /, *args: Any, via: Hook | None, **kwargs: Any) -> bool | None: ...
     def invalidate_all(self) -> None: ...
     def expire_all(self) -> None: ...
-    def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], /, *, workers: int = 1) -> list[T]: ...
 
 
 class AsyncVerbs(Decorated[K], Protocol[P, K, T]):
-    """The same of a decorated `async def`: the verbs that ask the engine are awaited too."""
-
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]: ...
-
-    @property
-    def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    """The same of a decorated `async def`: those that ask the engine are awaited too."""
 
     async def refresh(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def peek(self, /, *args: K.args, **kwargs: K.kwargs) -> Entry[T] | None: ...
@@ -207,6 +196,26 @@ class AsyncVerbs(Decorated[K], Protocol[P, K, T]):
     async def invalidate(self, /, *args: Any, via: Hook | None, **kwargs: Any) -> bool | None: ...
     async def invalidate_all(self) -> None: ...
     async def expire_all(self) -> None: ...
+
+
+class Called(Protocol[P, S_co]):
+    """What is called with P, and was made of a function."""
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> S_co: ...
+
+    @property
+    def __wrapped__(self) -> Callable[P, S_co]: ...
+
+
+class Function(Called[P, T], Verbs[P, K, T], Protocol[P, K, T]):
+    """The call of a decorated `def`, and the verbs."""
+
+    def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], /, *, workers: int = 1) -> list[T]: ...
+
+
+class AsyncFunction(Called[P, Coroutine[Any, Any, T]], AsyncVerbs[P, K, T], Protocol[P, K, T]):
+    """The same of an `async def`."""
+
     async def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], /) -> list[T]: ...
 
 
@@ -231,180 +240,96 @@ N = TypeVar("N", bound=Nobody)
 """What fits everywhere: `Any`, and what has it for a base."""
 
 
-class CachedFunction(Verbs[P, P, T]):
+if MYPY:
+    from collections.abc import Callable as Itself  # pyright: ignore[reportAssignmentType]
+else:
+
+    class Itself(Called[P, S_co], Protocol[P, S_co]):
+        """What is asked for its method."""
+
+
+class CachedFunction(Function[P, P, T]):
     """A decorated `def`."""
 
-    if MYPY:
-
-        @overload
-        def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[Nobody, P2], T], obj: object, owner: type | None = None, /
-        ) -> CachedFunction[..., T]: ...
-        @overload
-        def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
-        ) -> CachedFunction[P2, T]: ...
-        @overload
-        def __get__(self, obj: None, owner: type | None = None, /) -> CachedFunction[P, T]: ...
-        @overload
-        def __get__(
-            self: Callable[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
-        ) -> CachedFunction[P2, T]: ...
-        @overload
-        def __get__(self, obj: object, owner: type | None = None, /) -> CachedFunction[P, T]: ...
-        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
-
-    else:
-
-        @overload
-        def __get__(
-            self: CachedFunction[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
-        ) -> CachedFunction[..., T]: ...
-        @overload
-        def __get__(
-            self: CachedFunction[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
-        ) -> CachedFunction[P2, T]: ...
-        @overload
-        def __get__(self, obj: None, owner: type | None = None, /) -> CachedFunction[P, T]: ...
-        @overload
-        def __get__(
-            self: CachedFunction[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
-        ) -> CachedFunction[P2, T]: ...
-        @overload
-        def __get__(self, obj: object, owner: type | None = None, /) -> CachedFunction[P, T]: ...
-        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+    @overload
+    def __get__(  # type: ignore[misc]
+        self: Itself[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
+    ) -> CachedFunction[..., T]: ...
+    @overload
+    def __get__(  # type: ignore[misc]
+        self: Itself[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
+    ) -> CachedFunction[P2, T]: ...
+    @overload
+    def __get__(self, obj: None, owner: type | None = None, /) -> CachedFunction[P, T]: ...
+    @overload
+    def __get__(self: Itself[Concatenate[S, P2], T], obj: S, owner: type | None = None, /) -> CachedFunction[P2, T]: ...
+    @overload
+    def __get__(self, obj: object, owner: type | None = None, /) -> CachedFunction[P, T]: ...
+    def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
 
 
-class CachedAsync(AsyncVerbs[P, P, T]):
+class CachedAsync(AsyncFunction[P, P, T]):
     """A decorated `async def`."""
 
-    if MYPY:
-
-        @overload
-        def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[Nobody, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
-        ) -> CachedAsync[..., T]: ...
-        @overload
-        def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[type[S], P2], Coroutine[Any, Any, T]], obj: object, owner: type[S], /
-        ) -> CachedAsync[P2, T]: ...
-        @overload
-        def __get__(self, obj: None, owner: type | None = None, /) -> CachedAsync[P, T]: ...
-        @overload
-        def __get__(
-            self: Callable[Concatenate[S, P2], Coroutine[Any, Any, T]], obj: S, owner: type | None = None, /
-        ) -> CachedAsync[P2, T]: ...
-        @overload
-        def __get__(self, obj: object, owner: type | None = None, /) -> CachedAsync[P, T]: ...
-        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
-
-    else:
-
-        @overload
-        def __get__(
-            self: CachedAsync[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
-        ) -> CachedAsync[..., T]: ...
-        @overload
-        def __get__(
-            self: CachedAsync[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
-        ) -> CachedAsync[P2, T]: ...
-        @overload
-        def __get__(self, obj: None, owner: type | None = None, /) -> CachedAsync[P, T]: ...
-        @overload
-        def __get__(
-            self: CachedAsync[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
-        ) -> CachedAsync[P2, T]: ...
-        @overload
-        def __get__(self, obj: object, owner: type | None = None, /) -> CachedAsync[P, T]: ...
-        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+    @overload
+    def __get__(  # type: ignore[misc]
+        self: Itself[Concatenate[object, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
+    ) -> CachedAsync[..., T]: ...
+    @overload
+    def __get__(  # type: ignore[misc]
+        self: Itself[Concatenate[type[S], P2], Coroutine[Any, Any, T]], obj: object, owner: type[S], /
+    ) -> CachedAsync[P2, T]: ...
+    @overload
+    def __get__(self, obj: None, owner: type | None = None, /) -> CachedAsync[P, T]: ...
+    @overload
+    def __get__(
+        self: Itself[Concatenate[S, P2], Coroutine[Any, Any, T]], obj: S, owner: type | None = None, /
+    ) -> CachedAsync[P2, T]: ...
+    @overload
+    def __get__(self, obj: object, owner: type | None = None, /) -> CachedAsync[P, T]: ...
+    def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
 
 
-class LooselyCached(Verbs[P, ..., T]):
+class LooselyCached(Function[P, ..., T]):
     """A decorated `def` whose keys don't hold all of its parameters: verbs take what is in them."""
 
-    if MYPY:
-
-        @overload
-        def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[Nobody, P2], T], obj: object, owner: type | None = None, /
-        ) -> LooselyCached[..., T]: ...
-        @overload
-        def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
-        ) -> LooselyCached[P2, T]: ...
-        @overload
-        def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCached[P, T]: ...
-        @overload
-        def __get__(
-            self: Callable[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
-        ) -> LooselyCached[P2, T]: ...
-        @overload
-        def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCached[P, T]: ...
-        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
-
-    else:
-
-        @overload
-        def __get__(
-            self: LooselyCached[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
-        ) -> LooselyCached[..., T]: ...
-        @overload
-        def __get__(
-            self: LooselyCached[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
-        ) -> LooselyCached[P2, T]: ...
-        @overload
-        def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCached[P, T]: ...
-        @overload
-        def __get__(
-            self: LooselyCached[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
-        ) -> LooselyCached[P2, T]: ...
-        @overload
-        def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCached[P, T]: ...
-        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+    @overload
+    def __get__(  # type: ignore[misc]
+        self: Itself[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
+    ) -> LooselyCached[..., T]: ...
+    @overload
+    def __get__(  # type: ignore[misc]
+        self: Itself[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
+    ) -> LooselyCached[P2, T]: ...
+    @overload
+    def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCached[P, T]: ...
+    @overload
+    def __get__(self: Itself[Concatenate[S, P2], T], obj: S, owner: type | None = None, /) -> LooselyCached[P2, T]: ...
+    @overload
+    def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCached[P, T]: ...
+    def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
 
 
-class LooselyCachedAsync(AsyncVerbs[P, ..., T]):
+class LooselyCachedAsync(AsyncFunction[P, ..., T]):
     """The same of an `async def`."""
 
-    if MYPY:
-
-        @overload
-        def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[Nobody, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
-        ) -> LooselyCachedAsync[..., T]: ...
-        @overload
-        def __get__(  # type: ignore[misc]
-            self: Callable[Concatenate[type[S], P2], Coroutine[Any, Any, T]], obj: object, owner: type[S], /
-        ) -> LooselyCachedAsync[P2, T]: ...
-        @overload
-        def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
-        @overload
-        def __get__(
-            self: Callable[Concatenate[S, P2], Coroutine[Any, Any, T]], obj: S, owner: type | None = None, /
-        ) -> LooselyCachedAsync[P2, T]: ...
-        @overload
-        def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
-        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
-
-    else:
-
-        @overload
-        def __get__(
-            self: LooselyCachedAsync[Concatenate[object, P2], T], obj: object, owner: type | None = None, /
-        ) -> LooselyCachedAsync[..., T]: ...
-        @overload
-        def __get__(
-            self: LooselyCachedAsync[Concatenate[type[S], P2], T], obj: object, owner: type[S], /
-        ) -> LooselyCachedAsync[P2, T]: ...
-        @overload
-        def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
-        @overload
-        def __get__(
-            self: LooselyCachedAsync[Concatenate[S, P2], T], obj: S, owner: type | None = None, /
-        ) -> LooselyCachedAsync[P2, T]: ...
-        @overload
-        def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
-        def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
+    @overload
+    def __get__(  # type: ignore[misc]
+        self: Itself[Concatenate[object, P2], Coroutine[Any, Any, T]], obj: object, owner: type | None = None, /
+    ) -> LooselyCachedAsync[..., T]: ...
+    @overload
+    def __get__(  # type: ignore[misc]
+        self: Itself[Concatenate[type[S], P2], Coroutine[Any, Any, T]], obj: object, owner: type[S], /
+    ) -> LooselyCachedAsync[P2, T]: ...
+    @overload
+    def __get__(self, obj: None, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
+    @overload
+    def __get__(
+        self: Itself[Concatenate[S, P2], Coroutine[Any, Any, T]], obj: S, owner: type | None = None, /
+    ) -> LooselyCachedAsync[P2, T]: ...
+    @overload
+    def __get__(self, obj: object, owner: type | None = None, /) -> LooselyCachedAsync[P, T]: ...
+    def __get__(self, obj: object, owner: Any = None, /) -> Any: ...
 
 
 # -- decorators ---------------------------------------------------------------------------------------------------

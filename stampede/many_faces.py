@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
-from stampede.entry import Entry
-from stampede.faces import Decorate, Hook, Options, StrictOptions
-from stampede.metrics import Stats
+from stampede.faces import AsyncVerbs, Called, Decorate, Options, StrictOptions, Verbs
 from stampede.policy import Seconds, TimeToLive
-from stampede.status import Status
 
 __all__ = [
     "CachedHere",
@@ -27,7 +24,6 @@ __all__ = [
 ]
 
 K = TypeVar("K")
-K_contra = TypeVar("K_contra", contravariant=True)
 V = TypeVar("V")
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -48,47 +44,16 @@ class StrictManyOptions(StrictOptions, _OfMany, total=False):
     """The same, where verbs take what calls take."""
 
 
-class _Each(Protocol[K_contra, V, P]):
+class _Each(Verbs[Concatenate[K, P], Concatenate[K, P], V], Generic[K, V, P]):
     """The verbs of one id."""
 
-    __name__: str
-    __qualname__: str
 
-    @property
-    def cache(self) -> Any: ...
-
-    def key(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> str: ...
-    def stats(self) -> Stats: ...
-    def peek(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> Entry[V] | None: ...
-    def status(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> Status[V]: ...
-    def refresh(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> V: ...
-    @overload
-    def set(self, value: V, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> None: ...
-    @overload
-    def set(
-        self, value: V, id: K_contra, /, *args: Any, ttl: TimeToLive, stale: Seconds = ..., **kwargs: Any
-    ) -> None: ...
-    @overload
-    def set(self, value: V, id: K_contra, /, *args: Any, stale: Seconds, **kwargs: Any) -> None: ...
-    def expire(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
-    @overload
-    def invalidate(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
-    @overload
-    def invalidate(self, id: K_contra, /, *args: Any, via: Hook | None, **kwargs: Any) -> bool | None: ...
-    def invalidate_all(self) -> None: ...
-    def expire_all(self) -> None: ...
-
-
-class OneFunction(_Each[K_contra, V, P], Protocol[K_contra, V, P]):
+class OneFunction(_Each[K, V, P], Called[Concatenate[K, P], V]):
     """`users.one`."""
 
-    def __call__(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> V: ...
-    @property
-    def __wrapped__(self) -> Callable[Concatenate[K_contra, P], V]: ...
 
-
-class ManyFunction(_Each[K, V, P], Protocol[K, V, P]):
-    """A decorated `def users(ids: list[K], ...) -> dict[K, V]`."""
+class _Plural(Protocol[K, V, P]):
+    """The call, and the verbs of many ids."""
 
     def __call__(self, ids: Iterable[K], /, *args: P.args, **kwargs: P.kwargs) -> dict[K, V]: ...
     @property
@@ -108,47 +73,20 @@ class ManyFunction(_Each[K, V, P], Protocol[K, V, P]):
     def expire_many(self, ids: Iterable[K], /, *args: P.args, **kwargs: P.kwargs) -> int: ...
 
 
-class _EachAsync(Protocol[K_contra, V, P]):
+class ManyFunction(_Each[K, V, P], _Plural[K, V, P]):
+    """A decorated `def users(ids: list[K], ...) -> dict[K, V]`."""
+
+
+class _EachAsync(AsyncVerbs[Concatenate[K, P], Concatenate[K, P], V], Generic[K, V, P]):
     """The same, awaited."""
 
-    __name__: str
-    __qualname__: str
 
-    @property
-    def cache(self) -> Any: ...
-
-    def key(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> str: ...
-    def stats(self) -> Stats: ...
-    async def peek(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> Entry[V] | None: ...
-    async def status(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> Status[V]: ...
-    async def refresh(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> V: ...
-    @overload
-    async def set(self, value: V, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> None: ...
-    @overload
-    async def set(
-        self, value: V, id: K_contra, /, *args: Any, ttl: TimeToLive, stale: Seconds = ..., **kwargs: Any
-    ) -> None: ...
-    @overload
-    async def set(self, value: V, id: K_contra, /, *args: Any, stale: Seconds, **kwargs: Any) -> None: ...
-    async def expire(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
-    @overload
-    async def invalidate(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
-    @overload
-    async def invalidate(self, id: K_contra, /, *args: Any, via: Hook | None, **kwargs: Any) -> bool | None: ...
-    async def invalidate_all(self) -> None: ...
-    async def expire_all(self) -> None: ...
-
-
-class OneAsync(_EachAsync[K_contra, V, P], Protocol[K_contra, V, P]):
+class OneAsync(_EachAsync[K, V, P], Called[Concatenate[K, P], Coroutine[Any, Any, V]]):
     """`users.one`, awaited."""
 
-    def __call__(self, id: K_contra, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, V]: ...
-    @property
-    def __wrapped__(self) -> Callable[Concatenate[K_contra, P], Coroutine[Any, Any, V]]: ...
 
-
-class ManyAsync(_EachAsync[K, V, P], Protocol[K, V, P]):
-    """A decorated `async def users(ids: list[K], ...) -> dict[K, V]`."""
+class _PluralAsync(Protocol[K, V, P]):
+    """The same, awaited."""
 
     def __call__(self, ids: Iterable[K], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, dict[K, V]]: ...
     @property
@@ -166,6 +104,10 @@ class ManyAsync(_EachAsync[K, V, P], Protocol[K, V, P]):
     async def set_many(self, values: Mapping[K, V], /, *args: Any, stale: Seconds, **kwargs: Any) -> None: ...
     async def invalidate_many(self, ids: Iterable[K], /, *args: P.args, **kwargs: P.kwargs) -> int: ...
     async def expire_many(self, ids: Iterable[K], /, *args: P.args, **kwargs: P.kwargs) -> int: ...
+
+
+class ManyAsync(_EachAsync[K, V, P], _PluralAsync[K, V, P]):
+    """A decorated `async def users(ids: list[K], ...) -> dict[K, V]`."""
 
 
 class ManyMethod(Protocol[S_contra, K, V, P]):
