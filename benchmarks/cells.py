@@ -1,9 +1,10 @@
 """Engines that are cells, on SQL databases and DynamoDB: what a call costs and asks, and how long a herd waits.
 
 Calls: one process; `raw` is the same read by SQLAlchemy or boto3 alone, of a value of the same size. Herds: 8 processes
-of 8 threads ask at one moment for a key that takes 200 ms to compute: how often it is computed, and how long after it
-was stored the last one has its value. The servers are those of the tests (`mariadbd`; moto, which takes one question
-after another and is no DynamoDB): the `dev` extra brings what they need.
+of 8 threads ask at one moment for a key that takes 0.2, 1 and 4 s to compute, which nobody knows: how often it is
+computed, how long after it was stored the last one has its value, and how often a process that waits has looked. The
+servers are those of the tests (`mariadbd`; moto, which takes one question after another and is no DynamoDB): the `dev`
+extra brings what they need.
 
     python benchmarks/cells.py [--quick] [--runs 5]
 """
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +33,7 @@ from mariadb_server import MariadbServer
 from stampede import Cache
 from stampede.engines import dynamodb, sql
 
-COST = 0.2
+COSTS = 0.2, 1.0, 4.0
 PROCESSES, THREADS = 8, 8
 VALUE = b"x" * 200
 _numbers = count()
@@ -97,13 +98,15 @@ def _timed(way: Callable[[], object], batch: int) -> float:
     return (time.perf_counter() - start) / batch * 1e6
 
 
-def _member(url: str, key: str, pipe: Any) -> None:
-    cache = Cache(url, ttl=600, early=0)
+def _member(url: str, key: str, cost: float, pipe: Any) -> None:
+    cell, asked, _ = opened(url)
+    cache = Cache(cell, ttl=600, early=0)
     cache.get("warm")
+    asked.clear()
     returned: list[float] = []
 
     def compute() -> bytes:
-        time.sleep(COST)
+        time.sleep(cost)
         return VALUE
 
     def ask() -> None:
@@ -117,15 +120,16 @@ def _member(url: str, key: str, pipe: Any) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    pipe.send((cache.stats().computations, min(returned), max(returned)))
+    pipe.send((cache.stats().computations, min(returned), max(returned), len(asked)))
 
 
-def herd(url: str) -> tuple[int, float]:
-    """Computations, and the ms of the last one after the first that had it: who computed it, or one soon behind."""
+def herd(url: str, cost: float) -> tuple[int, float, float]:
+    """Computations, the ms of the last one after the first that had it (who computed it, or one soon behind), and what
+    a process has asked for."""
     context, key, members = multiprocessing.get_context("spawn"), f"herd{next(_numbers)}", []
     for _ in range(PROCESSES):
         mine, theirs = context.Pipe()
-        process = context.Process(target=_member, args=(url, key, theirs))
+        process = context.Process(target=_member, args=(url, key, cost, theirs))
         process.start()
         members.append((process, mine))
     for _, pipe in members:
@@ -135,7 +139,8 @@ def herd(url: str) -> tuple[int, float]:
     ends = [pipe.recv() for _, pipe in members]
     for process, _ in members:
         process.join()
-    return sum(each[0] for each in ends), (max(each[2] for each in ends) - min(each[1] for each in ends)) * 1000
+    computed, first, last, asked = zip(*ends, strict=True)
+    return sum(computed), (max(last) - min(first)) * 1000, sum(asked) / PROCESSES
 
 
 def main() -> None:
@@ -155,11 +160,13 @@ def main() -> None:
         head = ("µs per call", "raw read", "hit", "miss", "hit / raw", "asked by a hit", "by a miss")
         table(head, [[name, *calls(url, rounds, batch)] for name, url in places.items()])
         rows = []
-        for name, url in places.items():
-            seen = [herd(url) for _ in range(2 if given.quick else given.runs)]
-            late = [each[1] for each in seen]
-            rows.append([name, max(each[0] for each in seen), f"{median(late):.0f}", f"{max(late):.0f}"])
-        table(("herds of 8 x 8", "computations", "last after the first, ms", "worst"), rows)
+        for (name, url), cost in product(places.items(), COSTS):
+            seen = [herd(url, cost) for _ in range(2 if given.quick else given.runs)]
+            computed, late, asked = zip(*seen, strict=True)
+            rows.append([
+                f"{name}, {cost:g} s", max(computed), f"{median(late):.0f}", f"{max(late):.0f}", f"{median(asked):.0f}",
+            ])  # fmt: skip
+        table(("herds of 8 x 8", "computations", "last after the first, ms", "worst", "asked by a process"), rows)
     for server in servers:
         server.close()
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from stampede import Cache
 from stampede.colour import run_blocking
+from stampede.engines import looking
 from stampede.engines.cells import (
     CellEngine,
     Faster,
@@ -239,10 +240,10 @@ def test_a_closed_engine_wakes_those_who_wait(rarely: None) -> None:
     engine = CellEngine(cell)
     claimed(engine)
     busy = claimed(engine, b"another!")
-    waiting = Herd(lambda: run_blocking(engine.claims.wait("k", busy, LONG)))
+    herd = Herd(lambda: run_blocking(engine.claims.wait("k", busy, LONG)))
     until(lambda: cell.watchers == 1)
     engine.close()
-    assert isinstance(waiting.join()[0], EngineClosed)
+    assert isinstance(herd.join()[0], EngineClosed)
     with pytest.raises(EngineClosed):
         claimed(engine)
 
@@ -477,6 +478,73 @@ def test_an_ended_generation_is_noted_while_others_believe_in_it(clock: FakeCloc
         assert len(run_blocking(other.store.generations("f"))) == 1
 
 
+# -- looking --------------------------------------------------------------------------------------------------------
+
+
+def waiting(engine: CellEngine, *keys: str) -> Herd:
+    """One waits for each of these keys, that the holder computes."""
+    busy = {key: claimed(engine, b"another!", key) for key in keys}
+    return Herd(*[lambda key=key: run_blocking(engine.claims.wait(key, busy[key], LONG)) for key in keys])
+
+
+def test_a_waiter_is_soon_behind_however_long_it_took(
+    cell: Counting, engine: CellEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has waited for a minute would have the value six seconds after it was there."""
+    pauses: list[float] = []
+
+    def later(waited: float, *terms: Any) -> float:
+        pauses.append(looking.pause(60.0 + waited, *terms))
+        return 0.001
+
+    monkeypatch.setattr(records, "pause", later)
+    claimed(engine)
+    herd = waiting(engine, "k")
+    until(lambda: len(pauses) > 5)
+    filled(engine)
+    assert herd.join()[0].entry.value == b"value"
+    assert max(pauses) <= 0.04
+
+
+def test_who_waits_for_many_keys_asks_for_them_together(cell: Counting, engine: CellEngine) -> None:
+    """A process that waits for a hundred keys would ask thousands of questions a second."""
+    keys = [f"k{number}" for number in range(20)]
+    for key in keys:
+        claimed(engine, key=key)
+    herd = waiting(engine, *keys)
+    until(lambda: max(cell.names) > 10)
+    cell.names.clear()
+    time.sleep(0.3)
+    looks, asked = len(cell.names), sum(cell.names)
+    assert looks < asked / 4
+    for key in keys:
+        filled(engine, value=key.encode(), key=key)
+    assert [each.entry.value.decode() for each in herd.join()] == keys
+
+
+def test_who_looks_for_others_and_hangs_keeps_none_of_them(cell: Counting, engine: CellEngine) -> None:
+    """They would wait for one whose loop they block themselves: for ever."""
+    keys, stuck, go_on = ["k0", "k1", "k2"], threading.Event(), threading.Event()
+    for key in keys:
+        claimed(engine, key=key)
+    read = cell.read
+
+    def hangs(names: Sequence[str]) -> list[Seen]:
+        if len(names) == 3 and not stuck.is_set():
+            stuck.set()
+            go_on.wait(LONG)
+        return read(names)
+
+    cell.read = hangs  # type: ignore[method-assign]
+    herds = [waiting(engine, key) for key in keys]
+    assert stuck.wait(10)
+    for key in keys:
+        filled(engine, value=key.encode(), key=key)
+    until(lambda: sum(herd.waiting for herd in herds) == 1)
+    go_on.set()
+    assert [herd.join()[0].entry.value.decode() for herd in herds] == keys
+
+
 # -- watching -----------------------------------------------------------------------------------------------------
 
 
@@ -496,11 +564,11 @@ def test_who_is_told_looks_no_more_than_that(rarely: None) -> None:
     claimed(one)
     busy = claimed(other, b"another!")
     cell.taken()
-    waiting = Herd(*[lambda: run_blocking(other.claims.wait("k", busy, LONG))] * 4)
+    herd = Herd(*[lambda: run_blocking(other.claims.wait("k", busy, LONG))] * 4)
     until(lambda: cell.watchers == 4 and cell.asked.count("read") == 4)
     began = time.monotonic()
     filled(one)
-    found = waiting.join()
+    found = herd.join()
     assert time.monotonic() - began < 5
     assert [each.entry.value for each in found] == [b"value"] * 4
     assert cell.taken() == ["read"] * 4 + ["swap"] + ["read"] * 4
@@ -518,10 +586,10 @@ def test_who_is_told_nothing_looks_all_the_same() -> None:
     one, other = CellEngine(cell), CellEngine(cell)
     claimed(one)
     busy = claimed(other, b"another!")
-    waiting = Herd(lambda: run_blocking(other.claims.wait("k", busy, LONG)))
+    herd = Herd(lambda: run_blocking(other.claims.wait("k", busy, LONG)))
     until(lambda: cell.watchers == 1)
     filled(one)
-    assert waiting.join()[0].entry.value == b"value"
+    assert herd.join()[0].entry.value == b"value"
 
 
 # -- a client for asyncio -----------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """When to look again, of engines that can't push: whoever waits asks now and then. Pure: the caller brings chance.
 
 Where the cost is known, looks become denser towards the moment at which the computation is likely to end, and rarer
-behind it. No pause is longer than a tenth of the time waited so far, or 50 ms if that is more: news are never later
-than that.
+behind it. No pause is longer than a tenth of the time waited so far, or 50 ms if that is more, or than the asker says:
+news are never later than that.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, TypeVar
 
 from stampede.entry import Entry
@@ -25,9 +26,10 @@ BEFORE, BEHIND = 0.5, 0.2
 wait after the holder has begun to compute takes the end for further off than it is."""
 
 
-def pause(waited: float, cost: float, chance: float) -> float:
-    """Seconds until the next look. `cost`: how long it is likely to take in all, 0: unknown; `chance`: 0 to 1."""
-    cap = max(LONGEST, SHARE * waited)
+def pause(waited: float, cost: float, chance: float, longest: float = inf) -> float:
+    """Seconds until the next look. `cost`: how long it is likely to take in all, 0: unknown; `chance`: 0 to 1.
+    `longest`: at most, of those who would rather ask more often than be late."""
+    cap = min(max(LONGEST, SHARE * waited), longest)
     left = cost - waited
     if left > 0:
         wanted = max(BEFORE * left, NEAR) + NEAR * chance

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from stampede.engines.cells.protocol import Faster
-from stampede.engines.cells.records import TRIES, Known, Records
+from stampede.engines.cells.records import TRIES, Records
+from stampede.engines.cells.sightings import Known
 from stampede.engines.naming import name_of
 from stampede.errors import EngineError
 

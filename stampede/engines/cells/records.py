@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from random import random, uniform
 from typing import TypeAlias, TypeVar
@@ -12,8 +11,9 @@ from typing import TypeAlias, TypeVar
 from stampede import record
 from stampede.colour import Bell, Colour
 from stampede.engines.cells import wire
+from stampede.engines.cells.lookout import Lookout, Waiter
 from stampede.engines.cells.protocol import Faster, Seen, Version
-from stampede.engines.cells.sightings import Sightings, age_of
+from stampede.engines.cells.sightings import Known, Sightings, age_of
 from stampede.engines.cells.ways import OpenCell, Undo, Way
 from stampede.engines.kit.owned import Owned
 from stampede.engines.looking import Costs, pause
@@ -22,7 +22,7 @@ from stampede.pace import Pace
 from stampede.ports import Busy
 from stampede.record import NOTHING, Change, Record
 
-__all__ = ["Common", "Known", "Records"]
+__all__ = ["Common", "Records"]
 
 T = TypeVar("T")
 Decide: TypeAlias = Callable[[Record, float], Change[T]]
@@ -40,15 +40,9 @@ late, and has released the lock since, is not granted it again by that question.
 SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke, where cells tell of changes."""
 
-
-@dataclass(slots=True)
-class Known:
-    """What a name has, as it was read or written. Moments are of our own monotonic clock."""
-
-    version: Version
-    body: memoryview | None  # None: nothing is there; empty: nothing of ours
-    written: float  # then, as far as we know: what it holds gets older from there
-    stood: float  # for sure not before: a lease in it lasts from there
+OFTEN = 0.04
+"""Seconds between two looks of a process at a key that it waits for, at most: the value is had so soon after it was
+stored, however long it took. (Locks leave themselves a tenth of the time waited, as `looking` says.)"""
 
 
 class Common:
@@ -60,12 +54,14 @@ class Common:
         self.clock = clock
         self.wall = wall
         self.sightings = Sightings()
+        self.lookout = Lookout()
         self.costs: Costs[str] = Costs()
         self.owned = Owned[str, tuple[Version, Record]](lambda own: _is_over(own[1], clock()))
 
     def start_again(self) -> None:
-        """In a forked child: what is being computed is the parent's."""
+        """In a forked child: what is being computed is the parent's, and so are those who wait."""
         self.owned.clear()
+        self.lookout = Lookout()
 
 
 def _is_over(there: Record, now: float) -> bool:
@@ -188,26 +184,32 @@ class Records:
 
     # -- wait
 
-    async def wait(self, name: str, busy: Busy, timeout: float, cost: float = 0.0) -> tuple[Record, float, float]:
+    async def wait(
+        self, name: str, busy: Busy, timeout: float, cost: float = 0.0, longest: float = inf
+    ) -> tuple[Record, float, float]:
         """Until its lease has fallen or ended, or the time is over: what is there, how long that took, and now."""
-        began, bells, opened, pace = time.monotonic(), _Bells(), self.common.open, Pace()
-        waited, left = 0.0, busy.lease
-        with opened.waiting(bells.ring):
-            end = await self._way.watch(name, bells.ring) if opened.watches else None
+        began, mine, opened, pace = time.monotonic(), Waiter(name), self.common.open, Pace()
+        waited = took = 0.0
+        left = busy.lease
+        with opened.waiting(mine.ring), self.common.lookout.has(mine):
+            end = await self._way.watch(name, mine.ring) if opened.watches else None
             try:
                 while True:
-                    bell = bells.fresh()
+                    bell = mine.fresh()
                     if end is not None or waited:
-                        _, there, now = await self.look(name)
-                        lease = there.lease
+                        there, took = await self._seen(mine)
+                        lease, now = there.lease, self.clock()
                         if lease is None or not record.standing(lease, busy.token, now):
                             return there, waited, now
                         left = lease.end - now
-                    rest = SAFETY * uniform(0.9, 1.1) if end is not None else pause(waited, cost, random())
-                    rest = max(min(rest, left, timeout - waited), 0.001)
+                    rest = SAFETY * uniform(0.9, 1.1) if end is not None else pause(waited, cost, random(), longest)
+                    rest = max(min(max(rest, took), left, timeout - waited), 0.001)
+                    mine.due = time.monotonic() + rest
                     await self._colour.park(bell, rest)
                     if end is not None and (crowded := pace.rest(time.monotonic())):
                         await self._colour.park(Bell(), crowded)
+                    elif (asked := mine.due - time.monotonic()) > 0:  # by another, just now
+                        await self._colour.park(bell, min(asked, timeout - waited))
                     waited = time.monotonic() - began
                     if waited >= timeout:
                         return NOTHING, waited, self.clock()
@@ -215,20 +217,17 @@ class Records:
                 if end is not None:
                     end()
 
-
-class _Bells:
-    """Rings as often as it is told to: each time for who listens since the last."""
-
-    def __init__(self) -> None:
-        self._bell = Bell()
-
-    def ring(self) -> None:
-        self._bell.ring()
-
-    def fresh(self) -> Bell:
-        if self._bell.rung:
-            self._bell = Bell()
-        return self._bell
+    async def _seen(self, mine: Waiter) -> tuple[Record, float]:
+        """What its name has, and how long the question took: another's, or its own, by which it asks for others too."""
+        known, mine.seen, took = mine.seen, None, 0.0
+        if known is None:
+            sent = time.monotonic()
+            those = self.common.lookout.taken_along(mine, sent, OFTEN)
+            names = list({each.name: None for each in those})
+            found = dict(zip(names, await self.known(names), strict=True))
+            self.common.lookout.tell((each for each in those if each is not mine), found)
+            known, took = found[mine.name], time.monotonic() - sent
+        return _read(known)[1], took
 
 
 def _read(known: Known) -> tuple[Version, Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from typing import NamedTuple
@@ -9,10 +10,20 @@ from typing import NamedTuple
 from stampede import decisions
 from stampede.engines.cells.protocol import Version
 
-__all__ = ["Sighting", "Sightings", "age_of"]
+__all__ = ["Known", "Sighting", "Sightings", "age_of"]
 
 MOST = 10_000
 """Names of which it is remembered; those that were first met longest ago are forgotten first."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What a name has, as it was read or written. Moments are of our own monotonic clock."""
+
+    version: Version
+    body: memoryview | None  # None: nothing is there; empty: nothing of ours
+    written: float  # then, as far as we know: what it holds gets older from there
+    stood: float  # for sure not before: a lease in it lasts from there
 
 
 class Sighting(NamedTuple):

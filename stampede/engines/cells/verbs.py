@@ -13,7 +13,7 @@ from typing import Any
 from stampede import record
 from stampede.colour import run_blocking
 from stampede.engines.cells.generations import Generations
-from stampede.engines.cells.records import Records
+from stampede.engines.cells.records import OFTEN, Records
 from stampede.engines.cells.ways import Undo
 from stampede.engines.naming import name_of
 from stampede.engines.whereabouts import here
@@ -89,7 +89,7 @@ class CellKeys(Versioned):
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         name = name_of(key).decode()
-        there, waited, now = await self._records.wait(name, busy, timeout, self._costs.get(name, 0.0))
+        there, waited, now = await self._records.wait(name, busy, timeout, self._costs.get(name, 0.0), OFTEN)
         kept = there.kept
         if kept is None or (busy.entry is not None and busy.entry.id == kept.entry.id):
             return None
