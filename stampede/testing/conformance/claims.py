@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from math import inf
 
@@ -21,6 +20,8 @@ from stampede.testing.conformance.suite import (
     case,
     is_granted,
     some,
+    soon,
+    surely,
     there,
 )  # fmt: skip
 
@@ -42,9 +43,7 @@ class ClaimsSuite(KeyedSuite):
     @case
     async def test_missing_is_granted(self) -> None:
         """A cold key would never be computed."""
-        reply = await self.claims.claim("k", new_id(), Ask(LONG))
-        assert isinstance(reply, Granted)
-        assert reply.entry is None
+        assert (await self.told(Granted, port=self.claims)).entry is None
 
     @case
     async def test_filled_is_found_as_it_was(self) -> None:
@@ -93,7 +92,7 @@ class ClaimsSuite(KeyedSuite):
         """A reply lost on the wire would lock its caller out by its own lease."""
         token = await self.granted()
         for _ in range(3):
-            assert isinstance(await self.claims.claim("k", token, Ask(LONG)), Granted)
+            await self.told(Granted, port=self.claims, token=token)
         assert (await self.busy()).token == token
         assert await self.claims.fill("k", token, some())
 
@@ -101,14 +100,14 @@ class ClaimsSuite(KeyedSuite):
     async def test_own_token_is_granted_again_by_force(self) -> None:
         """The same of a refresh whose reply was lost."""
         token = await self.granted(force=True)
-        assert isinstance(await self.claims.claim("k", token, Ask(LONG, force=True)), Granted)
+        await self.told(Granted, port=self.claims, token=token, force=True)
         assert await self.claims.fill("k", token, some())
 
     @case
     async def test_granted_again_stands_from_then_on(self) -> None:
         """The second grant would be worth less than it says."""
         token = await self.granted(lease=self.short)
-        assert isinstance(await self.claims.claim("k", token, Ask(LONG)), Granted)
+        await self.told(Granted, port=self.claims, token=token)
         assert (await self.busy()).lease > LONG - SOON
 
     @case
@@ -132,11 +131,8 @@ class ClaimsSuite(KeyedSuite):
         """What may be served if the computation fails would be lost."""
         entry = some(fresh=0.0, keep=LONG)
         await self.store.set("k", entry)
-        reply = await self.claims.claim("k", new_id(), Ask(LONG))
-        assert isinstance(reply, Granted)
-        assert reply.entry is not None
-        assert reply.entry.id == entry.id
-        assert reply.entry.fresh <= 0
+        kept = surely((await self.told(Granted, port=self.claims)).entry)
+        assert (kept.id, kept.fresh <= 0) == (entry.id, True)
 
     @case
     async def test_stale_is_handed_out_while_busy(self) -> None:
@@ -144,10 +140,8 @@ class ClaimsSuite(KeyedSuite):
         entry = some(b"old", fresh=0.0, keep=LONG)
         await self.store.set("k", entry)
         await self.granted()
-        kept = (await self.busy()).entry
-        assert kept is not None
-        assert (kept.id, kept.value) == (entry.id, b"old")
-        assert kept.fresh <= 0
+        kept = surely((await self.busy()).entry)
+        assert (kept.id, kept.value, kept.fresh <= 0) == (entry.id, b"old", True)
 
     @case
     async def test_kept_has_an_end_too(self) -> None:
@@ -155,9 +149,7 @@ class ClaimsSuite(KeyedSuite):
         await self.store.set("k", some(fresh=0.0, keep=self.short))
         await self.until(self.kept, lambda entry: entry is None)
         await self.lapse(self.slack)
-        reply = await self.claims.claim("k", new_id(), Ask(LONG))
-        assert isinstance(reply, Granted)
-        assert reply.entry is None
+        assert (await self.told(Granted, port=self.claims)).entry is None
 
     @case
     async def test_good_for_those_who_waited(self) -> None:
@@ -171,9 +163,7 @@ class ClaimsSuite(KeyedSuite):
         """What is kept a moment longer for waiters would be served to everybody."""
         await self.store.set("k", some(fresh=0.0))
         assert await self.kept() is None
-        reply = await self.claims.claim("k", new_id(), Ask(LONG))
-        assert isinstance(reply, Granted)
-        assert reply.entry is None
+        assert (await self.told(Granted, port=self.claims)).entry is None
         assert (await self.busy()).entry is None
 
     @case
@@ -181,14 +171,9 @@ class ClaimsSuite(KeyedSuite):
         """An early refresh would find the value that it is to replace."""
         entry = some()
         await self.store.set("k", entry)
-        reply = await self.claims.claim("k", new_id(), Ask(LONG, seen=entry.id))
-        assert isinstance(reply, Granted)
-        assert reply.entry is not None
-        assert reply.entry.id == entry.id
-        assert reply.entry.fresh > 0
-        busy = await self.busy(seen=entry.id)
-        assert busy.entry is not None
-        assert busy.entry.id == entry.id
+        kept = surely((await self.told(Granted, port=self.claims, seen=entry.id)).entry)
+        assert (kept.id, kept.fresh > 0) == (entry.id, True)
+        assert surely((await self.busy(seen=entry.id)).entry).id == entry.id
         assert (await self.found()).id == entry.id  # of which nobody else takes notice
 
     @case
@@ -208,9 +193,7 @@ class ClaimsSuite(KeyedSuite):
         second = await self.claims.claim("k", new_id(), Ask(LONG, draw=1e9))
         assert isinstance(first, (Found, Granted))
         assert isinstance(second, (Found, Busy))
-        for reply in (first, second):
-            assert reply.entry is not None
-            assert reply.entry.id == entry.id
+        assert [surely(reply.entry).id for reply in (first, second)] == [entry.id] * 2
 
     @case
     async def test_force_is_granted_over_a_fresh_value(self) -> None:
@@ -218,10 +201,8 @@ class ClaimsSuite(KeyedSuite):
         old, new = some(b"old"), some(b"new")
         await self.store.set("k", old)
         token = new_id()
-        reply = await self.claims.claim("k", token, Ask(LONG, force=True))
-        assert isinstance(reply, Granted)
-        assert reply.entry is not None
-        assert reply.entry.id == old.id
+        granted = await self.told(Granted, port=self.claims, token=token, force=True)
+        assert surely(granted.entry).id == old.id
         assert await self.claims.fill("k", token, new)
         assert (await self.found()).value == b"new"
 
@@ -244,9 +225,7 @@ class ClaimsSuite(KeyedSuite):
         older = await self.granted()
         newer = await self.granted(force=True)
         assert not await self.claims.fill("k", older, some(b"older"))
-        kept = (await self.busy()).entry
-        assert kept is not None
-        assert kept.value == b"stale"
+        assert surely((await self.busy()).entry).value == b"stale"
         assert await self.claims.fill("k", newer, some(b"newer"))
         assert (await self.found()).value == b"newer"
 
@@ -368,13 +347,10 @@ class ClaimsSuite(KeyedSuite):
         assert await self.far_store.expire("k") is False
         assert not await self.claims.fill("k", token, some(b"old"))
         await self.store.set("k", some(b"kept", keep=LONG))
-        kept = await self.kept()
-        assert kept is not None
-        token = await self.granted(seen=kept.id)
+        token = await self.granted(seen=(await self.surely_kept()).id)
         assert await self.far_store.expire("k") is True
         assert not await self.claims.fill("k", token, some(b"old"))
-        kept = await self.kept()
-        assert kept is not None
+        kept = await self.surely_kept()
         assert (kept.value, kept.fresh <= 0) == (b"kept", True)
 
     @case
@@ -413,11 +389,8 @@ class ClaimsSuite(KeyedSuite):
         verdict = Verdict("failed", "app.errors.Böse", "no\x00 such\n table: 'x' \U0001f40e")
         await self.claims.abandon("k", token, verdict)
         for _ in range(3):
-            reply = await self.far_claims.claim("k", new_id(), Ask(LONG, awaited=token))
-            assert isinstance(reply, Failed)
-            assert reply.verdict == verdict
-            assert reply.entry is None
-            assert reply.rest <= 0
+            failed = await self.told(Failed, awaited=token)
+            assert (failed.verdict, failed.entry, failed.rest <= 0) == (verdict, None, True)
         await self.granted(awaited=new_id())
 
     @case
@@ -426,9 +399,7 @@ class ClaimsSuite(KeyedSuite):
         first = await self.granted()
         await self.claims.abandon("k", first, Verdict("failed", "First"))
         await self.granted()
-        reply = await self.far_claims.claim("k", new_id(), Ask(LONG, awaited=first))
-        assert isinstance(reply, Failed)
-        assert reply.verdict.type_name == "First"
+        assert (await self.told(Failed, awaited=first)).verdict.type_name == "First"
 
     @case
     async def test_verdict_comes_with_what_is_kept(self) -> None:
@@ -437,10 +408,7 @@ class ClaimsSuite(KeyedSuite):
         await self.store.set("k", entry)
         token = await self.granted()
         await self.claims.abandon("k", token, Verdict("failed"))
-        reply = await self.far_claims.claim("k", new_id(), Ask(LONG, awaited=token))
-        assert isinstance(reply, Failed)
-        assert reply.entry is not None
-        assert reply.entry.id == entry.id
+        assert surely((await self.told(Failed, awaited=token)).entry).id == entry.id
 
     @case
     async def test_a_value_goes_before_a_verdict(self) -> None:
@@ -478,11 +446,9 @@ class ClaimsSuite(KeyedSuite):
         """`retry_after` would not keep anybody from hammering the origin."""
         verdict = Verdict("failed", "ValueError", "no")
         await self.claims.abandon("k", await self.granted(), verdict, rest=LONG)
-        reply = await self.far_claims.claim("k", new_id(), Ask(LONG))
-        assert isinstance(reply, Failed)
-        assert reply.verdict == verdict
-        assert reply.entry is None
-        assert LONG - SOON < reply.rest <= LONG
+        failed = await self.told(Failed)
+        assert (failed.verdict, failed.entry) == (verdict, None)
+        assert LONG - SOON < failed.rest <= LONG
 
     @case
     async def test_a_rest_comes_with_what_is_kept(self) -> None:
@@ -491,10 +457,7 @@ class ClaimsSuite(KeyedSuite):
         await self.store.set("k", entry)
         await self.claims.abandon("k", await self.granted(seen=entry.id), Verdict("failed"), rest=LONG)
         assert (await self.found()).id == entry.id
-        reply = await self.claims.claim("k", new_id(), Ask(LONG, seen=entry.id))
-        assert isinstance(reply, Failed)
-        assert reply.entry is not None
-        assert reply.entry.id == entry.id
+        assert surely((await self.told(Failed, port=self.claims, seen=entry.id)).entry).id == entry.id
 
     @case
     async def test_force_wakes_a_resting_key(self) -> None:
@@ -572,17 +535,16 @@ class ClaimsSuite(KeyedSuite):
         """Have two wait for a lease; `act` must wake both, and a third one that comes too late to hear it."""
         token = await self.granted()
         busy, other = await self.busy(), await self.busy()
-        start = time.monotonic()
-        waiters = [
-            self.beside(self.claims.wait("k", busy, LONG)),
-            self.beside(self.far_claims.wait("k", other, LONG)),
-        ]
-        await self.pause(0.02)  # most likely they sleep by then; if not, they must not miss it either
-        await act(token)
-        await self.claims.wait("k", busy, LONG)
-        for waiter in waiters:
-            await waiter
-        assert time.monotonic() - start < SOON
+        with soon():
+            waiters = [
+                self.beside(self.claims.wait("k", busy, LONG)),
+                self.beside(self.far_claims.wait("k", other, LONG)),
+            ]
+            await self.pause(0.02)  # most likely they sleep by then; if not, they must not miss it either
+            await act(token)
+            await self.claims.wait("k", busy, LONG)
+            for waiter in waiters:
+                await waiter
 
     @case
     async def test_fill_wakes(self) -> None:
@@ -622,9 +584,8 @@ class ClaimsSuite(KeyedSuite):
     async def test_wait_is_over_with_the_lease(self) -> None:
         """Those who wait for a dead holder would sleep on."""
         busy = await self.in_time(self.short_and_busy)
-        start = time.monotonic()
-        await self.claims.wait("k", busy, LONG)
-        assert time.monotonic() - start < SOON
+        with soon():
+            await self.claims.wait("k", busy, LONG)
 
     @case
     async def test_wait_is_over_with_its_time(self) -> None:
@@ -632,9 +593,8 @@ class ClaimsSuite(KeyedSuite):
         await self.granted()
         busy = await self.busy()
         for timeout in (0.0, 0.05):
-            start = time.monotonic()
-            assert await self.claims.wait("k", busy, timeout) is None
-            assert time.monotonic() - start < SOON
+            with soon():
+                assert await self.claims.wait("k", busy, timeout) is None
 
     @case
     async def test_news_may_bring_only_the_truth(self) -> None:
@@ -653,13 +613,12 @@ class ClaimsSuite(KeyedSuite):
         """Some of many waiters would be forgotten."""
         token = await self.granted()
         busy = await self.busy()
-        start = time.monotonic()
-        herd = [self.beside(self.claims.wait("k", busy, LONG)) for _ in range(HERD)]
-        await self.pause(0.02)
-        await self.far_claims.fill("k", token, some())
-        for one in herd:
-            await one
-        assert time.monotonic() - start < SOON
+        with soon():
+            herd = [self.beside(self.claims.wait("k", busy, LONG)) for _ in range(HERD)]
+            await self.pause(0.02)
+            await self.far_claims.fill("k", token, some())
+            for one in herd:
+                await one
 
     @case
     async def test_the_colours_wake_each_other(self) -> None:
@@ -669,17 +628,15 @@ class ClaimsSuite(KeyedSuite):
         async def scenario() -> None:
             for first, second in ((blocking, suspending), (suspending, blocking)):
                 token = new_id()
-                assert isinstance(await first.claim("c", token, Ask(LONG)), Granted)
-                busy = await blocking.claim("c", new_id(), Ask(LONG))
-                assert isinstance(busy, Busy)
-                start = time.monotonic()
-                asleep = asyncio.ensure_future(suspending.wait("c", busy, LONG))
-                thread = Beside(blocking.wait("c", busy, LONG))
-                await asyncio.sleep(0.02)
-                await second.abandon("c", token)
-                await asleep
-                await thread
-                assert time.monotonic() - start < SOON
+                await self.told(Granted, "c", first, token=token)
+                busy = await self.told(Busy, "c", blocking)
+                with soon():
+                    asleep = asyncio.ensure_future(suspending.wait("c", busy, LONG))
+                    thread = Beside(blocking.wait("c", busy, LONG))
+                    await asyncio.sleep(0.02)
+                    await second.abandon("c", token)
+                    await asleep
+                    await thread
 
         if self.suspending:
             await scenario()
@@ -725,8 +682,7 @@ class ClaimsSuite(KeyedSuite):
         shown = await shows.show("k")
         assert shown.token
         assert shown.holder in ("", here())
-        assert shown.entry is not None
-        assert shown.entry.value == b"value"
+        assert surely(shown.entry).value == b"value"
         await self.store.invalidate("k")
         assert await shows.show("k") == Shown(None, b"")
 
@@ -741,8 +697,7 @@ class ClaimsSuite(KeyedSuite):
             assert shown.token == first.token or not first.holder  # which may have come with the renewal
             assert shown.holder == first.holder or not first.holder
         assert shown.lease > LONG / 2
-        reply = await self.claims.claim("k", token, Ask(LONG / 2))
-        assert isinstance(reply, Granted)
+        await self.told(Granted, port=self.claims, token=token, lease=LONG / 2)
         assert (await shows.show("k")).holder == shown.holder
 
     @case

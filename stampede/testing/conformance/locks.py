@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import unittest
 
 from stampede.entry import new_id
 from stampede.errors import LockLost
 from stampede.lock import Lock
 from stampede.ports import Busy, Granted, Locks
-from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, case, is_granted, there
+from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, case, is_granted, soon, there
 
 __all__ = ["LocksSuite"]
 
@@ -177,20 +176,19 @@ class LocksSuite(Suite):
         """Those who wait would sleep until the lease ends."""
         token = await self.held()
         busy = await self.refused()
-        start = time.monotonic()
-        waiters = [
-            self.beside(self.locks.wait("l", busy, LONG)),
-            self.beside(self.far_locks.wait("l", busy, LONG)),
-        ]
-        await self.pause(0.02)  # most likely they sleep by then; if not, they must not miss it either
-        assert await self.locks.release("l", token) is True
-        await self.locks.wait("l", busy, LONG)
-        taken = 0
-        for waiter in waiters:
-            await waiter
-            taken += isinstance(await self.locks.acquire("l", new_id(), LONG), Granted)
-        assert taken == 1
-        assert time.monotonic() - start < SOON
+        with soon():
+            waiters = [
+                self.beside(self.locks.wait("l", busy, LONG)),
+                self.beside(self.far_locks.wait("l", busy, LONG)),
+            ]
+            await self.pause(0.02)  # most likely they sleep by then; if not, they must not miss it either
+            assert await self.locks.release("l", token) is True
+            await self.locks.wait("l", busy, LONG)
+            taken = 0
+            for waiter in waiters:
+                await waiter
+                taken += isinstance(await self.locks.acquire("l", new_id(), LONG), Granted)
+            assert taken == 1
 
     @case
     async def test_who_has_waited_longest_is_next(self) -> None:
@@ -213,13 +211,12 @@ class LocksSuite(Suite):
         holder, first, second = await self.held(), new_id(), new_id()
         replies = [await self.locks.acquire("l", token, LONG, waits=True) for token in (first, second)]
         assert all(isinstance(reply, Busy) for reply in replies)
-        start = time.monotonic()
-        woken = self.beside(self.locks.wait("l", replies[0], LONG))  # type: ignore[arg-type]
-        await self.pause(0.02)  # most likely it sleeps by then; if not, it must not miss it either
-        assert await self.locks.release("l", holder) is True
-        await woken
-        assert isinstance(await self.locks.acquire("l", first, LONG, waits=True), Granted)
-        assert time.monotonic() - start < SOON
+        with soon():
+            woken = self.beside(self.locks.wait("l", replies[0], LONG))  # type: ignore[arg-type]
+            await self.pause(0.02)  # most likely it sleeps by then; if not, it must not miss it either
+            assert await self.locks.release("l", holder) is True
+            await woken
+            assert isinstance(await self.locks.acquire("l", first, LONG, waits=True), Granted)
 
     @case
     async def test_who_has_gone_is_not_waited_for(self) -> None:
@@ -238,9 +235,8 @@ class LocksSuite(Suite):
     async def test_wait_is_over_with_the_lease(self) -> None:
         """Those who wait for a dead holder would sleep on."""
         busy = await self.in_time(self.short_and_busy)
-        start = time.monotonic()
-        await self.locks.wait("l", busy, LONG)
-        assert time.monotonic() - start < SOON
+        with soon():
+            await self.locks.wait("l", busy, LONG)
 
     @case
     async def test_wait_is_over_with_its_time(self) -> None:
@@ -248,9 +244,8 @@ class LocksSuite(Suite):
         await self.held()
         busy = await self.refused()
         for timeout in (0.0, 0.05):
-            start = time.monotonic()
-            await self.locks.wait("l", busy, timeout)
-            assert time.monotonic() - start < SOON
+            with soon():
+                await self.locks.wait("l", busy, timeout)
 
     @case
     async def test_one_of_many_takes_it(self) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 
 from stampede.entry import new_id
 from stampede.ports import Ask, Asked, Found, Looks, Versioned
-from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, case, some, there
+from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, case, some, surely, there
 
 __all__ = ["StoreSuite"]
 
@@ -28,8 +28,7 @@ class StoreSuite(KeyedSuite):
         """`set` would not set."""
         entry = some(b"v", fresh=50.0, keep=LONG, cost=0.25, margin=1.5, raised=True)
         await self.store.set("k", entry)
-        (found,) = await self.far_store.get(["k"])
-        assert found is not None
+        found = surely(*await self.far_store.get(["k"]))
         assert (found.value, found.id, found.cost, found.margin) == (b"v", entry.id, 0.25, 1.5)
         assert (found.ttl, found.raised) == (50.0, True)
         assert 50.0 - SOON < found.fresh <= 50.0
@@ -40,9 +39,7 @@ class StoreSuite(KeyedSuite):
         """The first value would stay."""
         await self.store.set("k", some(b"one"))
         await self.far_store.set("k", some(b"two"))
-        entry = await self.kept()
-        assert entry is not None
-        assert entry.value == b"two"
+        assert (await self.surely_kept()).value == b"two"
 
     @case
     async def test_get_of_many_is_in_order(self) -> None:
@@ -109,8 +106,7 @@ class StoreSuite(KeyedSuite):
         """`peek` would not see what calls are served."""
         entry = some(fresh=0.0, keep=LONG)
         await self.store.set("k", entry)
-        kept = await self.kept()
-        assert kept is not None
+        kept = await self.surely_kept()
         assert kept.id == entry.id
         assert kept.fresh <= 0
 
@@ -120,8 +116,7 @@ class StoreSuite(KeyedSuite):
         entry = some(b"v", fresh=50.0, keep=LONG)
         await self.store.set("k", entry)
         assert await self.far_store.expire("k") is True
-        kept = await self.kept()
-        assert kept is not None
+        kept = await self.surely_kept()
         assert kept.value == b"v"
         assert kept.fresh <= 0
         assert LONG - SOON < kept.keep <= LONG
@@ -132,8 +127,7 @@ class StoreSuite(KeyedSuite):
         for fresh in (LONG, inf):
             await self.store.set("k", some(fresh=fresh))
             assert await self.store.expire("k") is True
-            kept = await self.kept()
-            assert kept is not None
+            kept = await self.surely_kept()
             assert kept.fresh <= 0
             assert kept.keep > LONG - SOON
 
@@ -187,9 +181,7 @@ class StoreSuite(KeyedSuite):
         for value in (b"one", b"two"):
             await self.store.invalidate("k")
             await self.store.set("k", some(value))
-            kept = await self.kept()
-            assert kept is not None
-            assert kept.value == value
+            assert (await self.surely_kept()).value == value
 
     @case
     async def test_generations_change_by_bump_alone(self) -> None:
@@ -275,9 +267,7 @@ class StoreSuite(KeyedSuite):
         self.declared(not self.engine.shared, "one that holds objects")
         for value in (None, False, 0, "", (), object()):
             await self.store.set("k", some(value))
-            kept = await self.kept()
-            assert kept is not None
-            assert kept.value is value
+            assert (await self.surely_kept()).value is value
 
     @case
     async def test_replace_only_what_was_seen(self) -> None:
@@ -293,9 +283,7 @@ class StoreSuite(KeyedSuite):
         assert await far.replace("k", first.id, second)
         assert not await store.replace("k", None, third)  # stale is kept too
         assert await store.replace("k", second.id, third)
-        kept = await self.kept()
-        assert kept is not None
-        assert kept.id == third.id
+        assert (await self.surely_kept()).id == third.id
         await store.invalidate("k")
         assert not await store.replace("k", third.id, first)
         await store.set("k", some(fresh=0.0))

@@ -6,7 +6,8 @@ import asyncio
 import threading
 import time
 import unittest
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 from stampede.colour import run_blocking
@@ -26,6 +27,8 @@ __all__ = [
     "case",
     "is_granted",
     "some",
+    "soon",
+    "surely",
     "there",
 ]
 
@@ -192,6 +195,20 @@ def is_granted(reply: object) -> bool:
     return isinstance(reply, Granted)
 
 
+def surely(what: T | None) -> T:
+    """What must be there."""
+    assert what is not None
+    return what
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    """For what nobody may sit out."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < SOON
+
+
 def there(port: T | None) -> T:
     if port is None:
         raise unittest.SkipTest("the engine has no such port")
@@ -234,23 +251,28 @@ class KeyedSuite(Suite):
     def far_store(self) -> Store:
         return there(self.peer.astore if self.suspending else self.peer.store)
 
+    async def told(
+        self, kind: type[T], key: str = "k", port: Claims | None = None, *, token: bytes = b"", **terms: Any
+    ) -> T:
+        """What a passer-by is told, who asks the peer, or this port; it must be of this kind."""
+        reply = await (port or self.far_claims).claim(key, token or new_id(), Ask(terms.pop("lease", LONG), **terms))
+        assert isinstance(reply, kind), reply
+        return reply
+
     async def granted(self, key: str = "k", **terms: Any) -> bytes:
         """A new token that has just been granted the key."""
         token = new_id()
-        reply = await self.claims.claim(key, token, Ask(terms.pop("lease", LONG), **terms))
-        assert isinstance(reply, Granted), reply
+        await self.told(Granted, key, self.claims, token=token, **terms)
         return token
 
     async def busy(self, key: str = "k", **terms: Any) -> Busy:
-        """What a passer-by is told, who must not be granted the key."""
-        reply = await self.far_claims.claim(key, new_id(), Ask(LONG, **terms))
-        assert isinstance(reply, Busy), reply
-        return reply
+        return await self.told(Busy, key, **terms)
 
     async def found(self, key: str = "k", **terms: Any) -> Entry[Any]:
-        reply = await self.far_claims.claim(key, new_id(), Ask(LONG, **terms))
-        assert isinstance(reply, Found), reply
-        return reply.entry
+        return (await self.told(Found, key, **terms)).entry
 
     async def kept(self, key: str = "k") -> Entry[Any] | None:
         return (await self.store.get([key]))[0]
+
+    async def surely_kept(self, key: str = "k") -> Entry[Any]:
+        return surely(await self.kept(key))
