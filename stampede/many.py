@@ -17,7 +17,7 @@ from stampede.core import Scope
 from stampede.errors import Absent, OptionError
 from stampede.keys import Identity, Parameters, identity_of
 from stampede.loaders import Together, mapped
-from stampede.method import Method, coroutine_marks
+from stampede.method import Method, OfAnObject, coroutine_marks
 from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import Nothing, all_landed
 from stampede.policy import Policy, seconds
@@ -373,7 +373,7 @@ def _one_of(obj: Any, name: str) -> Any:
     return getattr(obj, name).one
 
 
-class BoundMany:
+class BoundMany(OfAnObject):
     """`obj.users`: the call, and the verbs, for one object."""
 
     __slots__ = ("_many", "one")
@@ -403,32 +403,14 @@ class BoundMany:
         return self.one.cache
 
     @property
-    def __wrapped__(self) -> Any:
-        return self._many.function.__get__(self.__self__)
-
-    @property
     def __func__(self) -> Any:
         return self._many.function
 
-    @property
-    def __name__(self) -> str:
-        return self._many.function.__name__
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__wrapped__)
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.one if name in EACH else self._many.function, name)
+        return getattr(self.one, name) if name in EACH else super().__getattr__(name)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.one == self.one
 
     def __hash__(self) -> int:
         return hash((type(self), self.one))
-
-    def __reduce__(self) -> Any:
-        return getattr, (self.__self__, self.__name__)
-
-    def __repr__(self) -> str:
-        return f"<cached {self._many.function.__qualname__} of {self.__self__!r}>"

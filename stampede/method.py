@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from stampede.cached import Cached, LateCache
 from stampede.verbs import VERBS
 
-__all__ = ["Bound", "Method", "coroutine_marks"]
+__all__ = ["Bound", "Method", "OfAnObject", "coroutine_marks"]
 
 _new = object.__new__
 
@@ -90,11 +90,39 @@ for _verb in VERBS:  # one by one: a __getattr__ would slow down every look at t
     setattr(Method, _verb, _unbound_verb(_verb))
 
 
-class Bound:
+class OfAnObject:
+    """What any `obj.method` is, beside its call and its verbs: a function that is bound to an object."""
+
+    __slots__ = ()
+    __self__: Any
+    __func__: Any
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.__func__.__get__(self.__self__)
+
+    @property
+    def __name__(self) -> str:
+        return str(self.__func__.__name__)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.__wrapped__)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__func__, name)  # as of any method; what is asked for in a hit is found before
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.__self__, self.__name__)
+
+    def __repr__(self) -> str:
+        return f"<cached {self.__func__.__qualname__} of {self.__self__!r}>"
+
+
+class Bound(OfAnObject):
     """`obj.method`: the call with its hit generated into it, and the verbs, for one object."""
 
     __slots__ = ("__self__",)
-    __self__: Any
     cached: ClassVar[Cached]
 
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -142,35 +170,14 @@ class Bound:
         return self.cached.home
 
     @property
-    def __wrapped__(self) -> Any:
-        return self.cached.function.__get__(self.__self__)
-
-    @property
     def __func__(self) -> Any:
         return self.cached.function
-
-    @property
-    def __name__(self) -> str:
-        return self.cached.function.__name__
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__wrapped__)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.__self__ is self.__self__
 
     def __hash__(self) -> int:
         return hash((type(self), id(self.__self__)))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cached.function, name)  # as of any method; what is asked for in a hit is found before
-
-    def __reduce__(self) -> Any:
-        return getattr, (self.__self__, self.__name__)
-
-    def __repr__(self) -> str:
-        return f"<cached {self.cached.function.__qualname__} of {self.__self__!r}>"
 
 
 def _bound_verb_of(verb: str) -> Any:
