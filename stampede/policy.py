@@ -78,58 +78,6 @@ def nearest(name: str, names: Collection[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(set(names)))}"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How one function's values are computed, kept and served. Made by `Policy.of`, which checks every option."""
-
-    ttl: float | Callable[[Any], Any] = 300.0
-    stale: float = 0.0
-    early: float = 1.0
-    background: bool = False
-    lease: float = 10.0
-    max_hold: float | None = None  # None: 60 s, or 10 x the key's known cost where that is more
-    wait: float | None = None
-    patience: float | None = None
-    deadline: float | None = None
-    retry_after: float = 0.0
-    jitter: float = 0.0
-    cache_if: Callable[[Any], object] | None = None
-    raises: tuple[type[BaseException], ...] = field(default=())
-    strict: bool = False
-    refuses_stale: bool = False  # stale=0 was said, and isn't just the default: what is kept is not served, either
-    # What follows from these.
-    limit: float | None = field(init=False)  # seconds that a caller waits for others: the shorter of wait and deadline
-    beside: bool = field(init=False)  # what is computed may go on without its caller
-
-    def __post_init__(self) -> None:
-        limit, deadline = self.wait, self.deadline
-        if deadline is not None and (limit is None or deadline < limit):
-            limit = deadline
-        object.__setattr__(self, "limit", limit)
-        beside = self.background or self.patience is not None or deadline is not None
-        object.__setattr__(self, "beside", beside)
-
-    def with_options(self, **options: Any) -> Policy:
-        """The same policy with some options changed, each checked; OptionError names the wrong one."""
-        if not options:
-            return self
-        for name in options:
-            if name not in _CHECKS:
-                raise OptionError(f"there is no option {name!r}: {nearest(name, list(_CHECKS))}")
-        checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
-        if "stale" in checked:
-            checked["refuses_stale"] = checked["stale"] == 0
-        return replace(self, **checked)
-
-    def ttl_of(self, value: Any) -> float:
-        """Seconds of freshness for this value, before jitter."""
-        return seconds("ttl (as the function gave it)", self.ttl(value)) if callable(self.ttl) else self.ttl
-
-    def hold_of(self, cost: float) -> float:
-        """Seconds for which a lease is renewed in all, given the key's known cost."""
-        return max(60.0, 10.0 * cost) if self.max_hold is None else self.max_hold
-
-
 def _ttl(name: str, value: Any) -> Any:
     return value if callable(value) else seconds(name, value)
 
@@ -186,23 +134,66 @@ def _exceptions(name: str, value: Any) -> tuple[type[BaseException], ...]:
     return kinds
 
 
+def _option(default: Any, check: Callable[[str, Any], Any]) -> Any:
+    """An option, and what makes of a value for it what is kept, or an error that names it."""
+    return field(default=default, metadata={"check": check})
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How one function's values are computed, kept and served. Made by `with_options`, which checks each."""
+
+    ttl: float | Callable[[Any], Any] = _option(300.0, _ttl)  # noqa: RUF009  # it is a field
+    stale: float = _option(0.0, seconds)
+    early: float = _option(1.0, _finite)
+    background: bool = _option(False, _flag)
+    lease: float = _option(10.0, _positive)
+    max_hold: float | None = _option(None, _hold)  # None: 60 s, or 10 x the key's known cost where that is more
+    wait: float | None = _option(None, _optional)
+    patience: float | None = _option(None, _bounded)
+    deadline: float | None = _option(None, _optional)
+    retry_after: float = _option(0.0, _finite)
+    jitter: float = _option(0.0, _fraction)
+    cache_if: Callable[[Any], object] | None = _option(None, _predicate)  # noqa: RUF009  # likewise
+    raises: tuple[type[BaseException], ...] = _option((), _exceptions)
+    strict: bool = _option(False, _flag)
+    refuses_stale: bool = False  # stale=0 was said, and isn't just the default: what is kept is not served, either
+    # What follows from these.
+    limit: float | None = field(init=False)  # seconds that a caller waits for others: the shorter of wait and deadline
+    beside: bool = field(init=False)  # what is computed may go on without its caller
+
+    def __post_init__(self) -> None:
+        limit, deadline = self.wait, self.deadline
+        if deadline is not None and (limit is None or deadline < limit):
+            limit = deadline
+        object.__setattr__(self, "limit", limit)
+        beside = self.background or self.patience is not None or deadline is not None
+        object.__setattr__(self, "beside", beside)
+
+    def with_options(self, **options: Any) -> Policy:
+        """The same policy with some options changed, each checked; OptionError names the wrong one."""
+        if not options:
+            return self
+        for name in options:
+            if name not in _CHECKS:
+                raise OptionError(f"there is no option {name!r}: {nearest(name, list(_CHECKS))}")
+        checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
+        if "stale" in checked:
+            checked["refuses_stale"] = checked["stale"] == 0
+        return replace(self, **checked)
+
+    def ttl_of(self, value: Any) -> float:
+        """Seconds of freshness for this value, before jitter."""
+        return seconds("ttl (as the function gave it)", self.ttl(value)) if callable(self.ttl) else self.ttl
+
+    def hold_of(self, cost: float) -> float:
+        """Seconds for which a lease is renewed in all, given the key's known cost."""
+        return max(60.0, 10.0 * cost) if self.max_hold is None else self.max_hold
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "ttl": _ttl,
-    "stale": seconds,
-    "early": _finite,
-    "background": _flag,
-    "lease": _positive,
-    "max_hold": _hold,
-    "wait": _optional,
-    "patience": _bounded,
-    "deadline": _optional,
-    "retry_after": _finite,
-    "jitter": _fraction,
-    "cache_if": _predicate,
-    "raises": _exceptions,
-    "strict": _flag,
+    each.name: each.metadata["check"] for each in fields(Policy) if each.metadata
 }
 OPTIONS = tuple(_CHECKS)
-assert [*OPTIONS, "refuses_stale"] == [f.name for f in fields(Policy) if f.init]
 
 DEFAULT = Policy()
