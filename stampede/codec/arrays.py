@@ -6,19 +6,18 @@ import re
 from collections.abc import Callable
 from math import prod
 from pickle import PickleBuffer
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from stampede.codec.values import Lower, Raise, expect
+from stampede.codec.values import Raise, Shape, Shapes, expect
 from stampede.errors import CodecError
 
 __all__ = ["array_of", "dtype_of", "dtype_parts", "of", "parts_of"]
 
 
-def of(package: str) -> Any:
-    return SimpleNamespace(tag_of=_tag_of, lower=_LOWER, rebuild=_REBUILD, ADVICE=_ADVICE)
+def of(package: str) -> Shapes:
+    return Shapes(_SHAPES, _ADVICE, _like)
 
 
 _ADVICE = {
@@ -31,16 +30,10 @@ _ADVICE = {
 }
 
 
-def _tag_of(kind: type) -> str | None:
-    if kind is np.ndarray:
-        return "numpy.array"
-    if kind in (np.str_, np.bytes_):
-        return "numpy.str" if kind is np.str_ else "numpy.bytes"
-    if issubclass(kind, np.generic) and kind in _SCALARS:
-        return "numpy.scalar"
+def _like(kind: type) -> type | None:
     if issubclass(kind, np.dtype):
-        return "numpy.dtype"
-    return None
+        return np.dtype
+    return np.generic if kind in _SCALARS else None
 
 
 _SCALARS = {np.dtype(code).type for code in (*"?bhilqBHILQefdgFDG", "M8", "m8", "V")}
@@ -211,17 +204,10 @@ def _exactly(kind: type, make: Callable[[Any], Any]) -> Raise:
     return rebuild
 
 
-_LOWER: dict[str, Lower] = {
-    "numpy.array": _array,
-    "numpy.scalar": _scalar,
-    "numpy.str": lambda value: ("numpy.str", str.__str__(value)),
-    "numpy.bytes": lambda value: ("numpy.bytes", bytes(value)),
-    "numpy.dtype": lambda value: ("numpy.dtype", dtype_parts(value)),
-}
-_REBUILD: dict[str, Raise] = {
-    "numpy.array": array_of,
-    "numpy.scalar": _make_scalar,
-    "numpy.str": _exactly(str, np.str_),
-    "numpy.bytes": _exactly(bytes, np.bytes_),
-    "numpy.dtype": dtype_of,
-}
+_SHAPES = (
+    Shape("numpy.array", np.ndarray, _array, array_of),
+    Shape("numpy.scalar", np.generic, _scalar, _make_scalar),
+    Shape("numpy.str", np.str_, lambda value: ("numpy.str", str.__str__(value)), _exactly(str, np.str_)),
+    Shape("numpy.bytes", np.bytes_, lambda value: ("numpy.bytes", bytes(value)), _exactly(bytes, np.bytes_)),
+    Shape("numpy.dtype", np.dtype, lambda value: ("numpy.dtype", dtype_parts(value)), dtype_of),
+)

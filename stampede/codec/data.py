@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stampede.errors import CodecError
 
 if TYPE_CHECKING:
-    from stampede.codec.values import Raise, Shape
+    from stampede.codec.values import Raise, Shape, Shapes
 
 __all__ = ["advice", "known_tag", "package_of", "rebuilder", "shape_for"]
 
@@ -31,10 +31,7 @@ def package_of(kind: type) -> str | None:
 def shape_for(kind: type) -> Shape | None:
     """How values of exactly this type travel; None: it is none of theirs, or none that travels."""
     package = package_of(kind)
-    if package is None:
-        return None
-    tag = _shapes(package).tag_of(kind)
-    return None if tag is None else _shape(package, tag, kind)
+    return None if package is None else _shapes(package).of(kind)
 
 
 def advice(kind: type) -> str | None:
@@ -44,10 +41,10 @@ def advice(kind: type) -> str | None:
         if package is None:
             continue
         shapes = _shapes(package)
-        told: str | None = shapes.ADVICE.get(base.__name__)
+        told = shapes.advice.get(base.__name__)
         if told is not None:
             return told
-        if base is not kind and shapes.tag_of(base) is not None:
+        if base is not kind and shapes.of(base) is not None:
             return f"return {_made(package, base)}, which is without what its class adds"
     return None
 
@@ -71,7 +68,7 @@ def rebuilder(tag: Any) -> Raise:
         raise CodecError("bytes with a value of a type that is not known here")
     package = tag.partition(".")[0]
     try:
-        make: Raise | None = _shapes(package).rebuild.get(tag)
+        make = _shapes(package).rebuild.get(tag)
     except ImportError as error:
         raise CodecError(f"the entry holds a value of {package}, which is not installed here") from error
     if make is None:
@@ -80,15 +77,7 @@ def rebuilder(tag: Any) -> Raise:
 
 
 @cache
-def _shapes(package: str) -> Any:
-    """The module that knows the package's types; it imports what it needs."""
-    shapes: Any = importlib.import_module(f"stampede.codec.{PACKAGES[package]}")
-    return shapes.of(package)
-
-
-@cache
-def _shape(package: str, tag: str, kind: type) -> Shape:
-    from stampede.codec.values import Shape  # it imports what asks here
-
-    shapes = _shapes(package)
-    return Shape(tag, kind, shapes.lower[tag], shapes.rebuild[tag])
+def _shapes(package: str) -> Shapes:
+    """As the module says that knows them; it imports what it needs."""
+    shapes: Shapes = importlib.import_module(f"stampede.codec.{PACKAGES[package]}").of(package)
+    return shapes

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timezone
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -18,14 +17,14 @@ import pandas as pd
 from pandas.tseries.frequencies import to_offset
 
 from stampede.codec.arrays import array_of, dtype_of, dtype_parts, parts_of
-from stampede.codec.values import Lower, Raise, expect
+from stampede.codec.values import Shape, Shapes, expect
 from stampede.errors import CodecError
 
 __all__ = ["of"]
 
 
-def of(package: str) -> Any:
-    return SimpleNamespace(tag_of=_TAGS.get, lower=_LOWER, rebuild=_REBUILD, ADVICE=_ADVICE)
+def of(package: str) -> Shapes:
+    return Shapes(_SHAPES, _ADVICE)
 
 
 _ADVICE = {
@@ -370,42 +369,16 @@ _BOUNDS = (int, float, np.int64, np.float64, pd.Timestamp, pd.Timedelta)
 _PLAIN_INDEXES = (
     pd.Index, pd.DatetimeIndex, pd.TimedeltaIndex, pd.PeriodIndex, pd.IntervalIndex, pd.CategoricalIndex,
 )  # fmt: skip
-_TAGS: dict[Any, str] = {
-    **dict.fromkeys(_PLAIN_INDEXES, "pandas.Index"),
-    pd.RangeIndex: "pandas.RangeIndex",
-    pd.MultiIndex: "pandas.MultiIndex",
-    pd.Series: "pandas.Series",
-    pd.DataFrame: "pandas.DataFrame",
-    pd.Timestamp: "pandas.Timestamp",
-    pd.Timedelta: "pandas.Timedelta",
-    pd.Period: "pandas.Period",
-    pd.Interval: "pandas.Interval",
-    type(pd.NaT): "pandas.NaT",
-    type(pd.NA): "pandas.NA",
-}
-_LOWER: dict[str, Lower] = {
-    "pandas.Index": _index,
-    "pandas.RangeIndex": _range,
-    "pandas.MultiIndex": _multi,
-    "pandas.Series": _series,
-    "pandas.DataFrame": _frame,
-    "pandas.Timestamp": _timestamp,
-    "pandas.Timedelta": _timedelta,
-    "pandas.Period": _period,
-    "pandas.Interval": _interval,
-    "pandas.NaT": lambda value: ("pandas.NaT",),
-    "pandas.NA": lambda value: ("pandas.NA",),
-}
-_REBUILD: dict[str, Raise] = {
-    "pandas.Index": _make_index,
-    "pandas.RangeIndex": _make_range,
-    "pandas.MultiIndex": _make_multi,
-    "pandas.Series": _make_series,
-    "pandas.DataFrame": _make_frame,
-    "pandas.Timestamp": _make_timestamp,
-    "pandas.Timedelta": _make_timedelta,
-    "pandas.Period": _make_period,
-    "pandas.Interval": _make_interval,
-    "pandas.NaT": lambda: pd.NaT,
-    "pandas.NA": lambda: pd.NA,
-}
+_SHAPES = (
+    *(Shape("pandas.Index", kind, _index, _make_index) for kind in _PLAIN_INDEXES),
+    Shape("pandas.RangeIndex", pd.RangeIndex, _range, _make_range),
+    Shape("pandas.MultiIndex", pd.MultiIndex, _multi, _make_multi),
+    Shape("pandas.Series", pd.Series, _series, _make_series),
+    Shape("pandas.DataFrame", pd.DataFrame, _frame, _make_frame),
+    Shape("pandas.Timestamp", pd.Timestamp, _timestamp, _make_timestamp),
+    Shape("pandas.Timedelta", pd.Timedelta, _timedelta, _make_timedelta),
+    Shape("pandas.Period", pd.Period, _period, _make_period),
+    Shape("pandas.Interval", pd.Interval, _interval, _make_interval),
+    Shape("pandas.NaT", type(pd.NaT), lambda value: ("pandas.NaT",), lambda: pd.NaT),
+    Shape("pandas.NA", type(pd.NA), lambda value: ("pandas.NA",), lambda: pd.NA),
+)

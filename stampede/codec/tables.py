@@ -9,19 +9,17 @@ from importlib import import_module
 from io import BytesIO
 from struct import error as StructError
 from struct import unpack_from
-from types import SimpleNamespace
 from typing import Any
 
-from stampede.codec.values import Lower, Raise
+from stampede.codec.values import Shape, Shapes
 from stampede.errors import CodecError
 from stampede.interruptions import pass_on
 
 __all__ = ["of", "pack", "unpack"]
 
 
-def of(package: str) -> Any:
-    tags, lower, rebuild, advised = _polars() if package == "polars" else _pyarrow()
-    return SimpleNamespace(tag_of=tags.get, lower=lower, rebuild=rebuild, ADVICE=advised)
+def of(package: str) -> Shapes:
+    return _polars() if package == "polars" else _pyarrow()
 
 
 # -- a stream that is what it says ------------------------------------------------------------------------------------
@@ -165,7 +163,7 @@ def unpack(blob: Any) -> Any:
     return table.column(0)
 
 
-def _pyarrow() -> tuple[dict[Any, str], dict[str, Lower], dict[str, Raise], dict[str, str]]:
+def _pyarrow() -> Shapes:
     pa = _arrow()
 
     def make_batch(blob: Any) -> Any:
@@ -179,16 +177,13 @@ def _pyarrow() -> tuple[dict[Any, str], dict[str, Lower], dict[str, Raise], dict
             raise CodecError("a RecordBatch without rows can't be stored: return a Table")
         return "pyarrow.RecordBatch", write(pa.Table.from_batches([value]))
 
-    return (
-        {pa.Table: "pyarrow.Table", pa.RecordBatch: "pyarrow.RecordBatch", pa.ChunkedArray: "pyarrow.ChunkedArray"},
-        {
-            "pyarrow.Table": lambda value: ("pyarrow.Table", write(value)),
-            "pyarrow.RecordBatch": batch,
-            "pyarrow.ChunkedArray": lambda value: ("pyarrow.ChunkedArray", pack(value)),
-        },
-        {"pyarrow.Table": read, "pyarrow.RecordBatch": make_batch, "pyarrow.ChunkedArray": unpack},
-        {"Array": "return pa.chunked_array([it]), or its .to_pylist()", "Scalar": "return its .as_py()"},
+    shapes = (
+        Shape("pyarrow.Table", pa.Table, lambda value: ("pyarrow.Table", write(value)), read),
+        Shape("pyarrow.RecordBatch", pa.RecordBatch, batch, make_batch),
+        Shape("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: ("pyarrow.ChunkedArray", pack(value)), unpack),
     )
+    advice = {"Array": "return pa.chunked_array([it]), or its .to_pylist()", "Scalar": "return its .as_py()"}
+    return Shapes(shapes, advice)
 
 
 # -- polars -----------------------------------------------------------------------------------------------------------
@@ -207,7 +202,7 @@ def _quietly(read: Callable[..., Any], *what: Any) -> Any:
         raise CodecError("a stream that polars can't read") from None
 
 
-def _polars() -> tuple[dict[Any, str], dict[str, Lower], dict[str, Raise], dict[str, str]]:
+def _polars() -> Shapes:
     pl = import_module("polars")
 
     def lower(frame: Any) -> bytes:
@@ -229,12 +224,8 @@ def _polars() -> tuple[dict[Any, str], dict[str, Lower], dict[str, Raise], dict[
             raise CodecError("no series")
         return frame.to_series()
 
-    return (
-        {pl.DataFrame: "polars.DataFrame", pl.Series: "polars.Series"},
-        {
-            "polars.DataFrame": lambda value: ("polars.DataFrame", lower(value)),
-            "polars.Series": lambda value: ("polars.Series", lower(value.to_frame())),
-        },
-        {"polars.DataFrame": make, "polars.Series": make_series},
-        {"LazyFrame": "return its .collect()"},
+    shapes = (
+        Shape("polars.DataFrame", pl.DataFrame, lambda value: ("polars.DataFrame", lower(value)), make),
+        Shape("polars.Series", pl.Series, lambda value: ("polars.Series", lower(value.to_frame())), make_series),
     )
+    return Shapes(shapes, {"LazyFrame": "return its .collect()"})

@@ -6,7 +6,7 @@ Pickle's own names for them differ between Python versions; a tag never changes 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -31,6 +31,26 @@ class Shape(NamedTuple):
     type: type
     lower: Lower  # value → (tag, *arguments)
     rebuild: Raise  # *arguments → value; any exception of it is bytes that are not believed
+
+
+class Shapes:
+    """How the types of one package travel; of those that don't, what to return instead."""
+
+    def __init__(
+        self, shapes: Iterable[Shape], advice: Mapping[str, str], like: Callable[[type], Any] = lambda kind: None
+    ) -> None:
+        shapes = list(shapes)
+        self._shapes = {shape.type: shape for shape in shapes}
+        self._like = like  # which of these types stands for one that is none of them
+        self.rebuild: Mapping[str, Raise] = {shape.tag: shape.rebuild for shape in shapes}
+        self.advice = advice
+
+    def of(self, kind: type) -> Shape | None:
+        """How values of exactly this type travel."""
+        shape = self._shapes.get(kind)
+        if shape is None and (alike := self._shapes.get(self._like(kind))) is not None:
+            shape = self._shapes[kind] = alike._replace(type=kind)
+        return shape
 
 
 FACTORIES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, bool, list, tuple, dict, set, frozenset)}
