@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+from server_process import freeze
+
 AFRESH = multiprocessing.get_context("forkserver")
 """Processes without anything of ours, forked off one that has imported what most of them need."""
 
@@ -43,10 +45,7 @@ class Other:
         self.pipe.send(word)
 
     def freeze(self) -> None:
-        """SIGSTOP, and wait until it stands still."""
-        os.kill(self.pid, signal.SIGSTOP)
-        while _state(self.pid) != "T":
-            os.sched_yield()
+        freeze(self.pid)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -65,11 +64,6 @@ class Other:
         self.join()
         self._process.close()
         self.pipe.close()
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0]
 
 
 @contextmanager

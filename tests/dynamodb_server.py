@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import io
-import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import marks
-from servers import PATIENCE, free_port, missing, need, to_empty
+from server_process import PATIENCE, ServerProcess
+from servers import missing, need, to_empty
 
 __all__ = ["Dynalite", "MotoServer", "shared_dynalite", "shared_moto"]
 
@@ -24,73 +20,18 @@ TREE = Path(__file__).parent.parent
 DYNALITE = TREE / ".venv" / "node" / "node_modules" / "dynalite" / "cli.js"  # `make` puts it there
 
 
-class _Server:
+class _Server(ServerProcess):
     """On a free port, empty."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
-        atexit.register(self.close)
-        self.start()
-
-    def command(self, port: int) -> list[str]:
-        raise NotImplementedError
+    kind = "dynamodb"
 
     @property
     def url(self) -> str:
         return f"dynamodb://127.0.0.1:{self.port}/cache?aws_access_key_id=tests&aws_secret_access_key=tests"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def start(self) -> None:
-        """Start, or start again on the same port, empty; returns when it listens."""
-        marks.starts("dynamodb")
-        for _ in range(5):
-            port = self.port or free_port()
-            self._process = subprocess.Popen(
-                self.command(port), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-            if self._listens(port):
-                self.port = port
-                return
-        raise AssertionError(f"{type(self).__name__} doesn't start")
-
-    def _listens(self, port: int) -> bool:
-        assert self._process is not None
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1.0).close()
-                return True
-            except OSError:
-                time.sleep(0.01)  # there is nothing to wait on until it listens
-        self.stop()
-        return False
-
-    def stop(self) -> None:
-        """SIGKILL: its clients see the connection close."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def freeze(self) -> None:
-        """It accepts, and never answers."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        self.stop()
-        atexit.unregister(self.close)
+    def _answers(self, port: int) -> bool:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()  # as soon as it listens
+        return True
 
 
 class MotoServer(_Server):

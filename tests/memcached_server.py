@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import signal
 import socket
 import subprocess
-import time
 from functools import cache
 
 import marks
-from servers import PATIENCE, Authority, free_port, missing, need, to_empty
+from server_process import ServerProcess
+from servers import PATIENCE, Authority, missing, need, to_empty
 
 __all__ = ["MemcachedServer", "shared_memcached"]
 
 
-class MemcachedServer:
+class MemcachedServer(ServerProcess):
     """One server: `MemcachedServer("-m", "1")`. It ends with the tests at the latest."""
+
+    kind = "memcached"
 
     def __init__(self, *options: str, tls: Authority | None = None) -> None:
         """With `tls` it speaks nothing else."""
         self._program = need("memcached")
         self._options = [*options, *(_with_certificate(tls) if tls is not None else ())]
         self._tls = tls
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
-        atexit.register(self.close)
-        self.start()
+        super().__init__()
 
     @property
     def address(self) -> str:
@@ -37,60 +33,17 @@ class MemcachedServer:
     def url(self) -> str:
         return f"memcached://{self.address}"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def start(self) -> None:
-        """Start, or start again on the same port, empty; returns when it answers."""
-        marks.starts("memcached")
-        for _ in range(5):
-            port = self.port or free_port()
-            self._process = subprocess.Popen(
-                [self._program, "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-t", "2", *self._options],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            if self._answers(port):
-                self.port = port
-                return
-        raise AssertionError("memcached doesn't start")
+    def command(self, port: int) -> list[str]:
+        return [self._program, "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-t", "2", *self._options]
 
     def _answers(self, port: int) -> bool:
-        assert self._process is not None
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
-                with self._met(port, 1.0) as probe:
-                    probe.sendall(b"version\r\n")
-                    if probe.recv(64):
-                        return True
-            except OSError:
-                time.sleep(0.005)  # there is nothing to wait on until it listens
-        self.stop()
-        return False
+        with self._met(port, 1.0) as probe:
+            probe.sendall(b"version\r\n")
+            return probe.recv(64) != b""
 
     def _met(self, port: int, patience: float) -> socket.socket:
         met = socket.create_connection(("127.0.0.1", port), patience)
         return met if self._tls is None else self._tls.trusted().wrap_socket(met, server_hostname="127.0.0.1")
-
-    def stop(self) -> None:
-        """SIGKILL: its clients see the connection close."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def freeze(self) -> None:
-        """It accepts, and never answers."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
 
     def say(self, commands: bytes, end: bytes = b"\r\n") -> bytes:
         """What it answers, up to `end`, on a connection of its own."""
@@ -116,10 +69,6 @@ class MemcachedServer:
 
     def empty(self) -> None:
         self.say(b"flush_all\r\n")
-
-    def close(self) -> None:
-        self.stop()
-        atexit.unregister(self.close)
 
 
 def _with_certificate(tls: Authority) -> list[str]:

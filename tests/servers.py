@@ -5,23 +5,22 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from random import SystemRandom
 from typing import BinaryIO, NoReturn
 
 import marks
 import pytest
+from server_process import PATIENCE, ServerProcess, free_port
 
 __all__ = [
+    "PATIENCE",
     "Authority",
     "RedisCluster",
     "RedisServer",
@@ -40,8 +39,6 @@ __all__ = [
     "wait_until",
     "with_certificate",
 ]
-
-PATIENCE = 20.0
 
 SLOW = 0.1
 """Seconds that a server's clock may lag behind."""
@@ -83,15 +80,6 @@ def missing(what: str) -> NoReturn:
     pytest.skip(what)
 
 
-def free_port() -> int:
-    """One that the kernel gives to no client: a server that starts again would find it taken, now and then."""
-    while True:
-        port = SystemRandom().randrange(10_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
 class Authority:
     """One that signs certificates, and one of those, for servers of the loopback."""
 
@@ -125,11 +113,10 @@ class Authority:
         return ssl.create_default_context(cafile=self.ca)
 
 
-class RedisServer:
+class RedisServer(ServerProcess):
     """One redis-server without persistence: `RedisServer("--maxmemory", "2mb")`. It ends with the tests."""
 
-    environment: dict[str, str] | None = None  # of its process; None: as ours
-    _process: subprocess.Popen[bytes] | None = None
+    kind = "redis"
 
     def __init__(
         self, *options: str, config: str | None = None, tls: Authority | None = None, program: str | None = None
@@ -145,9 +132,7 @@ class RedisServer:
             path.write_text(config)
             self._first = [str(path)]
         self.socket = self._directory / "redis.sock"
-        self.port = 0
-        atexit.register(self.close)
-        self.start()
+        super().__init__()
 
     @property
     def url(self) -> str:
@@ -159,63 +144,22 @@ class RedisServer:
     def unix_url(self) -> str:
         return f"unix://{self.socket}"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def start(self) -> None:
-        """Start, or start again on the same port, empty; returns when it answers."""
-        marks.starts("redis")
-        for _ in range(5):
-            port = self.port or free_port()
-            listen = ["--port", str(port)] if self._tls is None else ["--port", "0", "--tls-port", str(port)]
-            self._process = subprocess.Popen(
-                [self._program, *self._first, *listen, "--bind", "127.0.0.1",
-                 "--unixsocket", str(self.socket), "--dir", str(self._directory),
-                 "--save", "", "--appendonly", "no", *self._options],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=self.environment,
-            )  # fmt: skip
-            if self._answers(port):
-                self.port = port
-                return
-        raise AssertionError("redis-server doesn't start")
+    def command(self, port: int) -> list[str]:
+        listen = ["--port", str(port)] if self._tls is None else ["--port", "0", "--tls-port", str(port)]
+        return [
+            self._program, *self._first, *listen, "--bind", "127.0.0.1",
+            "--unixsocket", str(self.socket), "--dir", str(self._directory),
+            "--save", "", "--appendonly", "no", *self._options,
+        ]  # fmt: skip
 
     def _answers(self, port: int) -> bool:
-        assert self._process is not None
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
-                with self._met(port) as probe:
-                    probe.sendall(b"PING\r\n")
-                    if probe.recv(64):  # +PONG, or -NOAUTH
-                        return True
-            except OSError:
-                time.sleep(0.005)  # there is nothing to wait on until it listens
-        self.stop()  # it has ended (somebody else took the port), or never answers
-        return False
+        with self._met(port) as probe:
+            probe.sendall(b"PING\r\n")
+            return probe.recv(64) != b""  # +PONG, or -NOAUTH
 
     def _met(self, port: int) -> socket.socket:
         met = socket.create_connection(("127.0.0.1", port), 1.0)
         return met if self._tls is None else self._tls.trusted().wrap_socket(met, server_hostname="127.0.0.1")
-
-    def stop(self) -> None:
-        """SIGKILL: its clients see the connection close."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def freeze(self) -> None:
-        """It accepts, and never answers."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
 
     def cli(self, *command: str | bytes) -> str:
         """What redis-cli prints; without it, since a program that is started takes longer than most tests."""
@@ -238,8 +182,7 @@ class RedisServer:
         return done.stdout.strip()
 
     def close(self) -> None:
-        self.stop()
-        atexit.unregister(self.close)
+        super().close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -386,11 +385,11 @@ def test_who_leaves_a_server_that_hangs_waits_for_it_once(leaving: Leaving, engi
     redis = engine == "redis"
     with closing(RedisServer() if redis else MemcachedServer()) as server:
         leave = leaving(f"{engine}://127.0.0.1:{server.port}?{'socket_timeout' if redis else 'timeout'}=0.5")
-        os.kill(server.pid, signal.SIGSTOP)
+        server.freeze()
         try:
             assert leave() < 3.0
         finally:
-            os.kill(server.pid, signal.SIGCONT)
+            server.thaw()
 
 
 @pytest.mark.parametrize("engine", ["redis", "memcached"])

@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from herd import Herd, until
 from memcached_server import shared_memcached
 from proxy import Proxy
+from server_process import freeze, states
 from servers import shared_redis
 
 from stampede import Cache, EngineError, try_lock
@@ -125,15 +125,6 @@ with Cache(url) as cache:
 """
 
 
-def _states(pid: int) -> set[str]:
-    """Of all its threads."""
-    states = set()
-    for each in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended just now
-            states.add(each.read_text().rpartition(")")[2].split()[0])
-    return states
-
-
 class Child:
     """A process that asks, and is stopped for a while when the reply has come."""
 
@@ -145,9 +136,8 @@ class Child:
 
     def _stop(self) -> None:
         pid = self._popen.pid
-        until(lambda: _states(pid) == {"S"})  # it waits for the reply
-        os.kill(pid, signal.SIGSTOP)
-        until(lambda: _states(pid) == {"T"})
+        until(lambda: states(pid) == {"S"})  # it waits for the reply
+        freeze(pid)
         go_on = threading.Timer(STALL, os.kill, (pid, signal.SIGCONT))
         go_on.start()
         if self._late:
