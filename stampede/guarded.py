@@ -143,7 +143,8 @@ class Guarded:
         if seconds >= questions.silence:
             return await work()
         its = questions.at(server)
-        if its.hangs_for(seconds) and not its.is_due():
+        spent = patience <= -grace / 2  # by a look that had no answer, most likely: that was this caller's try
+        if its.hangs_for(seconds) and (spent or not its.is_due()):
             until = min(_clock() + seconds, its.tried + stalls.LATE)  # by then, who has just asked has its answer
             while True:
                 await self._colour.park(Bell(), stalls.NEXT)  # a reply may be there, to be read
