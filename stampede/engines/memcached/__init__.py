@@ -35,7 +35,7 @@ class MemcachedEngine(Engine):
       twice: use it to save work, and take redis, etcd or zookeeper where two inside would be wrong. Its fence grows
       only while its server lives.
     - Its clock ticks in seconds: `ttl=5` ends within the fifth second, leases stand up to a second longer than asked,
-      and fractions are rounded up. Nothing with an end is kept for more than 30 days.
+      locks up to two, and fractions are rounded up. Nothing with an end is kept for more than 30 days.
     - It can't push: waiters look again, soon at first and at the moment at which the key's last cost says, and at the
       latest after a tenth of the time waited, or 50 ms.
     - A key belongs to one server of the ring by its name. While that one is down, its keys are computed once per

@@ -18,6 +18,11 @@ from stampede.record import Lease, Record
 
 __all__ = ["MemcachedLocks"]
 
+SKIPPED = 1
+"""Seconds that the server's clock may leap over at once: each of its ticks comes a little more than a second after the
+last, on a busy machine by tenths, and it is the whole seconds at a tick that count. A lock that was taken just before
+would end that much sooner, and its holder, who goes by his own clock, not know of it."""
+
 
 class MemcachedLocks:
     """Locks of one colour. What they cannot promise is in the engine's docstring."""
@@ -38,7 +43,7 @@ class MemcachedLocks:
                 seen = (await link.ask(meta.look(its), twice=True))[0]
                 held = items.read(seen).lease
                 if held is not None and held.token != token:
-                    return Busy(held.token, items.left_of(held.end))
+                    return Busy(held.token, items.left_of(held.end - SKIPPED))
                 if seen.code == b"VA":  # our own, whose reply was lost; or nobody's
                     taken = (await link.ask(meta.put(its, *body, seen.cas)))[0]
                     if taken.code == b"HD":
@@ -88,4 +93,4 @@ class MemcachedLocks:
 
 
 def _held(token: bytes, lease: float) -> Record:
-    return Record(lease=Lease(token, items.standing(lease)))
+    return Record(lease=Lease(token, items.standing(lease) + SKIPPED))
