@@ -6,7 +6,6 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from itertools import accumulate
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,12 @@ from weakref import ref
 from stampede.engines.kit.replies import OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil, hang_up
-from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.clients import Server
 from stampede.engines.redis.inside import left_over, refusal, socket_of
+from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, packed, parser
-from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
+from stampede.engines.redis.scripts import Command, Scripts
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 
@@ -35,42 +35,26 @@ _AT_ONCE = 500
 """Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
 
 
-class Blocking:
+class Blocking(ServerLine):
     """Asks a server, from any thread."""
 
     def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
         from redis import exceptions
 
-        self._server = server
-        self._scripts = scripts
-        self._news = news
+        super().__init__(server, scripts, news)
         self._vigil = server.vigil
         self._vigil.waiters = lambda before: cut_all(list(self._pool.all), before)
         self.start_again()
         self._broken = (exceptions.ConnectionError, OSError)
         self._hung = exceptions.TimeoutError
-        self._readonly = exceptions.ReadOnlyError
-        self._any = (exceptions.RedisError, OSError)
 
-    async def ask(self, command: Command) -> Any:
-        """The reply."""
-        return self._asked([command])[0][0]
-
-    async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]:
-        """The replies, in order, of what goes out together."""
-        return (await self.read_all(commands))[0]
-
-    async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]:
-        """The reply, and which connection will be told when what was read changes (0: none)."""
-        replies, told = self._asked([command])
-        return replies[0], told
-
-    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        """The same of many."""
+    async def sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
+        if len(commands) <= _AT_ONCE:
+            return self._sent(commands)
         replies: list[Any] = []
         tellers: set[int] = set()
         for start in range(0, len(commands), _AT_ONCE):
-            some, told = self._asked(commands[start : start + _AT_ONCE])
+            some, told = self._sent(commands[start : start + _AT_ONCE])
             replies += some
             tellers.add(told)
         return replies, tellers.pop() if len(tellers) == 1 else 0
@@ -81,37 +65,6 @@ class Blocking:
     def start_again(self) -> None:
         """In a forked child: the connections are the parent's, and the pool's lock may be one that nobody opens."""
         self._pool = _Pool(self._server)
-
-    def _asked(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        self._server.check()
-        try:
-            replies, told = self._sent(commands)
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    told = self._mended(list(commands), replies, told)
-                    break
-        except Exception as error:
-            pass_on(error)
-            self._server.check()  # then the connection was closed under our hands, which may raise anything
-            if isinstance(error, self._any):
-                raise trouble(self._server.name, error) from error
-            raise
-        return replies, told
-
-    def _mended(self, commands: list[Command], replies: list[Any], told: int) -> int:
-        """Have each reply be one, or raise the refusal."""
-        for tried in range(REMEDIES):
-            remedies = self._scripts.remedies(commands, replies, tried)
-            if not remedies:
-                break
-            again, teller = self._sent([command for some in remedies.values() for command in some])
-            told, ends = told if teller == told else 0, accumulate(map(len, remedies.values()))
-            for number, end in zip(remedies, ends, strict=True):
-                replies[number] = again[end - 1]
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return told
 
     def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         """The replies as they are. Where the server takes no new connection (it has too many, or another password by
@@ -205,16 +158,8 @@ class Blocking:
     def _read(self, wire: _Wire, command: Command) -> Any:
         reply = wire.hear()
         self._scripts.check(command, reply)
-        return self._refusal(reply) if isinstance(reply, Exception) else reply
-
-    def _refusal(self, reply: Exception) -> Exception:
-        """A reply like others, unless it says that nothing is to be had over this connection."""
         if isinstance(reply, self._broken):
             raise reply
-        if isinstance(reply, self._readonly):  # another server is the master now: a new connection may find it
-            raise ConnectionError(str(reply)) from reply
-        if str(reply).startswith("Protocol error"):  # so it calls a question of one who has not logged in
-            raise ConnectionError(str(reply)) from reply
         return reply
 
 

@@ -49,6 +49,9 @@ class Scripts:
     """All verbs. With `sharded`, the herd is told by the channels of a cluster's shard."""
 
     def __init__(self, *, sharded: bool = False) -> None:
+        from redis.exceptions import ReadOnlyError
+
+        self._readonly = ReadOnlyError
         folder = files(__package__) / "lua"
         entry, queue = ((folder / name).read_bytes() for name in ("entry.lua", "queue.lua"))
         if sharded:
@@ -96,11 +99,16 @@ class Scripts:
         return (b"EVAL", script.source, *command[2:], *script.first)
 
     def check(self, command: Command, reply: Any) -> None:
-        """OutOfStep if that can't be the reply to this command. (A refusal can, to any.)"""
+        """OutOfStep if that can't be the reply to this command. (A refusal can, to any.) ConnectionError if it refuses
+        all: a new connection may find the server that is the master now, or log in."""
         shape = self._shapes.get(command[1] if command[0] in _CALLS else command[0])
-        if shape is None or shape(reply) or isinstance(reply, Exception):
+        if shape is not None and shape(reply):
             return
-        raise OutOfStep(f"that is no reply to {command[0].decode()}: {str(reply)[:80]}")
+        if isinstance(reply, Exception):
+            if isinstance(reply, self._readonly) or str(reply).startswith("Protocol error"):
+                raise ConnectionError(str(reply)) from reply
+        elif shape is not None:
+            raise OutOfStep(f"that is no reply to {command[0].decode()}: {str(reply)[:80]}")
 
     def remedies(self, commands: list[Command], replies: Sequence[Any], tried: int = 0) -> dict[int, list[Command]]:
         """What to send where the server could not do as it was told, for a reason that can be mended, by the command's

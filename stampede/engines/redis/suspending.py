@@ -5,47 +5,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate
 from typing import Any
 
 from stampede.engines.kit.pipe import Pipe, Pipes, Question, Wire
-from stampede.engines.kit.progress import LARGE
-from stampede.engines.redis.clients import Server, trouble
+from stampede.engines.redis.clients import Server
 from stampede.engines.redis.inside import note_reader, refusal, streams_of, take_streams
+from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import packed, parser
-from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
+from stampede.engines.redis.scripts import Command, Scripts
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 
 __all__ = ["Suspending"]
 
 
-class Suspending:
+class Suspending(ServerLine):
     """Asks a server, from any task of any event loop."""
 
     def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
-        from redis import exceptions
-
-        self._server = server
-        self._scripts = scripts
-        self._news = news
-        self._any = (exceptions.RedisError, OSError, asyncio.TimeoutError)
+        super().__init__(server, scripts, news)
         # What is large goes another way: who sends, or is sent, little doesn't wait for it.
         self._pipes = Pipes[_Pipe](lambda large: _Pipe(server, scripts, news))
 
-    async def ask(self, command: Command) -> Any:
-        """The reply."""
-        return (await self._asked([command], large=max(map(len, command)) > LARGE)).replies[0]
-
-    async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]:
-        """The replies, in order, of what goes out together."""
-        return (await self._asked(commands, large=wide)).replies if commands else []
+    async def sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
+        question = self._pipes.to(large).ask(commands, len(commands))
+        try:
+            await question.future
+        except BaseException:
+            question.drop()
+            raise
+        return question.replies, question.told
 
     async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]:
-        """The reply, and which connection will be told when what was read changes (0: none)."""
         try:
-            question = await self._asked([command], large=undo is not None)
+            return await super().read(command, undo)
         except EngineError:
             raise
         except BaseException:
@@ -53,53 +47,6 @@ class Suspending:
                 with suppress(RuntimeError, *self._any):  # its loop was closed
                     self._pipes.to(True).ask([undo], 1).forget()
             raise
-        return question.replies[0], question.told
-
-    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        """The same of many."""
-        if not commands:
-            return [], 0
-        question = await self._asked(commands)
-        return question.replies, question.told
-
-    async def _asked(self, commands: Sequence[Command], *, large: bool = False) -> Question:
-        self._server.check()
-        try:
-            pipe = self._pipes.to(large)
-            question = pipe.ask(commands, len(commands))
-            try:
-                await question.future
-            except BaseException:
-                question.drop()
-                raise
-            for reply in question.replies:
-                if isinstance(reply, Exception):
-                    await self._mended(pipe, list(commands), question)
-                    break
-        except Exception as error:
-            pass_on(error)
-            self._server.check()
-            if isinstance(error, self._any):
-                raise trouble(self._server.name, error) from error
-            raise
-        return question
-
-    async def _mended(self, pipe: _Pipe, commands: list[Command], question: Question) -> None:
-        """Have each reply be one, or raise the refusal."""
-        replies = question.replies
-        for tried in range(REMEDIES):
-            remedies = self._scripts.remedies(commands, replies, tried)
-            if not remedies:
-                break
-            asked = [command for some in remedies.values() for command in some]
-            again = pipe.ask(asked, len(asked))
-            await again.future
-            question.told = question.told if again.told == question.told else 0
-            for number, end in zip(remedies, accumulate(map(len, remedies.values())), strict=True):
-                replies[number] = again.replies[end - 1]
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
 
     def close(self) -> None:
         self._pipes.close()
@@ -115,15 +62,14 @@ class _Pipe(Pipe):
     """How Redis is connected to, asked, and heard."""
 
     def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
-        from redis.exceptions import ReadOnlyError, RedisError
+        from redis.exceptions import RedisError
         from redis.exceptions import TimeoutError as Hung
 
         super().__init__(server.vigil, server.patience)
         self._server = server
         self._scripts = scripts
         self._news = news
-        self._readonly = ReadOnlyError
-        self.hung, self.final, self.known = Hung, (Hung,), (RedisError, OSError, asyncio.TimeoutError)
+        self.hung, self.final, self.known = Hung, (Hung,), (RedisError, OSError)
 
     async def reach(self, made: list[Wire]) -> Wire:
         connection: Any = self._server.suspending_connection()
@@ -149,8 +95,6 @@ class _Pipe(Pipe):
         return packed(wire.connection, [command for question in questions for command in question.asked])
 
     def check(self, question: Question, reply: Any) -> None:
-        if isinstance(reply, Exception) and (isinstance(reply, self._readonly) or _is_all(reply)):
-            raise ConnectionError(str(reply)) from reply  # another server is the master now: a new one may find it
         self._scripts.check(question.asked[len(question.replies)], reply)
 
     def current(self, wire: Any) -> bool:
@@ -182,11 +126,6 @@ class _Pipe(Pipe):
         if wire.told > 0:
             self._news.reader_lost()
         wire.told = 0
-
-
-def _is_all(refusal: Exception) -> bool:
-    """So a server speaks to one who has not logged in, and says no more than that."""
-    return str(refusal).startswith("Protocol error")
 
 
 class _Wire(Wire):
