@@ -734,14 +734,12 @@ def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> Non
     ticket_of(engine, "there")
     taken = granted(other, "taken")
     questions = [(key, new_id(), Ask(LONG)) for key in ("there", "taken", *map(str, range(700)))]
-    for ask in (run, asyncio.run):
-        port = engine.claims if ask is run else engine.aclaims
-        found, busy, *rest = ask(port.claim_many(questions))
-        assert isinstance(found, Found)
-        assert ask is asyncio.run or found.ticket is not None
-        assert busy.token == taken
-        assert all(isinstance(reply, Granted) for reply in rest)
-        assert ask(port.claim_many([])) == []
+    found, busy, *rest = engine.many.ask_many([Asked("claim", question) for question in questions])
+    assert isinstance(found, Found)
+    assert found.ticket is not None
+    assert busy.token == taken
+    assert all(isinstance(reply, Granted) for reply in rest)
+    assert engine.many.ask_many([]) == []
     assert isinstance(claim(other, "699"), Busy)
 
 

@@ -235,15 +235,8 @@ def test_many_claims_are_one_question_to_each_shard(cluster: RedisCluster, open_
     keys = [f"k{number}" for number in range(60)]
     for key in keys[::2]:
         run(engine.store.set(key, some(key.encode())))
-    questions = [(key, new_id(), Ask(LONG)) for key in keys]
-
-    async def ask() -> Any:
-        return await engine.aclaims.claim_many(questions), await engine.astore.get(keys)
-
-    if colour == "async":
-        replies, kept = asyncio.run(ask())
-    else:
-        replies, kept = run(engine.claims.claim_many(questions)), run(engine.store.get(keys))
+    replies = engine.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
+    kept = asyncio.run(engine.astore.get(keys)) if colour == "async" else run(engine.store.get(keys))
     assert [reply.entry and reply.entry.value for reply in replies[::2]] == [key.encode() for key in keys[::2]]
     assert all(isinstance(reply, Granted) for reply in replies[1::2])
     assert [entry and entry.value for entry in kept[::2]] == [key.encode() for key in keys[::2]]
@@ -256,7 +249,7 @@ def test_a_batch_with_a_key_that_has_moved(cluster: RedisCluster, open_: Open, m
     for key in keys:
         run(engine.store.set(key, some(key.encode())))
     move.whole()
-    replies = run(engine.claims.claim_many([(key, new_id(), Ask(LONG)) for key in keys]))
+    replies = engine.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
     assert [reply.entry.value for reply in replies] == [key.encode() for key in keys]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -126,10 +127,8 @@ class Server:
     def suspending_connection(self) -> SuspendingConnection:
         """One connection of the running event loop, not yet connected."""
         from redis.asyncio import connection
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
 
-        retry = Retry(NoBackoff(), 0)
+        retry = never("redis.asyncio.retry")
         try:
             made: SuspendingConnection = getattr(connection, self._kind)(**self._options, retry=retry)
         except TypeError as unknown:
@@ -251,9 +250,8 @@ def is_about_rights(error: EngineError) -> bool:
     )
 
 
-def never() -> Any:
-    """The library's retries, switched off."""
+def never(module: str = "redis.retry") -> Any:
+    """The library's retries, switched off; each colour has its own."""
     from redis.backoff import NoBackoff
-    from redis.retry import Retry
 
-    return Retry(NoBackoff(), 0)
+    return import_module(module).Retry(NoBackoff(), 0)

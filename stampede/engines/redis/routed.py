@@ -13,9 +13,9 @@ from stampede.engines.redis.locks import RedisLocks, tag_of
 from stampede.engines.redis.master import Ports, Verb, reason
 from stampede.engines.redis.verbs import Keys
 from stampede.engines.redis.wire import names
-from stampede.entry import Entry, Verdict
+from stampede.entry import Entry
 from stampede.errors import EngineError
-from stampede.ports import Ask, Asked, Busy, Found, Granted, Reply, Shown, Versioned
+from stampede.ports import Asked, Busy, Found, Versioned
 
 __all__ = ["GENERATIONS", "SLOTS", "RoutedKeys", "RoutedLocks", "slot_of"]
 
@@ -50,26 +50,38 @@ class Ways(Protocol):
     def generation_at_hand(self, scope: str) -> str | None: ...
 
 
+def _at_its_shard(verb: str, *, always: bool = False) -> Any:
+    """A verb of one key, asked where the key is."""
+
+    async def asked(self: RoutedKeys, key: str, *terms: Any) -> Any:
+        return await self.at(key, lambda keys: getattr(keys, verb)(key, *terms), always=always)
+
+    return asked
+
+
+def _where_generations_are(verb: str) -> Any:
+    async def asked(self: RoutedKeys, scope: str) -> Any:
+        return await self.of_generations(lambda keys: getattr(keys, verb)(scope))
+
+    return asked
+
+
 class RoutedKeys(Versioned):
     """Claims and Store of one colour."""
+
+    claim, look, abandon, renew = map(_at_its_shard, ("claim", "look", "abandon", "renew"))
+    set, replace, expire, invalidate = map(_at_its_shard, ("set", "replace", "expire", "invalidate"))
+    fill, show = _at_its_shard("fill", always=True), _at_its_shard("show", always=True)
+    generation, generations = map(_where_generations_are, ("generation", "generations"))
+    bump, soften = map(_where_generations_are, ("bump", "soften"))
 
     def __init__(self, ways: Ways, colour: Colour) -> None:
         self._ways = ways
         self._colour = colour
 
-    async def _at(self, key: str, verb: Callable[[Keys], Awaitable[T]], *, always: bool = False) -> T:
+    async def at(self, key: str, verb: Callable[[Keys], Awaitable[T]], *, always: bool = False) -> T:
         slot = _slot_of_key(key)
         return await self._ways.of_key(slot, self._colour, lambda ports: verb(ports.keys), always=always)
-
-    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        return await self._at(key, lambda keys: keys.claim(key, token, ask))
-
-    async def look(self, key: str, patience: float) -> Found | None:
-        return await self._at(key, lambda keys: keys.look(key, patience))
-
-    async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
-        """A claim for each (key, token, ask), in one round trip for each shard."""
-        return _whole(await self._many(questions, lambda asked: asked[0], lambda keys, some: keys.claim_many(some)))
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         """Claims in one round trip for each shard; fills and abandons in another."""
@@ -84,18 +96,9 @@ class RoutedKeys(Versioned):
         always = any(question.verb == "fill" for question in asked)
         return run_blocking(self._many(asked, lambda question: question.args[0], ask, always=always))
 
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        return await self._at(key, lambda keys: keys.fill(key, token, entry), always=True)
-
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        return await self._at(key, lambda keys: keys.abandon(key, token, verdict, rest))
-
-    async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return await self._at(key, lambda keys: keys.renew(key, token, lease))
-
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         end = time.monotonic() + timeout
-        return await self._at(key, lambda keys: keys.wait(key, busy, max(end - time.monotonic(), 0.0)), always=True)
+        return await self.at(key, lambda keys: keys.wait(key, busy, max(end - time.monotonic(), 0.0)), always=True)
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is kept of each key. Those of a shard that is down are missing, as long as another one answers."""
@@ -104,9 +107,6 @@ class RoutedKeys(Versioned):
         if not all(lost):
             answers = [None if gone else answer for answer, gone in zip(answers, lost, strict=True)]
         return _whole(answers)
-
-    async def show(self, key: str) -> Shown:
-        return await self._at(key, lambda keys: keys.show(key), always=True)
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         """One master after the other, each found by one of its slots."""
@@ -119,27 +119,15 @@ class RoutedKeys(Versioned):
             return found, ([slot, *more], at)
         return found, (more, None) if more else None
 
-    async def set(self, key: str, entry: Entry[Any]) -> None:
-        await self._at(key, lambda keys: keys.set(key, entry))
-
-    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        return await self._at(key, lambda keys: keys.replace(key, seen, entry))
-
-    async def expire(self, key: str) -> bool:
-        return await self._at(key, lambda keys: keys.expire(key))
-
-    async def invalidate(self, key: str) -> bool:
-        return await self._at(key, lambda keys: keys.invalidate(key))
-
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         """In one round trip to each shard; from an event loop all at once."""
 
         async def told() -> list[Sequence[str]]:
-            return (await self._of_generations(lambda keys: keys.change([], scopes)))[1] if scopes else []
+            return (await self.of_generations(lambda keys: keys.change([], scopes)))[1] if scopes else []
 
         async def done() -> list[Any]:
             if len(asked) == 1:
-                return await self._at(asked[0].args[0], lambda keys: change(keys, asked))
+                return await self.at(asked[0].args[0], lambda keys: change(keys, asked))
             return _whole(await self._many(asked, lambda each: each.args[0], change))
 
         async def change(keys: Keys, some: Sequence[Asked]) -> list[Any]:
@@ -157,19 +145,7 @@ class RoutedKeys(Versioned):
     def generation_at_hand(self, scope: str) -> str | None:
         return self._ways.generation_at_hand(scope)
 
-    async def generation(self, scope: str) -> str:
-        return await self._of_generations(lambda keys: keys.generation(scope))
-
-    async def generations(self, scope: str) -> Sequence[str]:
-        return await self._of_generations(lambda keys: keys.generations(scope))
-
-    async def bump(self, scope: str) -> None:
-        await self._of_generations(lambda keys: keys.bump(scope))
-
-    async def soften(self, scope: str) -> None:
-        await self._of_generations(lambda keys: keys.soften(scope))
-
-    async def _of_generations(self, verb: Callable[[Keys], Awaitable[T]]) -> T:
+    async def of_generations(self, verb: Callable[[Keys], Awaitable[T]]) -> T:
         try:
             return await self._ways.at(GENERATIONS, self._colour, lambda ports: verb(ports.keys))
         except EngineError as error:
@@ -253,25 +229,27 @@ def _whole(answers: list[Any]) -> list[Any]:
     return answers
 
 
+def _at_its_lock(verb: str, *, always: bool = False) -> Any:
+    """A verb of one lock, asked where that is."""
+
+    async def asked(self: RoutedLocks, name: str, *terms: Any, **more: Any) -> Any:
+        return await self.at(name, lambda locks: getattr(locks, verb)(name, *terms, **more), always=always)
+
+    return asked
+
+
 class RoutedLocks:
     """Locks of one colour."""
+
+    acquire, renew, release = _at_its_lock("acquire"), _at_its_lock("renew"), _at_its_lock("release", always=True)
 
     def __init__(self, ways: Ways, colour: Colour) -> None:
         self._ways = ways
         self._colour = colour
 
-    async def _at(self, name: str, verb: Callable[[RedisLocks], Awaitable[T]], *, always: bool = False) -> T:
+    async def at(self, name: str, verb: Callable[[RedisLocks], Awaitable[T]], *, always: bool = False) -> T:
         slot = _slot(tag_of(name))
         return await self._ways.at(slot, self._colour, lambda ports: verb(ports.locks), always=always)
-
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
-        return await self._at(name, lambda locks: locks.acquire(name, token, lease, waits=waits))
-
-    async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return await self._at(name, lambda locks: locks.renew(name, token, lease))
-
-    async def release(self, name: str, token: bytes) -> bool:
-        return await self._at(name, lambda locks: locks.release(name, token), always=True)
 
     def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
         """In one round trip to each shard; of a blocking port."""
@@ -284,4 +262,4 @@ class RoutedLocks:
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         end = time.monotonic() + timeout
-        await self._at(name, lambda locks: locks.wait(name, busy, max(end - time.monotonic(), 0.0)), always=True)
+        await self.at(name, lambda locks: locks.wait(name, busy, max(end - time.monotonic(), 0.0)), always=True)

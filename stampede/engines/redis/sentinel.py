@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import copy
 from functools import cache
+from importlib import import_module
+from inspect import isawaitable
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from stampede.colour import run_blocking
 from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, made_with, never, several
 from stampede.engines.url import flag, safe_url
 from stampede.errors import OptionError
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from redis.connection import AbstractConnection as Connection
 
 __all__ = ["Service", "of_sentinel_client", "of_sentinel_url"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("stampede")
 
@@ -50,7 +55,7 @@ class Service(Server):
         try:
             self._watch = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": never()})
             for each in self._watch.sentinels:
-                each.sentinel_masters = _passing_on(each.sentinel_masters)  # type: ignore[method-assign]
+                _pass_on_in(each, run_blocking)
         except TypeError as wrong:
             raise OptionError(f"{name}: {wrong}") from wrong
         self._look = 0.0  # when to ask the sentinels again
@@ -65,7 +70,7 @@ class Service(Server):
         return made
 
     def suspending_connection(self) -> SuspendingConnection:
-        its: dict[str, Any] = {"connection_pool": self._suspending_masters, "retry": _never_suspending()}
+        its: dict[str, Any] = {"connection_pool": self._suspending_masters, "retry": never("redis.asyncio.retry")}
         made: SuspendingConnection = _kind("redis.asyncio.sentinel", self._kind)(**self._options | its)
         return made
 
@@ -101,51 +106,42 @@ class Service(Server):
 
     def master(self) -> tuple[str, int]:
         """Where the sentinels say that the master is."""
-        from redis.exceptions import RedisError
-        from redis.sentinel import MasterNotFoundError
-
         watch = copy(self._watch)  # threads look side by side, and each of them puts who answers first
         watch.sentinels = [*self._watch.sentinels]
-        try:
-            found: tuple[str, int] = watch.discover_master(self._service)
-        except MasterNotFoundError as unknown:
-            trouble = None
-            try:
-                watch.sentinels[0].ping()
-            except RedisError as error:  # of all sentinels, perhaps: wrong certificates, wrong passwords
-                pass_on(error)
-                trouble = error
-            raise self._unnamed(trouble) from unknown
+        named = run_blocking(self._named(watch))
         self._watch.sentinels = watch.sentinels
-        return found
+        return named
 
     async def suspending_master(self) -> tuple[str, int]:
         """The same, in the running loop: connections can't be kept for the next one."""
-        from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
-        from redis.exceptions import RedisError
+        from redis.asyncio.sentinel import Sentinel
 
-        watch: Any = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": _never_suspending()})
+        kwargs = self._theirs | {"retry": never("redis.asyncio.retry")}
+        watch: Any = Sentinel(self._sentinels, sentinel_kwargs=kwargs)
         for each in watch.sentinels:
-            each.sentinel_masters = _passing_on_suspending(each.sentinel_masters)
+            _pass_on_in(each, _as_it_is)
         try:
-            found: tuple[str, int] = await watch.discover_master(self._service)
-        except MasterNotFoundError as unknown:
-            trouble = None
-            try:
-                await watch.sentinels[0].ping()
-            except RedisError as error:
-                pass_on(error)
-                trouble = error
-            raise self._unnamed(trouble) from unknown
-        else:
-            return found
+            return await self._named(watch)
         finally:
             for sentinel in watch.sentinels:
                 await sentinel.aclose()
 
-    def _unnamed(self, trouble: Exception | None) -> ConnectionError:
-        why = "" if trouble is None else f": {trouble}"
-        return ConnectionError(f"no sentinel names a master of {self._service!r} that is up{why}")
+    async def _named(self, watch: Any) -> tuple[str, int]:
+        from redis.asyncio.sentinel import MasterNotFoundError as SuspendingMasterNotFoundError
+        from redis.exceptions import RedisError
+        from redis.sentinel import MasterNotFoundError
+
+        try:
+            found: tuple[str, int] = await _got(watch.discover_master(self._service))
+        except (MasterNotFoundError, SuspendingMasterNotFoundError) as unknown:
+            why = ""
+            try:
+                await _got(watch.sentinels[0].ping())
+            except RedisError as error:  # of all sentinels, perhaps: wrong certificates, wrong passwords
+                pass_on(error)
+                why = f": {error}"
+            raise ConnectionError(f"no sentinel names a master of {self._service!r} that is up{why}") from unknown
+        return found
 
     def found(self, master: tuple[str, int]) -> None:
         """A server says itself that it is the master: connections to another one are of no use any more."""
@@ -186,75 +182,57 @@ class _SuspendingMasters(_Masters):
 @cache
 def _kind(module: str, name: str) -> Any:
     """The library's connection, which finds the master, and asks it whether it is: sentinels may not know yet."""
-    from importlib import import_module
-
     base: Any = getattr(import_module(module), f"SentinelManaged{name}")
-    from redis.exceptions import NoPermissionError
-
     if module == "redis.sentinel":
 
         class Managed(base):  # type: ignore[misc]
             def connect_to(self, address: tuple[str, int]) -> None:
-                super().connect_to(address)
-                self.send_command("ROLE")
-                try:
-                    role = self.read_response()
-                except NoPermissionError:
-                    role = None
-                if not self.connection_pool.meet(address, role):
-                    self.disconnect()
-                    raise _demoted(address)
+                run_blocking(_met(self, super().connect_to, address))
 
         return Managed
 
     class SuspendingManaged(base):  # type: ignore[misc]
         async def connect_to(self, address: tuple[str, int]) -> None:
-            await super().connect_to(address)
-            await self.send_command("ROLE")
-            try:
-                role = await self.read_response()
-            except NoPermissionError:
-                role = None
-            if not self.connection_pool.meet(address, role):
-                await self.disconnect()
-                raise _demoted(address)
+            await _met(self, super().connect_to, address)
 
     return SuspendingManaged
 
 
-def _passing_on(ask: Callable[[], Any]) -> Callable[[], Any]:
-    """The same; what is thrown into it comes out of it. The library would go on to the next sentinel."""
+async def _met(connection: Any, connect: Callable[[tuple[str, int]], Any], address: tuple[str, int]) -> None:
+    from redis.exceptions import NoPermissionError
 
-    def asked() -> Any:
-        try:
-            return ask()
-        except Exception as error:
-            pass_on(error)
-            raise
+    await _got(connect(address))
+    await _got(connection.send_command("ROLE"))
+    try:
+        role = await _got(connection.read_response())
+    except NoPermissionError:
+        role = None
+    if not connection.connection_pool.meet(address, role):
+        await _got(connection.disconnect())
+        raise ConnectionError(f"{address[0]}:{address[1]} is no master (any more, or yet)")
 
-    return asked
 
+def _pass_on_in(sentinel: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    """Have what is thrown into its question come out of it. The library would go on to the next sentinel."""
+    ask = sentinel.sentinel_masters
 
-def _passing_on_suspending(ask: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
     async def asked() -> Any:
         try:
-            return await ask()
+            return await _got(ask())
         except Exception as error:
             pass_on(error)
             raise
 
-    return asked
+    sentinel.sentinel_masters = lambda: run(asked())
 
 
-def _demoted(address: tuple[str, int]) -> ConnectionError:
-    return ConnectionError(f"{address[0]}:{address[1]} is no master (any more, or yet)")
+async def _got(answer: Any) -> Any:
+    """What the library says, in either colour."""
+    return await answer if isawaitable(answer) else answer
 
 
-def _never_suspending() -> Any:
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-
-    return Retry(NoBackoff(), 0)
+def _as_it_is(work: T) -> T:
+    return work
 
 
 def of_sentinel_url(url: str, given: Mapping[str, Any]) -> Service:

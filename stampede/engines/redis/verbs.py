@@ -256,10 +256,6 @@ class Keys(Versioned):
             self._large.clear()
         self._large.add(its.entry)
 
-    async def claim_many(self, questions: Sequence[tuple[str, bytes, Ask]]) -> list[Reply]:
-        """A claim for each (key, token, ask), all in one round trip. If it fails, any of them may have been granted."""
-        return [reply_of(*answer) for answer in await self._read([Asked("claim", each) for each in questions])]
-
     async def _read(self, asked: Sequence[Asked]) -> list[Any]:
         """What each look has found; and of each claim the answer, with its ticket. All in one round trip."""
         news = self._news
