@@ -53,8 +53,8 @@ class Ways(Protocol):
 def _at_its_shard(verb: str, *, always: bool = False) -> Any:
     """A verb of one key, asked where the key is."""
 
-    async def asked(self: RoutedKeys, key: str, *terms: Any) -> Any:
-        return await self.at(key, lambda keys: getattr(keys, verb)(key, *terms), always=always)
+    async def asked(self: RoutedKeys, key: str, *terms: Any, **more: Any) -> Any:
+        return await self.at(key, lambda keys: getattr(keys, verb)(key, *terms, **more), always=always)
 
     return asked
 
