@@ -609,7 +609,7 @@ def test_an_evicted_generation_is_a_new_one(server: MemcachedServer, engine: Mem
         met.add(run_blocking(engine.store.generation("f")))
         server.empty()
         engine._line.close()
-        engine.claims._generations.known.clear()  # type: ignore[attr-defined]
+        engine.claims._generations.clear()  # type: ignore[attr-defined]
     assert len(met) == 3
 
 

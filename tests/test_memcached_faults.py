@@ -25,7 +25,7 @@ from proxy import Proxy
 
 from stampede import Cache
 from stampede.colour import run_blocking
-from stampede.engines.memcached import MemcachedEngine, items, verbs
+from stampede.engines.memcached import MemcachedEngine, items
 from stampede.engines.memcached.blocking import Connection as BlockingConnection
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, TooLarge
@@ -769,7 +769,7 @@ def test_the_rest_of_a_ring_goes_on(
     ring: list[MemcachedServer], face: Callable[..., Face], colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One dead server of three would send all keys of all functions to this process's refuge."""
-    monkeypatch.setattr(verbs, "KNOWN", LONG)  # the server that has the generation's number may be the dead one
+    monkeypatch.setattr("stampede.engines.generations.KNOWN", LONG)  # the server that has the generation's number may be the dead one
     url = "memcached://" + ",".join(server.address for server in ring)
     asked = face(url, colour, breakers=["stampede.engines.memcached.servers"], ttl=LONG)
     keys = [f"user:{number}" for number in range(30)]

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 from stampede.engines.cells.protocol import Faster
 from stampede.engines.cells.records import TRIES, Records
 from stampede.engines.cells.sightings import Known
+from stampede.engines.generations import MOST, NOTED, Beliefs, names_of, new_generation
 from stampede.engines.naming import name_of
 from stampede.errors import EngineError
 
 __all__ = ["Generations"]
-
-KNOWN = 1.0
-"""Seconds for which a generation is believed."""
-
-NOTED = 3.0
-"""Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
-
-MOST = 32
-"""As many, at most."""
 
 
 class _Scope(NamedTuple):
@@ -30,35 +21,27 @@ class _Scope(NamedTuple):
     soft: str = ""
     ended: tuple[tuple[str, float], ...] = ()  # those that ended, the last one first, and when
 
+    @property
+    def today(self) -> str:
+        return f"{self.hard}~{self.soft}"
 
-class Generations:
+
+class Generations(Beliefs):
     """What this process knows of generations, for both colours, and how it asks for what it doesn't."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._known: dict[str, tuple[str, float]] = {}
-
-    def at_hand(self, scope: str) -> str | None:
-        known = self._known.get(scope)
-        return known[0] if known is not None and self._clock() < known[1] else None
 
     async def ask(self, records: Records, scope: str) -> list[str]:
         """Today's, and behind it those that others may still believe in."""
-        now = self._clock()
-        whole, own = await self._of(records, scope)
-        wholes, owns = (
-            [(each.hard, each.soft), *((hard, "") for hard, _ in each.ended)] for each in (whole, own)
-        )  # fmt: skip
-        generations = [_name_of(*whole, *own) for whole in wholes for own in owns]
-        if now + KNOWN >= self._known.get(scope, ("", 0.0))[1]:  # or it was asked before that one
-            self._known[scope] = generations[0], now + KNOWN
+        asked = records.clock()
+        wholes, owns = ([each.today, *(hard for hard, _ in each.ended)] for each in await self._of(records, scope))
+        generations = names_of(wholes, owns)
+        self.learn(scope, generations[0], asked)
         return generations
 
     async def _of(self, records: Records, scope: str) -> list[_Scope]:
         names = [_ALL, _scope_name(scope)]
         found = [_scope_of(known, records.clock()) for known in await records.known(names)]
         return [
-            each if each.hard else await _changed(records, name, lambda it: it if it.hard else it._replace(hard=_new()))
+            each if each.hard else await _changed(records, name, _begun)
             for name, each in zip(names, found, strict=True)
         ]
 
@@ -67,15 +50,19 @@ class Generations:
         now = records.clock()
 
         def softened(it: _Scope) -> _Scope:
-            return it._replace(hard=it.hard or _new(), soft=_new())
+            return _begun(it)._replace(soft=new_generation())
 
         def bumped(it: _Scope) -> _Scope:
-            return _Scope(_new(), "", ((it.hard, now), *it.ended)[:MOST] if it.hard else ())
+            return _Scope(new_generation(), "", ((it.hard, now), *it.ended)[:MOST] if it.hard else ())
 
         try:
             await _changed(records, _scope_name(scope) if scope else _ALL, softened if soft else bumped)
         finally:
-            self._known.clear()
+            self.clear()
+
+
+def _begun(it: _Scope) -> _Scope:
+    return it if it.hard else it._replace(hard=new_generation())
 
 
 async def _changed(records: Records, name: str, change: Callable[[_Scope], _Scope]) -> _Scope:
@@ -109,12 +96,3 @@ _ALL = "g*"
 
 def _scope_name(scope: str) -> str:
     return name_of(scope, b"g").decode()
-
-
-def _name_of(whole: str, softer: str, own: str, softest: str) -> str:
-    """Of all scopes' own id and a scope's own, with what has made them softer."""
-    return f"{whole}.{own}~{softer}.{softest}" if softer or softest else f"{whole}.{own}"
-
-
-def _new() -> str:
-    return os.urandom(6).hex()

@@ -13,11 +13,12 @@ from stampede.engines.looking import Costs
 from stampede.engines.memcached import items
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.gathering import Together
+from stampede.engines.memcached.generations import KnownGenerations
 from stampede.engines.memcached.holds import OwnLeases, Signer
 from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.servers import Servers
 from stampede.engines.memcached.suspending import SuspendingLine
-from stampede.engines.memcached.verbs import Generations, Keys
+from stampede.engines.memcached.verbs import Keys
 from stampede.engines.memcached.witnesses import Witnesses
 from stampede.engines.url import anything, flag, number, options_of, parts_of
 from stampede.ports import Engine
@@ -60,7 +61,7 @@ class MemcachedEngine(Engine):
         self._servers = Servers(servers, options)
         self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
         self.silence = self._servers.silence
-        self._owned, generations, costs = OwnLeases(), Generations(), Costs[bytes]()
+        self._owned, generations, costs = OwnLeases(), KnownGenerations(), Costs[bytes]()
         common = self._owned, generations, costs
         self._signer = Signer(sign, Keys(self._line, *common, BLOCKING).sign)
         self._witnesses = Witnesses(self._line, self._signer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
@@ -231,9 +230,6 @@ class BlockingLine:
     def forsake(self, link: Link, name: bytes, reply: Reply | None) -> None:
         assert isinstance(link, Connection)
         link.asking = True  # it is heard anew
-
-    def groups(self, names: Sequence[bytes]) -> list[list[int]]:
-        return self.servers.groups(names)
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -13,11 +13,12 @@ from stampede.colour import BLOCKING
 from stampede.engines.kit.together import Wanted, together
 from stampede.engines.looking import Costs
 from stampede.engines.memcached.blocking import BlockingLine, Connection
+from stampede.engines.memcached.generations import KnownGenerations
 from stampede.engines.memcached.holds import Link, OwnLease, OwnLeases
 from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server, refusal, trouble
-from stampede.engines.memcached.verbs import Generations, Keys
+from stampede.engines.memcached.verbs import Keys
 from stampede.errors import EngineError
 from stampede.ports import Asked, Many, Releases
 
@@ -90,9 +91,6 @@ class _GatheringLine:
         assert isinstance(link, _GatheringLink)
         self._line.forsake(link.connection, name, reply)
 
-    def groups(self, names: Sequence[bytes]) -> list[list[int]]:
-        return self.servers.groups(names)
-
     def end(self) -> None:
         for link in self._links.values():
             if isinstance(link, _GatheringLink):
@@ -106,7 +104,7 @@ class Together(Many, Releases):
         self,
         line: BlockingLine,
         owned: OwnLeases,
-        generations: Generations,
+        generations: KnownGenerations,
         costs: Costs[bytes],
         later: Callable[[OwnLease, Link], bool] | None,
     ) -> None:

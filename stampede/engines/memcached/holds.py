@@ -18,9 +18,14 @@ from typing import Protocol
 
 from stampede.engines.kit.owned import Owned
 from stampede.engines.memcached.meta import VIVID, Reply
+from stampede.engines.memcached.servers import Server, Servers
 from stampede.threads import begun
 
-__all__ = ["Link", "OwnLease", "OwnLeases", "Signer", "alias", "is_alias"]
+__all__ = ["TRIES", "Line", "Link", "OwnLease", "OwnLeases", "Signer", "alias", "is_alias"]
+
+
+TRIES = 100
+"""How often a change is tried again because somebody else was faster."""
 
 
 class Link(Protocol):
@@ -37,6 +42,19 @@ class Link(Protocol):
         `twice`: it may be sent again, over a new connection, where the old one turns out to have been closed. Not so
         with a CAS number, which the server may have forgotten and given anew meanwhile.
         """
+        ...
+
+
+class Line(Protocol):
+    """How one colour comes to a connection with the server of a name."""
+
+    servers: Servers
+
+    async def take(self, name: bytes) -> Link: ...
+    async def reach(self, server: Server) -> Link: ...
+    def give(self, link: Link) -> None: ...
+    def forsake(self, link: Link, name: bytes, reply: Reply | None) -> None:
+        """Who has claimed that name was interrupted, with or without the reply: what he has won goes."""
         ...
 
 

@@ -10,11 +10,12 @@ from stampede import record
 from stampede.colour import Colour
 from stampede.engines.looking import pause
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.holds import Link
-from stampede.engines.memcached.verbs import TRIES, Line
+from stampede.engines.memcached.holds import TRIES, Line
+from stampede.engines.memcached.meta import Reply
+from stampede.engines.memcached.verbs import changed
 from stampede.errors import EngineError
 from stampede.ports import Busy, Granted
-from stampede.record import Lease, Record
+from stampede.record import Change, Lease, Record
 
 __all__ = ["MemcachedLocks"]
 
@@ -53,25 +54,16 @@ class MemcachedLocks:
             self._line.give(link)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        its = items.name_of(name, b"l")
-        body = items.write(_held(token, lease))
-        return await self._changed(its, token, lambda cas: meta.put(its, *body, cas))
+        return await self._changed(name, lambda was, _: record.renew(was, token, _seconds(lease), 0.0))
 
     async def release(self, name: str, token: bytes) -> bool:
-        its = items.name_of(name, b"l")
-        return await self._changed(its, token, lambda cas: meta.delete(its, cas))
+        return await self._changed(name, lambda was, _: record.abandon(was, token, None, 0.0, 0.0))
 
-    async def _changed(self, its: bytes, token: bytes, command: Callable[[bytes], bytes]) -> bool:
-        """Change the item while it has our token in it: compared, and not just removed."""
-        link: Link = await self._line.take(its)
+    async def _changed(self, name: str, ask: Callable[[Record, Reply], Change[bool]]) -> bool:
+        its = items.name_of(name, b"l")
+        link = await self._line.take(its)
         try:
-            for _ in range(TRIES):
-                seen = (await link.ask(meta.look(its), twice=True))[0]
-                if not record.standing(items.read(seen).lease, token, 0.0):
-                    return False
-                if (await link.ask(command(seen.cas)))[0].code == b"HD":
-                    return True
-            return False
+            return await changed(link, its, ask)
         finally:
             self._line.give(link)
 
@@ -93,4 +85,8 @@ class MemcachedLocks:
 
 
 def _held(token: bytes, lease: float) -> Record:
-    return Record(lease=Lease(token, items.standing(lease) + SKIPPED))
+    return Record(lease=Lease(token, _seconds(lease)))
+
+
+def _seconds(lease: float) -> int:
+    return items.standing(lease) + SKIPPED

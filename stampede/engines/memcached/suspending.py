@@ -156,9 +156,6 @@ class SuspendingLine:
             assert isinstance(link, _Link)
             link.unheard(name, reply)
 
-    def groups(self, names: Sequence[bytes]) -> list[list[int]]:
-        return self.servers.groups(names)
-
 
 class _Replies:
     """Of the meta protocol; or, while connecting, of the older one."""

@@ -6,73 +6,38 @@ reads the item and writes it back by CAS; the holder's token in it says whose le
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from math import inf
 from random import random
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from stampede import record
 from stampede.colour import Colour, run_blocking
 from stampede.engines.looking import Costs, pause
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.holds import Link, OwnLease, OwnLeases, alias, is_alias
+from stampede.engines.memcached.generations import Generations, KnownGenerations
+from stampede.engines.memcached.holds import TRIES, Line, Link, OwnLease, OwnLeases, alias, is_alias
 from stampede.engines.memcached.items import PLAIN, Body
-from stampede.engines.memcached.servers import NoRoom, Server, Servers
+from stampede.engines.memcached.servers import NoRoom
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Versioned
-from stampede.record import NOTHING, Keeps, Lease, Record
+from stampede.record import NOTHING, Change, Keeps, Lease, Record
 
-__all__ = ["Generations", "Keys", "Line"]
+__all__ = ["Keys", "changed"]
 
-TRIES = 100
-"""How often a change is tried again because somebody else was faster."""
+T = TypeVar("T")
 
 ROOM = 1024
 """Bytes of an item that are kept free for what the server and we write beside the value."""
-
-KNOWN = 1.0
-"""Seconds for which a generation is believed."""
-
-NOTED = 3
-"""Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
-
-MOST = 32
-"""As many, at most."""
 
 AT_ONCE = 200
 """Commands of a batch that are under way together."""
 
 
-class Line(Protocol):
-    """How one colour comes to a connection with the server of a name."""
-
-    servers: Servers
-
-    async def take(self, name: bytes) -> Link: ...
-    async def reach(self, server: Server) -> Link: ...
-    def give(self, link: Link) -> None: ...
-    def forsake(self, link: Link, name: bytes, reply: meta.Reply | None) -> None:
-        """Who has claimed that name was interrupted, with or without the reply: what he has won goes."""
-        ...
-
-    def groups(self, names: Sequence[bytes]) -> list[list[int]]:
-        """The positions of names that are asked for together: one group per server."""
-        ...
-
-
-class Generations:
-    """What this process knows of generations, for both colours."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, tuple[str, float]] = {}
-        self.own: dict[str, str] = {}  # while the server that knows is down
-
-
-class Keys(Versioned):
+class Keys(Generations, Versioned):
     """Claims and Store of one colour.
 
     `later` takes leases to be signed in a moment, with the connections that won them; where it won't, or there is none,
@@ -83,7 +48,7 @@ class Keys(Versioned):
         self,
         line: Line,
         owned: OwnLeases,
-        generations: Generations,
+        generations: KnownGenerations,
         costs: Costs[bytes],
         colour: Colour,
         later: Callable[[OwnLease, Link], bool] | None = None,
@@ -228,12 +193,12 @@ class Keys(Versioned):
                     # through. Whether the server is lost too is for the next question to find out.
                     self._line.give(link)
                     link = await self._line.take(name)
-                    return await self._over(link, name, token, entry, body)
+                    return await self._over(link, name, token, entry)
                 if reply.code == b"HD":
                     return True
                 if reply.code == b"NF":
                     return False
-            return await self._over(link, name, token, entry, body)
+            return await self._over(link, name, token, entry)
         except (TooLarge, NoRoom) as refusal:
             if hold is not None:
                 self._owned.put(hold.name, hold.token, hold)
@@ -249,35 +214,25 @@ class Keys(Versioned):
                 self._owned.pop(name, token)
             self._line.give(link)
 
-    async def _over(self, link: Link, name: bytes, token: bytes, entry: Entry[Any], body: Body) -> bool:
+    async def _over(self, link: Link, name: bytes, token: bytes, entry: Entry[Any]) -> bool:
         """Store if the lease in the item is ours: somebody has changed the item, or the connection is a new one."""
-        for _ in range(TRIES):
-            seen = (await link.ask(meta.look(name), twice=True))[0]
-            was = items.read(seen)
-            after, stored, _ = record.fill(was, token, entry, 0.0)
-            if after is was:
-                return stored
-            reply = (await link.ask(meta.put(name, *body, seen.cas)))[0]
-            if reply.code != b"EX":
-                return reply.code == b"HD"
-        return False
+        return await changed(link, name, lambda was, _: record.fill(was, token, entry, 0.0))
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         name = items.name_of(key)
         hold = self._owned.pop(name, token)
         link = await self._way(hold, name)
+
+        def ended(was: Record, seen: meta.Reply) -> Change[bool]:
+            if not self._ours(link, hold, token, seen, was):
+                return was, False, None
+            for called in [*(hold.aliases if hold is not None else ()), token]:
+                was = Record(was.kept, Lease(called, 1.0), was.past)
+                was, _, _ = record.abandon(was, called, verdict, items.standing(rest) if rest > 0 else 0.0, 0.0)
+            return was, True, None
+
         try:
-            for _ in range(TRIES):
-                seen = (await link.ask(meta.look(name), twice=True))[0]
-                was = items.read(seen)
-                if not self._ours(link, hold, token, seen, was):
-                    return False
-                for called in [*(hold.aliases if hold is not None else ()), token]:
-                    was = Record(was.kept, Lease(called, 1.0), was.past)
-                    was, _, _ = record.abandon(was, called, verdict, items.standing(rest) if rest > 0 else 0.0, 0.0)
-                if (await link.ask(_left(name, was, seen)))[0].code not in (b"EX", b"NS"):
-                    return True
-            return False
+            return await changed(link, name, ended)
         finally:
             self._line.give(link)
 
@@ -347,10 +302,8 @@ class Keys(Versioned):
                     reply = (await link.ask(meta.look(name), twice=True))[0]
                 finally:
                     self._line.give(link)
-                if _is_stub(reply) and awaited == alias(reply.cas):
-                    continue
-                there = items.read(reply)
-                if there.lease is not None and is_alias(awaited):
+                there = _there(reply)
+                if there.lease is not None and is_alias(awaited) and not is_alias(there.lease.token):
                     awaited = there.lease.token  # it has been signed
                 if there.lease is not None and there.lease.token == awaited:
                     continue
@@ -372,9 +325,7 @@ class Keys(Versioned):
     async def show(self, key: str) -> Shown:
         name = items.name_of(key)
         (reply,) = await self._asked([name], meta.look)
-        if _is_stub(reply):
-            return Shown(None, alias(reply.cas), items.left_of(reply.left))
-        there = items.read(reply)
+        there = _there(reply)
         entry, lease = record.served(there.kept, 0.0), there.lease
         if lease is None:
             return Shown(entry, b"")
@@ -383,7 +334,7 @@ class Keys(Versioned):
     async def _asked(self, names: Sequence[bytes], command: Callable[[bytes], bytes]) -> list[meta.Reply]:
         """One command for each name, one round trip per server and `AT_ONCE` of them."""
         replies: dict[int, meta.Reply] = {}
-        for group in self._line.groups(names):
+        for group in self._line.servers.groups(names):
             link = await self._line.take(names[group[0]])
             try:
                 for start in range(0, len(group), AT_ONCE):
@@ -399,28 +350,18 @@ class Keys(Versioned):
         link = await self._line.take(name)
         try:
             _fits(link, name, body)
-            await link.ask(_put(name, body), twice=True)
+            await link.ask(meta.put(name, *body), twice=True)
         except NoRoom as full:
             raise TooLarge(str(full)) from full
         finally:
             self._line.give(link)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        name, body = items.name_of(key), items.plain(entry)
+        name = items.name_of(key)
         link = await self._line.take(name)
         try:
-            _fits(link, name, body)
-            for _ in range(TRIES):
-                reply = (await link.ask(meta.look(name), twice=True))[0]
-                was = items.read(reply)
-                after, replaced, _ = record.replace(was, seen, entry, 0.0)
-                if after is was:
-                    return replaced
-                missing = reply.code == b"EN"
-                command = meta.add(name, *body) if missing else meta.put(name, *body, reply.cas)
-                if (await link.ask(command))[0].code == b"HD":
-                    return True
-            return False
+            _fits(link, name, items.plain(entry))
+            return await changed(link, name, lambda was, _: record.replace(was, seen, entry, 0.0))
         except NoRoom as full:
             raise TooLarge(str(full)) from full
         finally:
@@ -430,17 +371,7 @@ class Keys(Versioned):
         name = items.name_of(key)
         link = await self._line.take(name)
         try:
-            for _ in range(TRIES):
-                seen = (await link.ask(meta.look(name), twice=True))[0]
-                if seen.code == b"EN":
-                    return False
-                was = items.read(seen)
-                after, fresh, _ = record.expire(was, 0.0)
-                if after is was and not _is_stub(seen):
-                    return False
-                if (await link.ask(_left(name, after, seen)))[0].code != b"EX":
-                    return fresh
-            raise EngineError("others change this key faster than it can be expired")
+            return await changed(link, name, lambda was, _: record.expire(was, 0.0))
         finally:
             self._line.give(link)
 
@@ -453,114 +384,6 @@ class Keys(Versioned):
             self._line.give(link)
         return record.invalidate(items.read(seen), 0.0)[1]
 
-    # -- generations --------------------------------------------------------------------------------------------
-
-    def generation_at_hand(self, scope: str) -> str | None:
-        known = self._generations.known.get(scope)
-        return known[0] if known is not None and time.monotonic() < known[1] else None
-
-    async def generation(self, scope: str) -> str:
-        known, now = self.generation_at_hand(scope), time.monotonic()
-        if known is not None:
-            return known
-        try:
-            (generation,) = await self._generations_of(scope)
-            self._generations.own.pop(scope, None)
-        except EngineError as error:
-            if not error.partial:
-                raise
-            # The other servers go on, under names that are this process's own: it can't know which are out of date.
-            generation = self._generations.own.setdefault(scope, _new_generation().decode())
-        self._keep_generation(scope, generation, now)
-        return generation
-
-    async def generations(self, scope: str) -> list[str]:
-        now = time.monotonic()
-        generations = await self._generations_of(scope, noted=True)
-        self._generations.own.pop(scope, None)
-        self._keep_generation(scope, generations[0], now)
-        return generations
-
-    def _keep_generation(self, scope: str, generation: str, now: float) -> None:
-        known_until = self._generations.known.get(scope, ("", 0.0))[1]
-        if now + KNOWN >= known_until:  # or it was asked before that one
-            self._generations.known[scope] = generation, now + KNOWN
-
-    async def _generations_of(self, scope: str, *, noted: bool = False) -> list[str]:
-        """Its own number and that of all scopes, of which each server has one: so only one is to be asked."""
-        names = [_ALL, _scope_name(scope)]
-        notes = [_note(name) for name in names] if noted else []
-        link = await self._line.take(names[1])
-        try:
-            for _ in range(TRIES):
-                asked = [*names, *notes]
-                replies = await link.ask(b"".join(map(meta.look, asked)), len(asked), twice=True)
-                missing = [name for name, reply in zip(names, replies[:2], strict=True) if reply.code != b"VA"]
-                if not missing:
-                    wholes, owns = (
-                        [replies[at].value, *(replies[at + 2].value.split() if noted else ())] for at in range(2)
-                    )
-                    return [_name_of(whole, own) for whole in wholes for own in owns]
-                additions = [meta.add(name, _new_generation(), b"0", 0) for name in missing]
-                await link.ask(b"".join(additions), len(additions), twice=True)
-        finally:
-            self._line.give(link)
-        raise EngineError("the server forgets generations as soon as they are stored")
-
-    async def soften(self, scope: str) -> None:
-        await self.bump(scope, soft=True)
-
-    async def bump(self, scope: str, *, soft: bool = False) -> None:
-        name = _scope_name(scope) if scope else _ALL
-        servers = [self._line.servers.of(name)] if scope else self._line.servers.all
-        failure: EngineError | None = None
-        try:
-            for server in servers:
-                try:
-                    await (self._softened if soft else self._bumped)(server, name)
-                except EngineError as error:
-                    failure = error  # and on to the others: what can be cleared is
-            if failure is not None:
-                raise failure
-        finally:
-            self._generations.known.clear()
-
-    async def _softened(self, server: Server, name: bytes) -> None:
-        link = await self._line.reach(server)
-        try:
-            for _ in range(TRIES):
-                (old,) = await link.ask(meta.look(name), twice=True)
-                hard = _hard(old.value) or _new_generation()
-                body = hard + b"~" + _new_generation(), b"0", 0
-                command = meta.put(name, *body, old.cas) if old.code == b"VA" else meta.add(name, *body)
-                if (await link.ask(command))[0].code == b"HD":
-                    return
-            raise EngineError("others begin generations faster than this one can")
-        finally:
-            self._line.give(link)
-
-    async def _bumped(self, server: Server, name: bytes) -> None:
-        link, note = await self._line.reach(server), _note(name)
-        try:
-            for _ in range(TRIES):
-                old, ended = await link.ask(meta.look(name) + meta.look(note), 2, twice=True)
-                if old.code == b"VA":  # noted before it ends: nobody who sees the new one misses it
-                    ids = [_hard(old.value), *[id for id in ended.value.split() if id != _hard(old.value)]]
-                    body = b" ".join(ids[:MOST]), b"0", NOTED
-                    command = meta.put(note, *body, ended.cas) if ended.code == b"VA" else meta.add(note, *body)
-                    if (await link.ask(command))[0].code != b"HD":
-                        continue
-                command = (
-                    meta.put(name, _new_generation(), b"0", 0, old.cas)
-                    if old.code == b"VA"
-                    else meta.add(name, _new_generation(), b"0", 0)
-                )
-                if (await link.ask(command))[0].code == b"HD":
-                    return
-            raise EngineError("others begin generations faster than this one can")
-        finally:
-            self._line.give(link)
-
 
 _ANY = Ask(0.0)
 
@@ -570,48 +393,33 @@ def _is_stub(reply: meta.Reply) -> bool:
     return reply.flags == b"0" and not reply.value
 
 
+def _there(reply: meta.Reply) -> Record:
+    """What an item holds, a lease that is not signed too."""
+    return Record(lease=Lease(alias(reply.cas), reply.left)) if _is_stub(reply) else items.read(reply)
+
+
 def _fits(link: Link, name: bytes, body: Body) -> None:
     """TooLarge where the server would refuse; it would throw away what is there, too, with the lease in it."""
     if len(body.data) + len(name) + ROOM > link.longest:
         raise TooLarge(f"{len(body.data)} bytes are more than memcached keeps in one item: {link.longest} (its -I)")
 
 
-def _put(name: bytes, body: Body, cas: bytes | None = None) -> bytes:
-    return meta.put(name, *body, cas)
+async def changed(link: Link, name: bytes, ask: Callable[[Record, meta.Reply], Change[T]]) -> T:
+    """The answer to a question. By then what it has made of the item is there, over just that which it has seen."""
+    for _ in range(TRIES):
+        seen = (await link.ask(meta.look(name), twice=True))[0]
+        was = _there(seen)
+        after, answer, _ = ask(was, seen)
+        if after is was or await _becomes(link, name, after, seen):
+            return answer
+    raise EngineError("others change this key faster than we can")
 
 
-def _left(name: bytes, after: Record, seen: meta.Reply) -> bytes:
-    """The command that leaves an item without its lease."""
-    if items.bare(after):
-        return meta.delete(name, seen.cas)
+async def _becomes(link: Link, name: bytes, after: Record, seen: meta.Reply) -> bool:
+    """Leave this in the place of what was seen. False: something else is there by now."""
+    missing = seen.code == b"EN"
+    if after.lease is None and items.bare(after):
+        return missing or (await link.ask(meta.delete(name, seen.cas)))[0].code == b"HD"
     body = items.write(after)
-    return meta.add(name, *body) if seen.code == b"EN" else _put(name, body, seen.cas)
-
-
-_ALL = b"g*"
-
-
-def _scope_name(scope: str) -> bytes:
-    return items.name_of(scope, b"g")
-
-
-def _note(name: bytes) -> bytes:
-    """Where the generations are noted that ended a moment ago."""
-    return b"p" + name[1:]
-
-
-def _hard(generation: bytes) -> bytes:
-    return generation.partition(b"~")[0]
-
-
-def _name_of(whole: bytes, own: bytes) -> str:
-    """Of all scopes' own id and a scope's own, each with what stands behind a `~`."""
-    (whole, _, softer), (own, _, softest) = whole.partition(b"~"), own.partition(b"~")
-    name = whole + b"." + own
-    if softer or softest:
-        name += b"~" + softer + b"." + softest
-    return name.decode("ascii", "replace")
-
-
-def _new_generation() -> bytes:
-    return os.urandom(6).hex().encode()
+    command = meta.add(name, *body) if missing else meta.put(name, *body, seen.cas)
+    return (await link.ask(command))[0].code == b"HD"

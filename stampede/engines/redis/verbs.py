@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
+from stampede.engines.generations import KNOWN, MOST, new_generation
 from stampede.engines.kit.progress import LARGE
 from stampede.engines.redis.clients import is_about_rights, is_silence
 from stampede.engines.redis.ends import Ends, Known
@@ -55,19 +55,12 @@ SAFETY = 1.0
 LOOK = 0.1
 """The same where there are no news, or not yet."""
 
-KNOWN = 1.0
-"""Seconds for which a generation is believed where nobody is to tell of the next."""
-
 BRIEFLY = 0.05
 """The same where somebody is to, and doesn't just now: the news are about to come, or to come back."""
 
 
 NOTED = 2 * KNOWN
 """Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
-
-MOST = 32
-"""As many, at most."""
-
 
 PAGE = 1000
 """Keys that are looked at for one page of a list."""
@@ -499,7 +492,7 @@ class Keys(Versioned):
         """For today's, and perhaps for those that are noted."""
         own = _scope_key(scope)
         notes = [_note(_ALL), _note(own)] if noted else []
-        return self._scripts.generation([_ALL, own, _RUN, *notes], _new_generation(), _new_generation())
+        return self._scripts.generation([_ALL, own, _RUN, *notes], *_new(2))
 
     def _heard(self, scope: str, reply: list[bytes], sample: tuple[int, int], told: int, now: float) -> list[str]:
         whole, own, *ended = reply
@@ -515,14 +508,14 @@ class Keys(Versioned):
     async def soften(self, scope: str) -> None:
         key = _scope_key(scope) if scope else _ALL
         try:
-            await self._line.ask(self._scripts.soften([key], _new_generation(), _new_generation()))
+            await self._line.ask(self._scripts.soften([key], *_new(2)))
         finally:
             self._generations.forget()
 
     async def bump(self, scope: str) -> None:
         key = _scope_key(scope) if scope else _ALL
         try:
-            await self._line.ask(self._scripts.bump([key, _note(key)], _new_generation(), ms(NOTED), b"%d" % MOST))
+            await self._line.ask(self._scripts.bump([key, _note(key)], *_new(1), ms(NOTED), b"%d" % MOST))
         finally:
             self._generations.forget()
 
@@ -555,6 +548,11 @@ def _note(key: bytes) -> bytes:
     return b"{stampede}p" + key.removeprefix(_ALL)
 
 
+def _new(count: int) -> list[bytes]:
+    """New generations, of which the server takes as many as it needs."""
+    return [new_generation().encode() for _ in range(count)]
+
+
 def _noted(string: bytes) -> list[bytes]:
     return [each.partition(b"@")[0] for each in string.split()]
 
@@ -566,7 +564,3 @@ def _name_of(whole: bytes, own: bytes) -> str:
     if not softer and not softest:
         return name
     return f"{name}~{blake2b(b'|'.join((softer, softest)), digest_size=6).hexdigest()}"
-
-
-def _new_generation() -> bytes:
-    return os.urandom(6).hex().encode()

@@ -1,0 +1,154 @@
+"""Generations on memcached: one of each scope, on its server; one of all, on each; and notes of those that ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from math import ceil
+from typing import TypeAlias
+
+from stampede.engines.generations import MOST, NOTED, Beliefs, hard_part, names_of, new_generation
+from stampede.engines.memcached import items, meta
+from stampede.engines.memcached.holds import TRIES, Line, Link
+from stampede.engines.memcached.servers import Server
+from stampede.errors import EngineError
+from stampede.ports import Store
+
+__all__ = ["Generations", "KnownGenerations"]
+
+
+_Change: TypeAlias = Callable[[Link, bytes], Awaitable[bool]]
+
+
+class KnownGenerations(Beliefs):
+    """What this process knows of them, for both colours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: dict[str, str] = {}  # while the server that knows is down
+
+
+class Generations(Store):
+    """The verbs of `Store` that are about them, of one colour."""
+
+    _line: Line
+    _generations: KnownGenerations
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        return self._generations.at_hand(scope)
+
+    async def generation(self, scope: str) -> str:
+        known, now = self.generation_at_hand(scope), time.monotonic()
+        if known is not None:
+            return known
+        try:
+            (generation,) = await self._generations_of(scope)
+            self._generations.own.pop(scope, None)
+        except EngineError as error:
+            if not error.partial:
+                raise
+            # The other servers go on, under names that are this process's own: it can't know which are out of date.
+            generation = self._generations.own.setdefault(scope, new_generation())
+        self._generations.learn(scope, generation, now)
+        return generation
+
+    async def generations(self, scope: str) -> list[str]:
+        now = time.monotonic()
+        generations = await self._generations_of(scope, noted=True)
+        self._generations.own.pop(scope, None)
+        self._generations.learn(scope, generations[0], now)
+        return generations
+
+    async def _generations_of(self, scope: str, *, noted: bool = False) -> list[str]:
+        """Its own number and that of all scopes, of which each server has one: so only one is to be asked."""
+        names = [_ALL, _scope_name(scope)]
+        asked = b"".join(map(meta.look, [*names, *(map(_note, names) if noted else ())]))
+        link = await self._line.take(names[1])
+        try:
+            for _ in range(TRIES):
+                whole, own, *ended = await link.ask(asked, 4 if noted else 2, twice=True)
+                missing = [name for name, reply in zip(names, (whole, own), strict=True) if reply.code != b"VA"]
+                if not missing:
+                    wholes, owns = [_text(whole)], [_text(own)]
+                    for some, note in zip((wholes, owns), ended, strict=False):
+                        some += _text(note).split()
+                    return names_of(wholes, owns)
+                additions = [meta.add(name, *_body(new_generation())) for name in missing]
+                await link.ask(b"".join(additions), len(additions), twice=True)
+        finally:
+            self._line.give(link)
+        raise EngineError("the server forgets generations as soon as they are stored")
+
+    async def soften(self, scope: str) -> None:
+        await self._changed(scope, _softened)
+
+    async def bump(self, scope: str) -> None:
+        await self._changed(scope, _bumped)
+
+    async def _changed(self, scope: str, change: _Change) -> None:
+        name = _scope_name(scope) if scope else _ALL
+        servers = [self._line.servers.of(name)] if scope else self._line.servers.all
+        failure: EngineError | None = None
+        try:
+            for server in servers:
+                try:
+                    await self._changed_on(server, name, change)
+                except EngineError as error:
+                    failure = error  # and on to the others: what can be cleared is
+            if failure is not None:
+                raise failure
+        finally:
+            self._generations.clear()
+
+    async def _changed_on(self, server: Server, name: bytes, change: _Change) -> None:
+        link = await self._line.reach(server)
+        try:
+            for _ in range(TRIES):
+                if await change(link, name):
+                    return
+            raise EngineError("others begin generations faster than this one can")
+        finally:
+            self._line.give(link)
+
+
+async def _softened(link: Link, name: bytes) -> bool:
+    (old,) = await link.ask(meta.look(name), twice=True)
+    return await _put(link, name, f"{hard_part(_text(old)) or new_generation()}~{new_generation()}", old)
+
+
+async def _bumped(link: Link, name: bytes) -> bool:
+    note = _note(name)
+    old, ended = await link.ask(meta.look(name) + meta.look(note), 2, twice=True)
+    if old.code == b"VA":  # noted before it ends: nobody who sees the new one misses it
+        last = hard_part(_text(old))
+        ids = [last, *[id for id in _text(ended).split() if id != last]]
+        if not await _put(link, note, " ".join(ids[:MOST]), ended, ceil(NOTED)):
+            return False
+    return await _put(link, name, new_generation(), old)
+
+
+async def _put(link: Link, name: bytes, text: str, seen: meta.Reply, ttl: int = 0) -> bool:
+    """Whether it is there, in the place of what was seen."""
+    body = _body(text, ttl)
+    command = meta.put(name, *body, seen.cas) if seen.code == b"VA" else meta.add(name, *body)
+    return (await link.ask(command))[0].code == b"HD"
+
+
+def _body(text: str, ttl: int = 0) -> items.Body:
+    return items.Body(text.encode(), b"0", ttl)
+
+
+def _text(reply: meta.Reply) -> str:
+    return reply.value.decode("ascii", "replace")
+
+
+_ALL = b"g*"
+
+
+def _scope_name(scope: str) -> bytes:
+    return items.name_of(scope, b"g")
+
+
+def _note(name: bytes) -> bytes:
+    """Where the generations are noted that ended a moment ago."""
+    return b"p" + name[1:]
