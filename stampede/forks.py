@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-__all__ = ["each", "in_child", "in_parent", "on_fork"]
+__all__ = ["closing", "each", "in_child", "in_parent", "on_fork"]
 
 _log = logging.getLogger("stampede")
 
@@ -51,6 +51,17 @@ def each(hooks: Iterable[Hook]) -> None:
             hook()
         except BaseException:
             _log.exception("around a fork, %s failed", getattr(hook, "__qualname__", hook))
+
+
+def closing(owner: object, close: Hook) -> Callable[[], object]:
+    """What closes an engine, once: if nobody calls it, the collector does, or the interpreter's end. Never in a forked
+    child: what is open there is the parent's. `close` must not refer to the owner."""
+    return weakref.finalize(owner, _in_this_process, os.getpid(), close)
+
+
+def _in_this_process(pid: int, close: Hook) -> None:
+    if os.getpid() == pid:
+        close()
 
 
 if hasattr(os, "register_at_fork"):

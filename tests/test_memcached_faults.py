@@ -769,7 +769,8 @@ def test_the_rest_of_a_ring_goes_on(
     ring: list[MemcachedServer], face: Callable[..., Face], colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One dead server of three would send all keys of all functions to this process's refuge."""
-    monkeypatch.setattr("stampede.engines.generations.KNOWN", LONG)  # the server that has the generation's number may be the dead one
+    # The server that has the generation's number may be the dead one.
+    monkeypatch.setattr("stampede.engines.generations.KNOWN", LONG)
     url = "memcached://" + ",".join(server.address for server in ring)
     asked = face(url, colour, breakers=["stampede.engines.memcached.servers"], ttl=LONG)
     keys = [f"user:{number}" for number in range(30)]

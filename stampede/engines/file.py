@@ -13,11 +13,11 @@ from pathlib import Path
 from random import uniform
 from typing import Any
 from urllib.parse import unquote
-from weakref import finalize
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.flock import pid_here, process, try_lock, unlock
+from stampede.engines.leases import NamedLocks
 from stampede.engines.url import options_of, parts_of, safe_url
 from stampede.engines.wake import LOOK, Post
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -41,19 +41,14 @@ class FileEngine(Engine):
     """
 
     scheme = "file"
-    shared = True
-    fenced = False
     pushes = True
-    coherent = False
-
-    claims = aclaims = store = astore = None
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = default_directory() if directory is None else Path(directory).expanduser().absolute()
         names = self._names = _Names(self.directory)
         names.prepare()
-        self.locks, self.alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
-        self._closing = finalize(self, _close, names, os.getpid())
+        self.locks, self.alocks = NamedLocks(names, BLOCKING), NamedLocks(names, SUSPENDING)
+        self._closing = forks.closing(self, names.close)
         forks.in_child(names.start_again)
 
     def close(self) -> None:
@@ -206,7 +201,7 @@ class _Names:
             pass_on(error)
             raise self._trouble(error) from error
 
-    def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
+    def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         try:
             with self._lock:
                 if self._closed:
@@ -369,28 +364,3 @@ def _same(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-class _Locks:
-    """The port. Only `wait` has a colour: the rest is a few system calls that never wait."""
-
-    def __init__(self, names: _Names, colour: Colour) -> None:
-        self._names = names
-        self._colour = colour
-
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
-        return self._names.acquire(name, token, lease)
-
-    async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return self._names.renew(name, token, lease)
-
-    async def release(self, name: str, token: bytes) -> bool:
-        return self._names.release(name, token)
-
-    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        await self._names.wait(name, busy, timeout, self._colour)
-
-
-def _close(names: _Names, pid: int) -> None:
-    if os.getpid() == pid:
-        names.close()

@@ -9,10 +9,10 @@ from typing import Protocol, TypeVar
 from stampede import decisions, record
 from stampede.colour import Bell, Colour
 from stampede.errors import EngineClosed
-from stampede.ports import Busy
+from stampede.ports import Busy, Granted
 from stampede.record import NOTHING, Lease, Record
 
-__all__ = ["Ending", "Hung", "Names", "ring"]
+__all__ = ["Ending", "Hung", "NamedLocks", "Names", "ring"]
 
 K = TypeVar("K")
 
@@ -113,3 +113,32 @@ class Names:
     def start_again(self) -> None:
         """In a forked child: the leases are the parent's."""
         self.records, self.waited = Ending(), Ending()
+
+
+class Holders(Protocol):
+    """Who decides about locks by their names, for both colours."""
+
+    def acquire(self, name: str, token: bytes, lease: float, /, *, waits: bool) -> Granted | Busy: ...
+    def renew(self, name: str, token: bytes, lease: float, /) -> bool: ...
+    def release(self, name: str, token: bytes, /) -> bool: ...
+    async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour, /) -> None: ...
+
+
+class NamedLocks:
+    """`Locks` of one colour, of whoever decides at once. Only `wait` has a colour."""
+
+    def __init__(self, holders: Holders, colour: Colour) -> None:
+        self._holders = holders
+        self._colour = colour
+
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+        return self._holders.acquire(name, token, lease, waits=waits)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return self._holders.renew(name, token, lease)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return self._holders.release(name, token)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        await self._holders.wait(name, busy, timeout, self._colour)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from stampede import decisions, forks, record
 from stampede.colour import BLOCKING, SUSPENDING, Colour
-from stampede.engines.leases import Ending, Names, ring
+from stampede.engines.leases import Ending, NamedLocks, Names, ring
 from stampede.engines.line import Queue
 from stampede.engines.url import anything, integer, options_of, text
 from stampede.engines.whereabouts import here
@@ -18,7 +18,7 @@ from stampede.errors import OptionError, TooLarge
 from stampede.interruptions import pass_on
 from stampede.local import Resident, Tier
 from stampede.policy import nearest
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Shown, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Reply, Shown, Versioned
 from stampede.record import NOTHING, Change, Keeps, Record
 
 __all__ = ["MemoryEngine", "check_url", "from_url"]
@@ -38,7 +38,6 @@ class MemoryEngine(Engine):
     fenced = True
     pushes = True
     fair = True
-    coherent = False
     codec: str | None = None
     """The one its URL names, by which a cache encodes that names none itself."""
 
@@ -57,7 +56,7 @@ class MemoryEngine(Engine):
         keys, line = _Keys(shelf, clock), Queue(clock)
         self.claims = self.store = self.recalls = self.shows = self.lists = self.softens = _Verbs(keys, BLOCKING)
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Verbs(keys, SUSPENDING)
-        self.locks, self.alocks = _Locks(line, BLOCKING), _Locks(line, SUSPENDING)
+        self.locks, self.alocks = NamedLocks(line, BLOCKING), NamedLocks(line, SUSPENDING)
         self._parts = keys, line
         forks.in_child(self._start_again)
 
@@ -326,23 +325,3 @@ class _Verbs(Versioned):
             self._keys.records.clear()
             waited, self._keys.waited = self._keys.waited, Ending()
         ring(waited.values())
-
-
-class _Locks:
-    """Locks by name. Only `wait` has a colour."""
-
-    def __init__(self, line: Queue, colour: Colour) -> None:
-        self._line = line
-        self._colour = colour
-
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
-        return self._line.acquire(name, token, lease, waits=waits)
-
-    async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return self._line.renew(name, token, lease)
-
-    async def release(self, name: str, token: bytes) -> bool:
-        return self._line.release(name, token)
-
-    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        await self._line.wait(name, busy, timeout, self._colour)

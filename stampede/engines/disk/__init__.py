@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import uniform
 from typing import Any, TypeVar
 from urllib.parse import unquote
-from weakref import finalize
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
@@ -19,9 +19,8 @@ from stampede.engines.disk.trouble import Locked
 from stampede.engines.kit.errands import Errands, Run, here
 from stampede.engines.url import integer, number, options_of, parts_of, safe_url
 from stampede.engines.wake import LOOK
-from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Shown, Ticket, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Ticket, Versioned
 
 __all__ = ["DiskEngine", "from_url"]
 
@@ -42,7 +41,6 @@ class DiskEngine(Engine):
     """
 
     scheme = "disk"
-    shared = True
     fenced = True
     pushes = True
     coherent = True
@@ -60,7 +58,7 @@ class DiskEngine(Engine):
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Keys(rows, SUSPENDING, beside)
         self.near = self.recalls = rows
         self.locks, self.alocks = _Locks(rows, BLOCKING, here), _Locks(rows, SUSPENDING, beside)
-        self._closing = finalize(self, _close, rows, os.getpid())
+        self._closing = forks.closing(self, rows.close)
         forks.on_fork(rows.database.before_fork)
         forks.in_parent(rows.database.after_fork)
         forks.in_child(rows.start_again)
@@ -112,32 +110,34 @@ def directory_of(url: str) -> Path:
 
 class _Port:
     def __init__(self, rows: Rows, colour: Colour, run: Run) -> None:
-        self._rows = rows
+        self.rows = rows
         self._colour = colour
         self._beside = run
 
-    async def _run(self, write: Callable[..., T], *args: Any, undo: Callable[[], object] | None = None) -> T:
+    async def run(
+        self, write: Callable[..., T], *args: Any, undo: Callable[[], object] | None = None, **more: Any
+    ) -> T:
         try:
-            return await self._beside(write, *args, undo=undo)
+            return await self._beside(partial(write, *args, **more), undo=undo)
         except BaseException:
-            self._rows.database.tidy_up()
+            self.rows.database.tidy_up()
             raise
 
-    async def _read(self, read: Callable[..., T], *args: Any) -> T:
+    async def read(self, read: Callable[..., T], *args: Any) -> T:
         try:
             return read(*args)
         except Locked:
-            return await self._run(self._rows.database.patiently, lambda: read(*args))
+            return await self.run(self.rows.database.patiently, lambda: read(*args))
 
-    async def _wait(self, number: int, busy: Busy, timeout: float) -> None:
+    async def wait_for(self, number: int, busy: Busy, timeout: float) -> None:
         """Until the bell, or the lease's end. The bell hangs before the lease is looked at: nothing falls between."""
-        post = self._rows.post
+        post = self.rows.post
         bell, told = post.listen(bell_of(number))
         try:
-            await self._read(self._rows.expect, number)
-            lease = await self._read(self._rows.standing, number, busy.token)
+            await self.read(self.rows.expect, number)
+            lease = await self.read(self.rows.standing, number, busy.token)
             if lease is not None:
-                if not self._rows.life.is_mine(lease.holder):
+                if not self.rows.life.is_mine(lease.holder):
                     post.watch(lease.holder, bell)
                 longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
                 await self._colour.park(bell, min(timeout, lease.end, longest))
@@ -145,93 +145,59 @@ class _Port:
             post.forget(bell_of(number), bell)
 
 
+def _written(verb: str) -> Any:
+    async def asked(self: _Port, *terms: Any, **more: Any) -> Any:
+        return await self.run(getattr(self.rows, verb), *terms, **more)
+
+    return asked
+
+
+def _read(verb: str) -> Any:
+    async def asked(self: _Port, *terms: Any) -> Any:
+        return await self.read(getattr(self.rows, verb), *terms)
+
+    return asked
+
+
 class _Keys(_Port, Versioned):
     """Claims and Store."""
 
+    fill, abandon, renew = map(_written, ("fill", "abandon", "renew"))
+    set, replace, expire, invalidate = map(_written, ("set", "replace", "expire", "invalidate"))
+    bump, soften = map(_written, ("bump", "soften"))
+    get, show, page, generation = map(_read, ("get", "show", "page", "generation"))
+
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         try:
-            reply = self._rows.answer(key, token, ask)
+            reply = self.rows.answer(key, token, ask)
         except Locked:
             reply = None
         if reply is not None:
             return reply
-        return await self._run(
-            self._rows.claim, key, token, ask, undo=lambda: self._rows.abandon(key, token, None, 0.0)
-        )
-
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        return await self._run(self._rows.fill, key, token, entry)
-
-    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        return await self._run(self._rows.abandon, key, token, verdict, rest)
+        return await self.run(self.rows.claim, key, token, ask, undo=lambda: self.rows.abandon(key, token))
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        await self._wait(key_number(key)[0], busy, timeout)
+        await self.wait_for(key_number(key)[0], busy, timeout)
         return None
-
-    async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return await self._run(self._rows.renew, key_number(key)[0], token, lease)
-
-    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        return await self._read(self._rows.get, keys)
-
-    async def show(self, key: str) -> Shown:
-        return await self._read(self._rows.show, key)
-
-    async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
-        return await self._read(self._rows.page, prefix, cursor)
-
-    async def set(self, key: str, entry: Entry[Any]) -> None:
-        await self._run(self._rows.set, key, entry)
-
-    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        return await self._run(self._rows.replace, key, seen, entry)
-
-    async def expire(self, key: str) -> bool:
-        return await self._run(self._rows.expire, key)
-
-    async def invalidate(self, key: str) -> bool:
-        return await self._run(self._rows.invalidate, key)
-
-    async def generation(self, scope: str) -> str:
-        return await self._read(self._rows.generation, scope)
 
     async def generations(self, scope: str) -> Sequence[str]:
         """For who changes a key. A moment ago won't do: he would change it under a name that nobody asks for."""
-        return [await self._read(lambda: self._rows.generation(scope, surely=True))]
-
-    async def bump(self, scope: str) -> None:
-        await self._run(self._rows.bump, scope)
-
-    async def soften(self, scope: str) -> None:
-        await self._run(self._rows.soften, scope)
+        return [await self.read(lambda: self.rows.generation(scope, surely=True))]
 
 
 class _Locks(_Port):
     """Locks."""
 
+    renew, release = map(_written, ("renew_lock", "release"))
+
     async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         try:
-            busy = self._rows.held(name, token)
+            busy = self.rows.held(name, token)
         except Locked:
             busy = None
         if busy is not None:
             return busy
-        return await self._run(self._rows.acquire, name, token, lease, undo=lambda: self._rows.release(name, token))
-
-    async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return await self._run(self._rows.renew, lock_number(name)[0], token, lease)
-
-    async def release(self, name: str, token: bytes) -> bool:
-        return await self._run(self._rows.release, name, token)
+        return await self.run(self.rows.acquire, name, token, lease, undo=lambda: self.rows.release(name, token))
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        await self._wait(lock_number(name)[0], busy, timeout)
-
-
-# -- ends and forks -------------------------------------------------------------------------------------------------
-
-
-def _close(rows: Rows, pid: int) -> None:
-    if os.getpid() == pid:
-        rows.close()
+        await self.wait_for(lock_number(name)[0], busy, timeout)

@@ -152,18 +152,18 @@ class Rows:
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         """The answer, decided in a transaction; a lease that is granted stands when it is given."""
         holder = self.life.name
-        return self._change(key, lambda was, now: self._decide(was, token, ask, now, holder), _STATE)
+        return self._change(key_number(key), lambda was, now: self._decide(was, token, ask, now, holder), _STATE)
 
-    def _change(self, key: str, ask: Callable[[Record, float], Change[T]], state: str = _DECIDED) -> T:
+    def _change(self, name: _Name, ask: Callable[[Record, float], Change[T]], state: str = _DECIDED) -> T:
         """The answer to a question. When it is given, what it has made of the key is so, and who waits is told."""
-        number, raw = key_number(key)
+        number, raw = name
         with self.database.writing() as write:
             now = clock()
             was = _record(write, state, number, raw)
             after, answer, _ = ask(was, now)
             if after is not was:
                 self._become(write, number, raw, was, after, now)
-        if after is not was:
+        if was.lease is not None and (after.lease is None or after.lease.token != was.lease.token):
             self._tell(write, number)
         return answer
 
@@ -194,19 +194,20 @@ class Rows:
         def ask(was: Record, now: float) -> Change[bool]:
             return record.fill(was, token, entry, now)
 
-        return self._change(key, ask, _LEASED) or self._change(key, ask)  # what is kept tells of one that is sent again
+        its = key_number(key)
+        return self._change(its, ask, _LEASED) or self._change(its, ask)  # what is kept tells of one that is sent again
 
-    def abandon(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> bool:
-        return self._change(key, lambda was, now: record.abandon(was, token, verdict, rest, now), _LEASED)
+    def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return self._change(key_number(key), lambda was, now: record.abandon(was, token, verdict, rest, now), _LEASED)
 
-    def renew(self, number: int, token: bytes, seconds: float) -> bool:
-        """Of a key, or of a lock."""
-        with self.database.writing() as write:
-            now = clock()
-            after, stands, _ = record.renew(Record(lease=_lease(write, number)), token, seconds, now)
-            if stands and after.lease is not None:
-                write.execute("UPDATE leases SET ends = ? WHERE number = ?", (after.lease.end, number))
-        return stands
+    def renew(self, key: str, token: bytes, seconds: float) -> bool:
+        return self._renewed(key_number(key), token, seconds)
+
+    def renew_lock(self, name: str, token: bytes, seconds: float) -> bool:
+        return self._renewed(lock_number(name), token, seconds)
+
+    def _renewed(self, name: _Name, token: bytes, seconds: float) -> bool:
+        return self._change(name, lambda was, now: record.renew(was, token, seconds, now), _LEASED)
 
     def _tell(self, write: Write, number: int) -> None:
         """After the commit: wake who waits for this, in all processes. Mostly nobody does."""
@@ -219,12 +220,17 @@ class Rows:
 
     def standing(self, number: int, token: bytes) -> Lease | None:
         """The lease of this token, if nothing has happened to it; its `end` as seconds left."""
+        lease, now = self._standing(number)
+        if lease is None or lease.token != token:
+            return None
+        return Lease(token, lease.end - now, lease.fence, lease.holder)
+
+    def _standing(self, number: int) -> tuple[Lease | None, float]:
+        """The lease that stands, as far as reading goes, and now."""
         now = clock()
         row = self.database.row(self.database.opened(now), _LEASE, (number,))
         lease = _lease_of(row) if row is not None else None
-        if lease is None or lease.token != token or not self._stands(lease, now):
-            return None
-        return Lease(token, lease.end - now, lease.fence, lease.holder)
+        return (lease if lease is not None and self._stands(lease, now) else None), now
 
     # -- the store ----------------------------------------------------------------------------------------------
 
@@ -258,7 +264,7 @@ class Rows:
         host = here().rpartition(":")[0]  # a directory is of one machine, whose processes may be in other containers
         return Shown(entry, lease.token, lease.end - now, f"{host}:{'' if pid is None else pid}")
 
-    def page(self, prefix: str, cursor: int | None) -> tuple[list[str], int | None]:
+    def page(self, prefix: str, cursor: int | None = None) -> tuple[list[str], int | None]:
         """By the numbers of keys, whichever they are: a page takes no longer where few begin with this."""
         raw = prefix.encode("utf-8", "surrogatepass")
         with self.database.reading() as (_, connection):
@@ -270,17 +276,17 @@ class Rows:
 
     def set(self, key: str, entry: Entry[Any]) -> None:
         self._check_size(key, entry)
-        self._change(key, lambda was, now: record.set(was, entry, now), _LEASED)
+        self._change(key_number(key), lambda was, now: record.set(was, entry, now), _LEASED)
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         self._check_size(key, entry)
-        return self._change(key, lambda was, now: record.replace(was, seen, entry, now))
+        return self._change(key_number(key), lambda was, now: record.replace(was, seen, entry, now))
 
     def expire(self, key: str) -> bool:
-        return self._change(key, record.expire)
+        return self._change(key_number(key), record.expire)
 
     def invalidate(self, key: str) -> bool:
-        return self._change(key, record.invalidate)
+        return self._change(key_number(key), record.invalidate)
 
     def generation(self, scope: str, *, surely: bool = False) -> str:
         """Known to the process while no one bumps; asked anew after. `surely`: of what the directory means now."""
@@ -336,24 +342,11 @@ class Rows:
 
     def held(self, name: str, token: bytes) -> Busy | None:
         """Who has the lock, as far as reading goes."""
-        now = clock()
-        row = self.database.row(self.database.opened(now), _LEASE, (lock_number(name)[0],))
-        lease = _lease_of(row) if row is not None else None
-        if lease is None or lease.token == token or not self._stands(lease, now):
-            return None
-        return Busy(lease.token, lease.end - now)
+        lease, now = self._standing(lock_number(name)[0])
+        return None if lease is None or lease.token == token else Busy(lease.token, lease.end - now)
 
     def release(self, name: str, token: bytes) -> bool:
-        number, _ = lock_number(name)
-        with self.database.writing() as write:
-            lease = _lease(write, number)
-            mine = lease is not None and lease.token == token
-            stood = record.standing(lease, token, clock())
-            if mine:
-                write.execute("DELETE FROM leases WHERE number = ?", (number,))
-        if mine:
-            self._tell(write, number)
-        return stood
+        return self._change(lock_number(name), lambda was, now: record.abandon(was, token, None, 0.0, now), _LEASED)
 
     # -- what is kept, and what must go -------------------------------------------------------------------------------
 

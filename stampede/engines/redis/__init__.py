@@ -15,12 +15,10 @@ resp.py      replies from bytes
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Hashable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
-from weakref import finalize
 
 from stampede import forks
 from stampede.colour import run_blocking
@@ -51,7 +49,6 @@ class RedisEngine(Engine):
     """
 
     scheme = "redis"
-    shared = True
     fenced = True
     pushes = True
     fair = True
@@ -73,7 +70,7 @@ class RedisEngine(Engine):
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = servers.aclaims
         self.locks, self.alocks = servers.locks, servers.alocks
         self.releases = servers.locks
-        self._closing = finalize(self, _close, os.getpid(), servers)
+        self._closing = forks.closing(self, servers.close)
         forks.in_child(self._start_again)
 
     def stood(self, ticket: Ticket) -> bool:
@@ -151,11 +148,3 @@ def check_url(url: str) -> None:
 def of_client(client: Any) -> RedisEngine:
     """Where a client of redis-py leads, of either colour."""
     return RedisEngine(client=client)
-
-
-# -- ends and forks -------------------------------------------------------------------------------------------------
-
-
-def _close(pid: int, servers: Shard | Cluster) -> None:
-    if os.getpid() == pid:
-        servers.close()
