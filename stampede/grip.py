@@ -10,17 +10,18 @@ or gives it back. A weak reference hears of it.
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
 from stampede.colour import run_blocking, running_loop
 from stampede.entry import new_id
-from stampede.guarded_locks import GuardedLocks
+from stampede.guarded_locks import GuardedLocks, PlainLocks
 from stampede.keeper import Hold, keeper
 from stampede.land import quietly
 from stampede.loops import Loop, heed, on_close
-from stampede.ports import Engine, Locks
+from stampede.ports import Engine
 
 __all__ = ["Grip"]
 
@@ -32,7 +33,7 @@ _numbers = count()
 class Grip:
     """From the moment it is asked for until it has been given back, it may be that the lock is to be given back."""
 
-    def __init__(self, lock: object, engine: Engine, port: Locks, guard: GuardedLocks | None, name: str) -> None:
+    def __init__(self, lock: object, engine: Engine, locks: PlainLocks, name: str) -> None:
         self.token = new_id()
         self.number = next(_numbers)  # grows, in this process
         self.fence = 0
@@ -45,8 +46,7 @@ class Grip:
         self._loop: ReferenceType[Loop] | None = None  # of the task whose block it is
         self._lock = ref(lock)
         self._engine = engine  # which closes itself when nobody has it any more
-        self._port = port
-        self._guard = guard
+        self._locks = locks
         self._name = name
         self._pid = os.getpid()
 
@@ -118,10 +118,10 @@ class Grip:
         keeper.add(self.hold)
 
     def _hold(self, lease: float, max_hold: float, since: float | None = None) -> Hold:
-        owe = None if self._guard is None else self._owe
+        locks = self._locks
         return Hold(
             keeper,
-            self._port,
+            locks.port,
             self._name,
             self.token,
             lease,
@@ -129,13 +129,8 @@ class Grip:
             self.drop,
             alive=self._alive,
             since=since,
-            owe=owe,
+            owe=partial(locks.owe, self._name, self.token) if isinstance(locks, GuardedLocks) else None,
         )
-
-    def _owe(self) -> None:
-        """By its keeper, as the interpreter ends."""
-        assert self._guard is not None
-        self._guard.owe(self._name, self.token)
 
     def _alive(self) -> bool:
         """Of its keeper, who gives it back if not."""
@@ -145,10 +140,10 @@ class Grip:
         """Give it back, blocking; but for a moment only, unless the interpreter ends. In a loop it is done beside."""
         if running_loop() is not None and not keeper.over:
             self.let_go()
-        elif self._guard is None or keeper.over:
-            run_blocking(quietly(self._port.release, self._name, self.token))
+        elif keeper.over:
+            run_blocking(quietly(self._locks.port.release, self._name, self.token))
         else:
-            run_blocking(self._guard.withdraw(self._name, self.token, late=not self.answered))
+            run_blocking(self._locks.withdraw(self._name, self.token, late=not self.answered))
 
     def let_go(self) -> None:
         """Have it given back, and soon, as nobody has it any more. From a finalizer: nothing is asked here."""

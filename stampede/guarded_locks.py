@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from stampede.ports import Busy, Engine, Granted, Locks
 from stampede.returns import LockReturns
 from stampede.workers import Late, Told, within
 
-__all__ = ["GuardedLocks", "Habit", "guarded"]
+__all__ = ["GuardedLocks", "Habit", "PlainLocks", "locks_of"]
 
 T = TypeVar("T")
 
@@ -81,12 +82,39 @@ class _Side(Questions):
 _sides: WeakKeyDictionary[Engine, _Side] = WeakKeyDictionary()
 
 
-class GuardedLocks:
-    """`Locks` of one engine and colour, for callers of so much patience each."""
+class PlainLocks:
+    """`Locks` of one engine and colour, that hang for no longer than it takes to ask them."""
+
+    hangs = False
+
+    def __init__(self, port: Locks) -> None:
+        self.port = port
+
+    async def acquire(
+        self, name: str, token: bytes, lease: float, waits: bool, patience: float, since: float
+    ) -> Granted | Busy:
+        return await self.port.acquire(name, token, lease, waits=waits)
+
+    async def wait(self, name: str, busy: Busy, timeout: float, since: float) -> None:
+        await self.port.wait(name, busy, timeout)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await self.port.release(name, token)
+
+    async def withdraw(self, name: str, token: bytes, *, late: bool) -> None:
+        """Have nothing, and no place in the queue; best effort, as the lease ends by itself."""
+        with suppress(EngineError):
+            await self.port.release(name, token)
+
+
+class GuardedLocks(PlainLocks):
+    """The same of locks that may hang, for callers of so much patience each."""
+
+    hangs = True
 
     def __init__(self, engine: Engine, port: Locks, side: _Side, colour: Colour) -> None:
+        super().__init__(port)
         self._engine = engine
-        self._port = port
         self._side = side
         self._colour = colour
         self._guarded = Guarded(colour, side)
@@ -99,11 +127,11 @@ class GuardedLocks:
 
         def late(reply: Any, error: BaseException | None) -> None:
             if error is not None or waits or isinstance(reply, Granted):
-                self._owe(name, token, late=error is not None)
+                self.owe(name, token, late=error is not None)
             else:
                 self._side.returns.forget(token)
 
-        work = partial(self._port.acquire, name, token, lease, waits=waits)
+        work = partial(self.port.acquire, name, token, lease, waits=waits)
         return await self._ask(name, work, patience, late, since)
 
     async def wait(self, name: str, busy: Busy, timeout: float, since: float) -> None:
@@ -111,7 +139,7 @@ class GuardedLocks:
         habit, began = self._side.habit, _clock()
         try:
             answer = await self._guarded.wait(
-                lambda left: self._port.wait(name, busy, left), timeout, habit.grace(began)
+                lambda left: self.port.wait(name, busy, left), timeout, habit.grace(began)
             )
         except EngineError:
             habit.silent = True  # or as good as: who is refused again and again needn't hear it twice
@@ -125,19 +153,19 @@ class GuardedLocks:
 
         def late(_: object, error: BaseException | None) -> None:
             if error is not None:
-                self._owe(name, token)
+                self.owe(name, token)
 
         try:
             patience = 0.0 if self._side.habit.silent else inf
-            return await self._ask(name, lambda: self._port.release(name, token), patience, late)
+            return await self._ask(name, lambda: self.port.release(name, token), patience, late)
         except EngineClosed:
             raise
         except EngineError:
-            self._owe(name, token)
+            self.owe(name, token)
             raise
 
     async def withdraw(self, name: str, token: bytes, *, late: bool) -> None:
-        """Have nothing, and no place in the queue: now, if the engine is well; if it is slow, beside the caller; and
+        """The same: now, if the engine is well; if it is slow, beside the caller; and
         soon, in nobody's time, if it hangs. `late`: its question has had no answer, and may come behind this."""
 
         def told(stood: object, error: BaseException | None) -> None:
@@ -145,18 +173,18 @@ class GuardedLocks:
                 self._side.returns.forget(token)
 
         if self._side.habit.silent:
-            self._owe(name, token, late=late)
+            self.owe(name, token, late=late)
             return
         try:
-            answer = await within(self._colour, self._port.release(name, token), stalls.LATE, told)
+            answer = await within(self._colour, self.port.release(name, token), stalls.LATE, told)
         except EngineClosed:
             return
         except EngineError:
-            self._owe(name, token, late=late)
+            self.owe(name, token, late=late)
         else:
             # Also what goes on beside us: its loop may end, and nobody would hear what came of it.
             if isinstance(answer, Late) or (late and answer is False):
-                self._owe(name, token, late=late)
+                self.owe(name, token, late=late)
 
     async def _ask(
         self,
@@ -197,18 +225,15 @@ class GuardedLocks:
             return EngineError(f"the lock {name!r} can't be given back now, and ends with its lease: {told}")
         return EngineError(f"the lock {name!r} can't be had, after {_clock() - since:.2g} s in all: {told}")
 
-    def owe(self, name: str, token: bytes) -> None:
+    def owe(self, name: str, token: bytes, *, late: bool = False) -> None:
         """Have it given back, with others, and in nobody's time."""
-        self._owe(name, token)
-
-    def _owe(self, name: str, token: bytes, *, late: bool = False) -> None:
         self._side.returns.add(name, token, late=late)
 
 
-def guarded(engine: Engine, port: Locks, colour: Colour) -> GuardedLocks | None:
-    """None: this engine doesn't hang for longer than it takes to ask."""
+def locks_of(engine: Engine, port: Locks, colour: Colour) -> PlainLocks:
+    """How they are asked, by whoever takes one."""
     if not engine.lock_engine.silence:
-        return None
+        return PlainLocks(port)
     side = _sides.get(engine)
     if side is None:
         side = _sides.setdefault(engine, _Side(engine))

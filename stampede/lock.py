@@ -20,11 +20,10 @@ from stampede.block import Block, BlockEnd, Blocks
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, run_blocking, running_loop
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.grip import Grip
-from stampede.guarded_locks import GuardedLocks, guarded
-from stampede.land import quietly
+from stampede.guarded_locks import PlainLocks, locks_of
 from stampede.pace import Pace
 from stampede.policy import Seconds, seconds
-from stampede.ports import Engine, Granted, Locks
+from stampede.ports import Engine, Granted
 from stampede.signatures import with_twins
 from stampede.stalls import LATE
 
@@ -81,8 +80,7 @@ class Lock:
             raise OptionError(f"{engine.scheme}:// is no lock engine: name another with on=")
         self._engine = engine  # whoever keeps the lock keeps its engine open
         self._suspending = PROMPT if engine.prompt else SUSPENDING
-        self._locks, self._alocks = engine.locks, engine.alocks
-        self._guarded = guarded(engine, engine.locks, BLOCKING), guarded(engine, engine.alocks, SUSPENDING)
+        self._locks = locks_of(engine, engine.locks, BLOCKING), locks_of(engine, engine.alocks, SUSPENDING)
 
     def _bind(self) -> None:
         """Before it is taken: settings may name another engine by now."""
@@ -216,17 +214,13 @@ class Lock:
             raise LockTimeout(f"this very thread or task has the lock {self.name!r}, and would wait for itself")
         raise LockTimeout(f"somebody else has the lock {self.name!r}, and wait ran out: {self._wait:g} s")
 
-    def _port(self, colour: Colour) -> Locks:
-        return self._alocks if colour.suspending else self._locks
-
-    def _guard(self, colour: Colour) -> GuardedLocks | None:
-        """Where the engine may hang."""
-        return self._guarded[colour.suspending]
+    def _asked(self, colour: Colour) -> PlainLocks:
+        return self._locks[colour.suspending]
 
     def _taking(self, colour: Colour, wait: Seconds, block: Block | None = None) -> Coroutine[Any, Any, bool]:
         """To be run, or else dropped. `block`: the one it is for."""
         self._bind()
-        grip = Grip(self, self._engine, self._locks, self._guard(BLOCKING), self.name)
+        grip = Grip(self, self._engine, self._asked(BLOCKING), self.name)
         work = self._acquire(grip, colour, wait, block)
         if block is not None:
             block.grip = grip
@@ -238,7 +232,7 @@ class Lock:
         return work
 
     async def _acquire(self, grip: Grip, colour: Colour, wait: Seconds, block: Block | None) -> bool:
-        me, port, guard = _caller(), self._port(colour), self._guard(colour)
+        me, locks = _caller(), self._asked(colour)
         if block is not None:
             block.caller = ref(me)
         try:
@@ -254,11 +248,8 @@ class Lock:
             while True:
                 asked = monotonic()
                 grip.asked, grip.answered = True, False
-                if guard is None:
-                    reply = await port.acquire(self.name, grip.token, self._lease, waits=patience > 0)
-                else:
-                    left = max(end - asked, 0.0)
-                    reply = await guard.acquire(self.name, grip.token, self._lease, patience > 0, left, began)
+                left = max(end - asked, 0.0)
+                reply = await locks.acquire(self.name, grip.token, self._lease, patience > 0, left, began)
                 grip.answered = True
                 if isinstance(reply, Granted):
                     grip.grant(reply.fence, self._lease, self._max_hold, asked)
@@ -271,15 +262,12 @@ class Lock:
                 left = end - monotonic()
                 if left <= 0:
                     break
-                if guard is None:
-                    await port.wait(self.name, reply, left)
-                else:
-                    await guard.wait(self.name, reply, left, began)
+                await locks.wait(self.name, reply, left, began)
                 pace = pace or Pace()
                 rest = pace.rest(monotonic())
                 if rest > 0:
                     await colour.park(Bell(), min(rest, max(end - monotonic(), 0.0)))
-                if guard is not None and monotonic() > end + LATE:
+                if locks.hangs and monotonic() > end + LATE:
                     break  # a look has taken so long: one question more would be one too many
         except GeneratorExit:  # its loop was closed: nothing can be awaited any more
             if grip.asked and not grip.foreign:
@@ -300,11 +288,7 @@ class Lock:
         """Have nothing, and no place among those who wait."""
         if grip.hold is not None:
             grip.hold.end()
-        guard = self._guard(colour)
-        if guard is None:
-            await quietly(self._port(colour).release, self.name, grip.token)
-        else:
-            await guard.withdraw(self.name, grip.token, late=not grip.answered)
+        await self._asked(colour).withdraw(self.name, grip.token, late=not grip.answered)
         self._forget(grip)
 
     async def _tidy_up(self, colour: Colour) -> None:
@@ -360,7 +344,7 @@ class Lock:
         try:
             kept = await colour.shielded(self._given_back(colour, grip)) and not lost
         except EngineError as trouble:
-            if self._guard(colour) is None:
+            if not self._asked(colour).hangs:
                 grip.let_go()  # its keeper tries again, once; else its lease ends it
             self._forget(grip)
             if error is None and lost:
@@ -372,7 +356,7 @@ class Lock:
             raise self._loss()
 
     async def _given_back(self, colour: Colour, grip: Grip) -> bool:
-        stood = await (self._guard(colour) or self._port(colour)).release(self.name, grip.token)
+        stood = await self._asked(colour).release(self.name, grip.token)
         self._forget(grip)  # not before: until here, whoever finds that we were interrupted does it
         return stood
 
