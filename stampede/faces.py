@@ -19,14 +19,15 @@ from stampede.settings import LocalSettings
 from stampede.status import Status
 
 __all__ = [
-    "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateLoosely", "DecorateWith",
-    "LocalTable", "LockOptions", "LooselyCached", "LooselyCachedAsync", "MoreOptions", "Options", "Origins",
-    "PolicyOptions", "StrictOptions", "Tables", "TryLockOptions",
+    "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn", "DecorateLoosely",
+    "DecorateWith", "LocalTable", "LockOptions", "LooselyCached", "LooselyCachedAsync", "MoreOptions", "Nobody",
+    "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables", "TryLockOptions",
 ]  # fmt: skip
 
 P = ParamSpec("P")
 P2 = ParamSpec("P2")
 K = ParamSpec("K")
+C_contra = TypeVar("C_contra", contravariant=True)
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
@@ -361,8 +362,8 @@ class DecorateLoosely(Protocol):
     def __call__(self, function: Callable[P, T], /) -> LooselyCached[P, T]: ...
 
 
-class Decorate(Protocol):
-    """`@cached` and `@cached(...)`."""
+class DecorateIn(Protocol[C_contra]):
+    """`@cached` and `@cached(...)`; C is what `cache=` may be: nothing (`Nobody`), of a cache's own `cached`."""
 
     @overload  # what may be anything is no coroutine
     def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
@@ -373,6 +374,10 @@ class Decorate(Protocol):
     @overload
     def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
     @overload
-    def __call__(self, /, **options: Unpack[StrictOptions]) -> DecorateWith: ...
+    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[StrictOptions]) -> DecorateWith: ...
     @overload
-    def __call__(self, /, **options: Unpack[Options]) -> DecorateLoosely: ...
+    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[Options]) -> DecorateLoosely: ...
+
+
+Decorate: TypeAlias = DecorateIn[Nobody]
+"""Those of one cache, which name no other."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-from stampede.faces import AsyncVerbs, Called, Decorate, Options, StrictOptions, Verbs
+from stampede.faces import AsyncVerbs, Called, DecorateIn, Nobody, Options, StrictOptions, Verbs
 from stampede.policy import Seconds, TimeToLive
 
 __all__ = [
     "CachedHere",
+    "CachedIn",
     "DecorateMany",
     "DecorateManyLoosely",
     "DecorateManyWith",
@@ -23,6 +24,7 @@ __all__ = [
     "StrictManyOptions",
 ]
 
+C_contra = TypeVar("C_contra", contravariant=True)
 K = TypeVar("K")
 V = TypeVar("V")
 S = TypeVar("S")
@@ -174,8 +176,8 @@ class DecorateManyLoosely(Protocol):
     ) -> ManyMethod[S, K, V, ...]: ...
 
 
-class DecorateMany(DecorateManyWith, Protocol):
-    """`@cached.many` and `@cached.many(...)`."""
+class DecorateMany(DecorateManyWith, Protocol[C_contra]):
+    """`@cached.many` and `@cached.many(...)`; C is as of `DecorateIn`."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -192,13 +194,17 @@ class DecorateMany(DecorateManyWith, Protocol):
     @overload
     def __call__(self, function: Callable[Concatenate[S, list[K], P], Mapping[K, V]], /) -> ManyMethod[S, K, V, P]: ...
     @overload
-    def __call__(self, /, **options: Unpack[StrictManyOptions]) -> DecorateManyWith: ...
+    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[StrictManyOptions]) -> DecorateManyWith: ...
     @overload
-    def __call__(self, /, **options: Unpack[ManyOptions]) -> DecorateManyLoosely: ...
+    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[ManyOptions]) -> DecorateManyLoosely: ...
 
 
-class CachedHere(Decorate, Protocol):
-    """`cached` of one cache."""
+class CachedIn(DecorateIn[C_contra], Protocol[C_contra]):
+    """`cached`, which may be told in which cache."""
 
     @property
-    def many(self) -> DecorateMany: ...
+    def many(self) -> DecorateMany[C_contra]: ...
+
+
+CachedHere: TypeAlias = CachedIn[Nobody]
+"""`cached` of one cache."""

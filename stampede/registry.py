@@ -7,11 +7,11 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
 from stampede import forks, returns
 from stampede import lock as locks
@@ -21,31 +21,16 @@ from stampede.engines import check_url, open_engine
 from stampede.engines.url import safe_url, scheme_of
 from stampede.errors import OptionError, SettingsError
 from stampede.faces import (
-    CachedAsync,
-    CachedFunction,
     CacheOptions,
-    DecorateLoosely,
-    DecorateWith,
     LockOptions,
     MoreOptions,
-    N,
     Options,
     Origins,
     PolicyOptions,
-    StrictOptions,
     Tables,
     TryLockOptions,
 )
-from stampede.many_faces import (
-    DecorateManyLoosely,
-    DecorateManyWith,
-    ManyAsync,
-    ManyFunction,
-    ManyMethod,
-    ManyMethodAsync,
-    ManyOptions,
-    StrictManyOptions,
-)
+from stampede.many_faces import CachedIn, ManyOptions
 from stampede.namesakes import Namesakes
 from stampede.policy import TimeToLive
 from stampede.ports import Engine
@@ -306,52 +291,12 @@ def _found(cache: Any) -> Cache:
     return cache
 
 
-class _Cached(Protocol):
-    """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method."""
-
-    @overload  # what may be anything, as a class of a package that ships no types, is no coroutine
-    def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
-    @overload  # a coroutine function is a function too: the narrower comes first
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, T]], /
-    ) -> CachedAsync[P, T]: ...
-    @overload
-    def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
-    @overload
-    def __call__(
-        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[StrictOptions]
-    ) -> DecorateWith: ...
-    @overload
-    def __call__(
-        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[Options]
-    ) -> DecorateLoosely: ...
-
-    @overload
-    def many(  # type: ignore[overload-overlap]
-        self, function: Callable[Concatenate[list[K], P], Coroutine[Any, Any, Mapping[K, T]]], /
-    ) -> ManyAsync[K, T, P]: ...
-    @overload
-    def many(  # type: ignore[overload-overlap]
-        self, function: Callable[Concatenate[list[K], P], Mapping[K, T]], /
-    ) -> ManyFunction[K, T, P]: ...
-    @overload
-    def many(
-        self, function: Callable[Concatenate[S, list[K], P], Coroutine[Any, Any, Mapping[K, T]]], /
-    ) -> ManyMethodAsync[S, K, T, P]: ...
-    @overload
-    def many(self, function: Callable[Concatenate[S, list[K], P], Mapping[K, T]], /) -> ManyMethod[S, K, T, P]: ...
-    @overload
-    def many(
-        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[StrictManyOptions]
-    ) -> DecorateManyWith: ...
-    @overload
-    def many(
-        self, /, *, cache: str | Cache | Callable[[], Cache] = ..., **options: Unpack[ManyOptions]
-    ) -> DecorateManyLoosely: ...
+Where: TypeAlias = str | Cache | Callable[[], Cache]
+"""A name of the settings, a cache, or what gives one."""
 
 
 @showing(ManyOptions)
-def _many(function: Any = None, /, *, cache: str | Cache | Callable[[], Cache] = "default", **options: Any) -> Any:
+def _many(function: Any = None, /, *, cache: Where = "default", **options: Any) -> Any:
     """Called once for the ids that are missing; each is a key of its own, which all batches share.
 
     >>> @cached.many(ttl=600)
@@ -365,15 +310,15 @@ def _many(function: Any = None, /, *, cache: str | Cache | Callable[[], Cache] =
     return decorate(function, _finder(cache), options, _namesakes(cache), many=True)
 
 
-def _with_many(function: Any) -> _Cached:
+def _with_many(function: Any) -> CachedIn[Where]:
     function.many = _many
     _many.__name__, _many.__qualname__ = "many", "cached.many"
-    return cast(_Cached, function)
+    return cast(CachedIn[Where], function)
 
 
 @_with_many
 @showing(Options)
-def cached(function: Any = None, /, *, cache: str | Cache | Callable[[], Cache] = "default", **options: Any) -> Any:
+def cached(function: Any = None, /, *, cache: Where = "default", **options: Any) -> Any:
     """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method.
 
     `@cached.many` on a function of many ids, `def users(ids: list[int]) -> dict[int, User]`.

@@ -217,6 +217,8 @@ def options(cache: Cache) -> None:
     cached(ignore=5)  # wrong
     cache.cached(tll=5)  # wrong
     cached(cache=5)  # wrong
+    cache.cached(cache="other")  # wrong
+    cache.cached.many(cache="other")  # wrong
 
 
 async def caches() -> None:
