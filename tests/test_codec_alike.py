@@ -87,6 +87,24 @@ class Doubled:
         self.n *= 2
 
 
+class Doubles:
+    """An attribute that makes something else of what it is given."""
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return vars(owner)["n"]
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        vars(owner)["n"] = 2 * value
+
+
+@dataclass
+class Meddled:
+    n: int
+
+
+Meddled.n = Doubles()  # type: ignore[assignment]
+
+
 @attrs.define(slots=False)
 class Attrs:
     n: Any
@@ -218,6 +236,7 @@ LOSSY: list[tuple[Any, Callable[[], Any], list[str]]] = [
     (Page, lambda: changed(Page(1)), CODECS),
     (Attrs, lambda: changed(Attrs(1)), CODECS),
     (Doubled, lambda: Doubled(1), ["msgpack", "json"]),
+    (Meddled, lambda: Meddled(1), ["msgpack", "json"]),
     (Slots, lambda: changed(Slots(1), "beside"), CODECS),
     (list[Page], lambda: [Page(0)] * 2000 + [changed(Page(1))], CODECS),
     (Point, lambda: Sub(1), CODECS),

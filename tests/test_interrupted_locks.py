@@ -25,11 +25,13 @@ from memcached_server import shared_memcached
 from servers import shared_redis
 
 from stampede import Cache, EngineError, Lock, try_lock
+from stampede.colour import SUSPENDING
 from stampede.engines import open_engine
 from stampede.engines.kit.errands import Errands
 from stampede.keeper import Hold, keeper
 from stampede.ports import Engine
 from stampede.watch import watch
+from stampede.workers import _Errand, within
 
 # A coroutine that was made, and never begun, says so.
 pytestmark = [
@@ -228,6 +230,43 @@ def test_what_a_thread_takes_for_who_is_gone_is_given_back(runner: asyncio.Runne
         assert undone.wait(LONG)
 
     runner.run(main())
+
+
+def test_a_question_whose_caller_was_interrupted_is_not_asked(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the making of its task and the moment at which anybody has hold of that: what it takes would be taken
+    behind its giving back."""
+    asked: list[str] = []
+
+    async def question() -> None:
+        asked.append("asked")
+
+    def interrupted(task: asyncio.Task[None]) -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("stampede.workers.hold_task", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                await within(SUSPENDING, question(), LONG, lambda result, error: None)
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+
+    runner.run(main())
+    assert asked == []
+
+
+def test_an_answer_that_nobody_waits_for_is_told() -> None:
+    """What a thread takes for a caller that was interrupted meanwhile would be nobody's to give back."""
+    told: list[object] = []
+    errand = _Errand(_answer("taken"), lambda result, error: told.append(result))
+    errand.leave()
+    errand.run()
+    assert told == ["taken"]
+
+
+async def _answer(value: str) -> str:
+    return value
 
 
 class Looked:

@@ -373,6 +373,26 @@ def test_a_witness_of_another_server_signs_nothing() -> None:
         server.close()
 
 
+def test_a_witness_that_is_gone_signs_nothing() -> None:
+    """A loop's lease would stand unsigned, for a second or two, as if somebody were there to sign it."""
+    server = MemcachedServer()
+    try:
+        engine = MemcachedEngine(server.address, sign=LONG)
+
+        async def scenario() -> None:
+            assert await missed(engine, "warm")
+            await witnessed(engine)
+            (witness,) = engine._witnesses._there.values()
+            assert witness.stands()
+            server.restart()
+            await until_async(lambda: not witness.stands())
+
+        asyncio.run(scenario())
+        engine.close()
+    finally:
+        server.close()
+
+
 def test_a_late_fill_after_a_restart_is_refused() -> None:
     """CAS numbers begin anew with the server: the stub of another lease may have the very number of an older one."""
     server = MemcachedServer()

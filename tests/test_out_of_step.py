@@ -119,6 +119,19 @@ def test_a_fitting_reply_too_many(face: Faces, before: Before, engine: str, colo
     assert asked.run("get", "k") == 2
 
 
+@both
+@pytest.mark.parametrize("reply", [b"MN\r\n", b"HD c1\r\n", b"NF\r\n", b"VA 1 s30 t9 f1\r\nx\r\n"], ids=repr)
+def test_the_reply_to_another_command(face: Faces, before: Before, reply: bytes, colour: str) -> None:
+    """A value that is there would be missing, and what stands behind it be read as the next call's."""
+    proxy = before(server_of("memcached"))
+    asked = face(shared_memcached(), proxy, colour, timeout=PATIENCE)
+    asked.run("set", "k", 1)
+    once = [reply]
+    proxy.alter = lambda data: once.pop() if once else data
+    asked.run("get", "k")
+    assert asked.down and asked.count(events.EngineDown) == 1
+
+
 @engines
 def test_bytes_that_a_loop_took_and_never_told_of(engine: str) -> None:
     """Ctrl-C in the middle of a loop's read, as in a notebook, whose loop goes on: replies would be missing, and those

@@ -64,6 +64,21 @@ class Odd(Exception):
         super().__init__(*args)
 
 
+class Growing(Exception):
+    """An attribute that is another one each time that it is set."""
+
+    __slots__ = ("code",)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value + getattr(self, "code", 0) + 1)
+
+
+def grown() -> Growing:
+    error = Growing("a")
+    error.code = 3
+    return error
+
+
 def noted(error: Exception) -> Exception:
     error.add_note("seen by the proxy")
     return error
@@ -129,10 +144,13 @@ def test_its_cause_comes_back_where_it_can_be_kept(cache: Cache) -> None:
     assert second.__suppress_context__ and "During handling" not in "".join(traceback.format_exception(second))
 
 
-def test_what_can_not_be_made_again_is_not_kept(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [Odd("a", secret=1), grown()], ids=lambda error: type(error).__name__)
+def test_what_can_not_be_made_again_is_not_kept(
+    cache: Cache, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
     """Else it comes back half, or as an error of its own making."""
     with caplog.at_level(logging.DEBUG, "stampede"):
-        first, second, calls = twice(cache, Odd("a", secret=1))
+        first, second, calls = twice(cache, error)
     assert calls == 2 and first.args == second.args == ("a",)
     assert "would not come back" in caplog.text
     assert cache.stats().unkept == 2

@@ -634,6 +634,20 @@ def test_all_are_down_with_the_generations(cluster: RedisCluster, calls: Calls) 
     wait_until(lambda: calls(keys[0]) == keys[0] and calls.told == [EngineDown, EngineUp])
 
 
+def test_no_key_is_asked_for_without_its_generation(cluster: RedisCluster, open_: Open) -> None:
+    """Between the loss of the generations' shard and the moment at which what is known of them is too old, a key of
+    another shard would be served that somebody's clear has just ended."""
+    engine, home = open_(cluster.url), home_of(cluster)
+    keys = [key_of(cluster, node) for node in (home, others_of(cluster)[0])]
+    for key in keys:
+        run(engine.store.set(key, some()))
+    with dead(cluster, home):
+        for key in keys:
+            with pytest.raises(EngineError) as failure:
+                claim(engine, key)
+            assert not failure.value.partial
+
+
 def test_a_dead_shard_voids_no_tickets_of_others(cluster: RedisCluster, open_: Open) -> None:
     """Local tiers would be emptied twice a second, for as long as one shard is down."""
     engine, (gone, node) = open_(cluster.url), others_of(cluster)
