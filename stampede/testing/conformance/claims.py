@@ -17,7 +17,6 @@ from stampede.testing.conformance.suite import (
     VALUES,
     Beside,
     KeyedSuite,
-    case,
     is_granted,
     some,
     soon,
@@ -40,12 +39,10 @@ class ClaimsSuite(KeyedSuite):
 
     # -- claim
 
-    @case
     async def test_missing_is_granted(self) -> None:
         """A cold key would never be computed."""
         assert (await self.told(Granted, port=self.claims)).entry is None
 
-    @case
     async def test_filled_is_found_as_it_was(self) -> None:
         """A value, or what is known of its computation, would change on its way through the engine."""
         entry = some(b"v", fresh=50.0, keep=LONG, cost=0.25, margin=1.5, raised=True)
@@ -57,14 +54,12 @@ class ClaimsSuite(KeyedSuite):
         assert 50.0 - SOON < found.fresh <= 50.0
         assert LONG - SOON < found.keep <= LONG
 
-    @case
     async def test_for_ever_stays_for_ever(self) -> None:
         """A value without an end would end, or its durations would turn into nonsense."""
         assert await self.claims.fill("k", await self.granted(), some(fresh=inf))
         found = await self.found()
         assert (found.ttl, found.fresh, found.keep) == (inf, inf, inf)
 
-    @case
     async def test_years_are_kept(self) -> None:
         """A long duration would be taken for a date, or overflow."""
         for days in (31, 3_650, 36_500):
@@ -72,7 +67,6 @@ class ClaimsSuite(KeyedSuite):
             await self.far_store.set("k", some(fresh=seconds))
             assert seconds - SOON < (await self.found()).fresh <= seconds
 
-    @case
     async def test_one_lease_at_a_time(self) -> None:
         """Two would compute; and those who wait wouldn't know for whom, or how long."""
         token = await self.granted()
@@ -81,13 +75,11 @@ class ClaimsSuite(KeyedSuite):
         assert LONG - SOON < busy.lease <= LONG
         assert busy.entry is None
 
-    @case
     async def test_leases_of_two_keys_are_two(self) -> None:
         """One computation would hold up all others."""
         await self.granted("k")
         await self.granted("l")
 
-    @case
     async def test_own_token_is_granted_again(self) -> None:
         """A reply lost on the wire would lock its caller out by its own lease."""
         token = await self.granted()
@@ -96,28 +88,24 @@ class ClaimsSuite(KeyedSuite):
         assert (await self.busy()).token == token
         assert await self.claims.fill("k", token, some())
 
-    @case
     async def test_own_token_is_granted_again_by_force(self) -> None:
         """The same of a refresh whose reply was lost."""
         token = await self.granted(force=True)
         await self.told(Granted, port=self.claims, token=token, force=True)
         assert await self.claims.fill("k", token, some())
 
-    @case
     async def test_granted_again_stands_from_then_on(self) -> None:
         """The second grant would be worth less than it says."""
         token = await self.granted(lease=self.short)
         await self.told(Granted, port=self.claims, token=token)
         assert (await self.busy()).lease > LONG - SOON
 
-    @case
     async def test_a_lease_ends(self) -> None:
         """A dead holder would block its key for ever."""
         await self.granted(lease=self.short)
         other = new_id()
         await self.until(lambda: self.far_claims.claim("k", other, Ask(LONG)), is_granted)
 
-    @case
     async def test_a_value_ends(self) -> None:
         """An old value would be given out as fresh."""
         await self.store.set("k", some(fresh=self.short))
@@ -126,7 +114,6 @@ class ClaimsSuite(KeyedSuite):
         assert isinstance(reply, Granted)
         assert reply.entry is None
 
-    @case
     async def test_stale_goes_with_the_grant(self) -> None:
         """What may be served if the computation fails would be lost."""
         entry = some(fresh=0.0, keep=LONG)
@@ -134,7 +121,6 @@ class ClaimsSuite(KeyedSuite):
         kept = surely((await self.told(Granted, port=self.claims)).entry)
         assert (kept.id, kept.fresh <= 0) == (entry.id, True)
 
-    @case
     async def test_stale_is_handed_out_while_busy(self) -> None:
         """Everybody would wait although there is something to serve."""
         entry = some(b"old", fresh=0.0, keep=LONG)
@@ -143,7 +129,6 @@ class ClaimsSuite(KeyedSuite):
         kept = surely((await self.busy()).entry)
         assert (kept.id, kept.value, kept.fresh <= 0) == (entry.id, b"old", True)
 
-    @case
     async def test_kept_has_an_end_too(self) -> None:
         """Stale values would be served long after they should be gone."""
         await self.store.set("k", some(fresh=0.0, keep=self.short))
@@ -151,14 +136,12 @@ class ClaimsSuite(KeyedSuite):
         await self.lapse(self.slack)
         assert (await self.told(Granted, port=self.claims)).entry is None
 
-    @case
     async def test_good_for_those_who_waited(self) -> None:
         """With a short ttl, waiters would come too late for the value and compute in turn."""
         entry = some(fresh=0.0)
         assert await self.claims.fill("k", await self.granted(), entry)
         assert (await self.found(since=SOON)).id == entry.id
 
-    @case
     async def test_grace_is_not_stale(self) -> None:
         """What is kept a moment longer for waiters would be served to everybody."""
         await self.store.set("k", some(fresh=0.0))
@@ -166,7 +149,6 @@ class ClaimsSuite(KeyedSuite):
         assert (await self.told(Granted, port=self.claims)).entry is None
         assert (await self.busy()).entry is None
 
-    @case
     async def test_seen_is_not_good_enough(self) -> None:
         """An early refresh would find the value that it is to replace."""
         entry = some()
@@ -176,14 +158,12 @@ class ClaimsSuite(KeyedSuite):
         assert surely((await self.busy(seen=entry.id)).entry).id == entry.id
         assert (await self.found()).id == entry.id  # of which nobody else takes notice
 
-    @case
     async def test_another_than_seen_is_found(self) -> None:
         """The second of two early refreshes would compute what the first has just stored."""
         entry = some()
         await self.store.set("k", entry)
         assert (await self.found(seen=new_id())).id == entry.id
 
-    @case
     async def test_draws_never_hide_a_value(self) -> None:
         """A due entry would be neither found nor served meanwhile."""
         entry = some(cost=1.0, margin=1.0)
@@ -195,7 +175,6 @@ class ClaimsSuite(KeyedSuite):
         assert isinstance(second, (Found, Busy))
         assert [surely(reply.entry).id for reply in (first, second)] == [entry.id] * 2
 
-    @case
     async def test_force_is_granted_over_a_fresh_value(self) -> None:
         """`refresh` would return what is there."""
         old, new = some(b"old"), some(b"new")
@@ -206,7 +185,6 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", token, new)
         assert (await self.found()).value == b"new"
 
-    @case
     async def test_force_kills_the_standing_lease(self) -> None:
         """`refresh` would join an older computation, or be overwritten by it."""
         self.declared(self.engine.fenced, "fenced")
@@ -217,7 +195,6 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", newer, some(b"newer"))
         assert (await self.found()).value == b"newer"
 
-    @case
     async def test_force_kills_it_over_a_value_too(self) -> None:
         """The same where something is kept, which stays there meanwhile."""
         self.declared(self.engine.fenced, "fenced")
@@ -229,7 +206,6 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", newer, some(b"newer"))
         assert (await self.found()).value == b"newer"
 
-    @case
     async def test_one_of_many_is_granted(self) -> None:
         """The stampede."""
         claims = [self.far_claims, self.claims] * (HERD // 2)
@@ -238,7 +214,6 @@ class ClaimsSuite(KeyedSuite):
         assert sum(isinstance(reply, Granted) for reply in replies) == 1
         assert sum(isinstance(reply, Busy) for reply in replies) == HERD - 1
 
-    @case
     async def test_one_of_many_is_granted_what_ended(self) -> None:
         """The same when a holder has died: its lease would be handed to several."""
         await self.granted(lease=self.short)
@@ -255,7 +230,6 @@ class ClaimsSuite(KeyedSuite):
 
     # -- fill
 
-    @case
     async def test_fill_drops_the_lease(self) -> None:
         """The next computation would have to wait for a lease that nobody holds."""
         token, entry = await self.granted(), some()
@@ -263,7 +237,6 @@ class ClaimsSuite(KeyedSuite):
         await self.granted(seen=entry.id)
         assert not await self.claims.renew("k", token, LONG)
 
-    @case
     async def test_fill_over_what_has_ended_meanwhile(self) -> None:
         """A computation that outlasts the stale value it is to replace would not be stored."""
         await self.store.set("k", some(b"old", fresh=0.0, keep=self.short))
@@ -275,7 +248,6 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", token, some(b"new"))
         assert (await self.found()).value == b"new"
 
-    @case
     async def test_fill_twice_changes_nothing(self) -> None:
         """A fill that was sent again would undo what happened in between."""
         token, entry = await self.granted(), some(b"first")
@@ -286,7 +258,6 @@ class ClaimsSuite(KeyedSuite):
         assert not await self.claims.fill("k", token, entry)
         assert (await self.found()).value == b"second"
 
-    @case
     async def test_fill_without_a_lease_is_refused(self) -> None:
         """Anybody could store anything."""
         assert not await self.claims.fill("k", new_id(), some())
@@ -295,7 +266,6 @@ class ClaimsSuite(KeyedSuite):
         assert not await self.claims.fill("k", new_id(), some())
         assert (await self.busy()).token == token
 
-    @case
     async def test_fill_after_the_lease_is_refused(self) -> None:
         """A holder that was frozen would store what is out of date."""
         token = await self.granted(lease=self.short)
@@ -307,7 +277,6 @@ class ClaimsSuite(KeyedSuite):
         assert not await self.claims.fill("k", token, some(b"later"))
         assert (await self.found()).value == b"in time"
 
-    @case
     async def test_fill_after_an_end_nobody_noticed_is_refused(self) -> None:
         """The same where nobody has claimed since."""
         token = await self.granted(lease=self.short)
@@ -315,7 +284,6 @@ class ClaimsSuite(KeyedSuite):
         assert not await self.claims.fill("k", token, some(b"late"))
         assert await self.kept() is None
 
-    @case
     async def test_fill_after_invalidate_is_refused(self) -> None:
         """A value computed before the invalidation would live on after it."""
         self.declared(self.engine.fenced, "fenced")
@@ -328,7 +296,6 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", newer, some(b"new"))
         assert (await self.found()).value == b"new"
 
-    @case
     async def test_refresh_of_a_value_after_invalidate_is_refused(self) -> None:
         """The same of an early refresh."""
         self.declared(self.engine.fenced, "fenced")
@@ -339,7 +306,6 @@ class ClaimsSuite(KeyedSuite):
         assert not await self.claims.fill("k", token, some(b"old"))
         assert await self.kept() is None
 
-    @case
     async def test_fill_after_expire_is_refused(self) -> None:
         """What was computed from what is no longer true would be fresh for a whole ttl."""
         self.declared(self.engine.fenced, "fenced")
@@ -353,7 +319,6 @@ class ClaimsSuite(KeyedSuite):
         kept = await self.surely_kept()
         assert (kept.value, kept.fresh <= 0) == (b"kept", True)
 
-    @case
     async def test_fill_after_set_is_refused(self) -> None:
         """What somebody has set would be overwritten by an older computation."""
         self.declared(self.engine.fenced, "fenced")
@@ -364,7 +329,6 @@ class ClaimsSuite(KeyedSuite):
 
     # -- abandon
 
-    @case
     async def test_abandon_lets_the_next_one_try(self) -> None:
         """One error would block the key for a lease."""
         token = await self.granted()
@@ -372,7 +336,6 @@ class ClaimsSuite(KeyedSuite):
         await self.granted()
         assert not await self.claims.fill("k", token, some())
 
-    @case
     async def test_abandoning_another_token_is_harmless(self) -> None:
         """A caller whose outcome is unknown would rob the holder, or leave a verdict on it."""
         assert not await self.claims.abandon("k", new_id(), Verdict("failed"), rest=LONG)
@@ -382,7 +345,6 @@ class ClaimsSuite(KeyedSuite):
         assert (await self.busy(awaited=stranger)).token == token
         assert await self.claims.fill("k", token, some())
 
-    @case
     async def test_verdict_answers_those_who_waited(self) -> None:
         """Waiters would try a failing origin one after another."""
         token = await self.granted()
@@ -393,7 +355,6 @@ class ClaimsSuite(KeyedSuite):
             assert (failed.verdict, failed.entry, failed.rest <= 0) == (verdict, None, True)
         await self.granted(awaited=new_id())
 
-    @case
     async def test_verdict_outlives_the_next_lease(self) -> None:
         """A waiter that is slow to wake would wait once more, for the next one's failure."""
         first = await self.granted()
@@ -401,7 +362,6 @@ class ClaimsSuite(KeyedSuite):
         await self.granted()
         assert (await self.told(Failed, awaited=first)).verdict.type_name == "First"
 
-    @case
     async def test_verdict_comes_with_what_is_kept(self) -> None:
         """An error would be raised although something could be served."""
         entry = some(fresh=0.0, keep=LONG)
@@ -410,7 +370,6 @@ class ClaimsSuite(KeyedSuite):
         await self.claims.abandon("k", token, Verdict("failed"))
         assert surely((await self.told(Failed, awaited=token)).entry).id == entry.id
 
-    @case
     async def test_a_value_goes_before_a_verdict(self) -> None:
         """Waiters would be told of a failure although the next one has succeeded."""
         first = await self.granted()
@@ -418,14 +377,12 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", await self.granted(), some(b"after all"))
         assert (await self.found(awaited=first)).value == b"after all"
 
-    @case
     async def test_without_a_verdict_waiters_claim(self) -> None:
         """A cancelled computation would be taken for a failed one."""
         token = await self.granted()
         await self.claims.abandon("k", token)
         await self.granted(awaited=token)
 
-    @case
     async def test_a_claim_that_was_cancelled_leaves_the_key_free(self) -> None:
         """Whoever closes a page would keep the others from computing what it wanted."""
         if not self.suspending:
@@ -441,7 +398,6 @@ class ClaimsSuite(KeyedSuite):
             await self.claims.abandon(key, token)
             await self.granted(key)
 
-    @case
     async def test_a_resting_key_is_granted_to_nobody(self) -> None:
         """`retry_after` would not keep anybody from hammering the origin."""
         verdict = Verdict("failed", "ValueError", "no")
@@ -450,7 +406,6 @@ class ClaimsSuite(KeyedSuite):
         assert (failed.verdict, failed.entry) == (verdict, None)
         assert LONG - SOON < failed.rest <= LONG
 
-    @case
     async def test_a_rest_comes_with_what_is_kept(self) -> None:
         """What may be served meanwhile would be lost."""
         entry = some()
@@ -459,21 +414,18 @@ class ClaimsSuite(KeyedSuite):
         assert (await self.found()).id == entry.id
         assert surely((await self.told(Failed, port=self.claims, seen=entry.id)).entry).id == entry.id
 
-    @case
     async def test_force_wakes_a_resting_key(self) -> None:
         """`refresh` could not be used to see whether the origin is well again."""
         await self.claims.abandon("k", await self.granted(), Verdict("failed"), rest=LONG)
         assert await self.claims.fill("k", await self.granted(force=True), some(b"well"))
         assert (await self.found()).value == b"well"
 
-    @case
     async def test_a_rest_ends(self) -> None:
         """One failure would be the last try."""
         await self.claims.abandon("k", await self.granted(), Verdict("failed"), rest=self.short)
         token = new_id()
         await self.until(lambda: self.claims.claim("k", token, Ask(LONG)), is_granted)
 
-    @case
     async def test_invalidate_ends_verdict_and_rest(self) -> None:
         """After the cause was mended and the key invalidated, callers would still be told of the failure."""
         token = await self.granted()
@@ -483,7 +435,6 @@ class ClaimsSuite(KeyedSuite):
 
     # -- renew
 
-    @case
     async def test_renew_moves_the_end(self) -> None:
         """A computation longer than its lease would be done twice."""
         token = await self.in_time(
@@ -494,7 +445,6 @@ class ClaimsSuite(KeyedSuite):
         assert (await self.busy()).token == token
         assert await self.claims.fill("k", token, some())
 
-    @case
     async def test_renew_counts_from_now(self) -> None:
         """A holder that died after a renewal would block its key for more than a lease."""
         token = await self.granted()
@@ -502,7 +452,6 @@ class ClaimsSuite(KeyedSuite):
         other = new_id()
         await self.until(lambda: self.far_claims.claim("k", other, Ask(LONG)), is_granted)
 
-    @case
     async def test_a_lost_lease_is_not_renewed(self) -> None:
         """Its holder would believe that it still had it; or have it again."""
         assert not await self.claims.renew("k", new_id(), LONG)
@@ -515,7 +464,6 @@ class ClaimsSuite(KeyedSuite):
         await self.claims.abandon("k", standing)
         assert not await self.claims.renew("k", standing, LONG)
 
-    @case
     async def test_a_killed_lease_is_not_renewed(self) -> None:
         """A computation that can't be stored any more would keep others from theirs."""
         self.declared(self.engine.fenced, "fenced")
@@ -546,48 +494,40 @@ class ClaimsSuite(KeyedSuite):
             for waiter in waiters:
                 await waiter
 
-    @case
     async def test_fill_wakes(self) -> None:
         """The herd would sleep until the lease ends."""
         await self.woken(lambda token: self.claims.fill("k", token, some()))
 
-    @case
     async def test_abandon_wakes(self) -> None:
         """The same after a failure."""
         await self.woken(lambda token: self.claims.abandon("k", token, Verdict("failed")))
 
-    @case
     async def test_invalidate_wakes(self) -> None:
         """Waiters would go on waiting for a value that will be refused."""
         self.declared(self.engine.fenced, "fenced")
         await self.woken(lambda _: self.far_store.invalidate("k"))
 
-    @case
     async def test_expire_wakes(self) -> None:
         """Likewise."""
         self.declared(self.engine.fenced, "fenced")
         await self.woken(lambda _: self.far_store.expire("k"))
 
-    @case
     async def test_set_wakes(self) -> None:
         """Waiters would sleep although the value is there."""
         self.declared(self.engine.fenced, "fenced")
         await self.woken(lambda _: self.far_store.set("k", some()))
 
-    @case
     async def test_force_wakes(self) -> None:
         """Waiters would sleep for a lease that is dead."""
         self.declared(self.engine.fenced, "fenced")
         await self.woken(lambda _: self.far_claims.claim("k", new_id(), Ask(LONG, force=True)))
 
-    @case
     async def test_wait_is_over_with_the_lease(self) -> None:
         """Those who wait for a dead holder would sleep on."""
         busy = await self.in_time(self.short_and_busy)
         with soon():
             await self.claims.wait("k", busy, LONG)
 
-    @case
     async def test_wait_is_over_with_its_time(self) -> None:
         """`wait` would not be kept."""
         await self.granted()
@@ -596,7 +536,6 @@ class ClaimsSuite(KeyedSuite):
             with soon():
                 assert await self.claims.wait("k", busy, timeout) is None
 
-    @case
     async def test_news_may_bring_only_the_truth(self) -> None:
         """A waiter would be handed another value than the one that was stored."""
         token, entry = await self.granted(), some(b"news")
@@ -608,7 +547,6 @@ class ClaimsSuite(KeyedSuite):
         assert news is None or (news.entry.id, news.entry.value) == (entry.id, b"news")
         assert (await self.found(awaited=token, since=1.0)).id == entry.id
 
-    @case
     async def test_a_herd_is_woken(self) -> None:
         """Some of many waiters would be forgotten."""
         token = await self.granted()
@@ -620,7 +558,6 @@ class ClaimsSuite(KeyedSuite):
             for one in herd:
                 await one
 
-    @case
     async def test_the_colours_wake_each_other(self) -> None:
         """Sync callers would sleep through what async callers do, or the other way round."""
         blocking, suspending = there(self.engine.claims), there(self.engine.aclaims)
@@ -645,7 +582,6 @@ class ClaimsSuite(KeyedSuite):
 
     # -- keys and values
 
-    @case
     async def test_keys_are_exact(self) -> None:
         """Two callers with different arguments would get one value."""
         for number, key in enumerate(KEYS):
@@ -653,7 +589,6 @@ class ClaimsSuite(KeyedSuite):
         for number, key in enumerate(KEYS):
             assert (await self.found(key)).value == b"%d" % number, key
 
-    @case
     async def test_values_are_exact(self) -> None:
         """A value would come back as another, or not at all."""
         for value in (each[: self.largest] for each in VALUES):
@@ -663,7 +598,6 @@ class ClaimsSuite(KeyedSuite):
 
     # -- what can be seen of it
 
-    @case
     async def test_who_computes_is_shown(self) -> None:
         """`status` would name one who has long ended, or nobody while somebody is at work."""
         shows = self.far_shows
@@ -686,7 +620,6 @@ class ClaimsSuite(KeyedSuite):
         await self.store.invalidate("k")
         assert await shows.show("k") == Shown(None, b"")
 
-    @case
     async def test_a_renewed_lease_is_still_its_holders(self) -> None:
         """Of a long computation, of which people ask most, nobody would know whose it is."""
         shows, token = self.far_shows, await self.granted(lease=LONG / 2)
@@ -700,7 +633,6 @@ class ClaimsSuite(KeyedSuite):
         await self.told(Granted, port=self.claims, token=token, lease=LONG / 2)
         assert (await shows.show("k")).holder == shown.holder
 
-    @case
     async def test_a_lease_that_has_ended_is_not_shown(self) -> None:
         """`status` would name a dead holder."""
         await self.granted(lease=self.short)
@@ -708,7 +640,6 @@ class ClaimsSuite(KeyedSuite):
         shown = await self.until(lambda: self.far_shows.show("k"), lambda shown: not shown.token)
         assert shown == Shown(None, b"")
 
-    @case
     async def test_a_show_claims_nothing(self) -> None:
         """A look at a key would keep others from computing it."""
         shows = self.far_shows

@@ -43,17 +43,8 @@ class HistoriesSuite(KeyedSuite):
         """It would decide in another order than the other engines, and nobody could say what a claim means."""
         from stampede.testing.conformance.machine import run_histories
 
-        self.engine = self.make_engine()
-        try:
-            self.peer = self.make_peer(self.engine)
-            try:
-                with _turns(self.suspending) as turn:
-                    run_histories(self, turn)
-            finally:
-                if self.peer is not self.engine:
-                    self.drop_engine(self.peer)
-        finally:
-            self.drop_engine(self.engine)
+        with self.opened(), _turns(self.suspending) as turn:
+            run_histories(self, turn)
 
 
 class _turns:

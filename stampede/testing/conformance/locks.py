@@ -8,7 +8,7 @@ from stampede.entry import new_id
 from stampede.errors import LockLost
 from stampede.lock import Lock
 from stampede.ports import Busy, Granted, Locks
-from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, case, is_granted, soon, there
+from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, is_granted, soon, there
 
 __all__ = ["LocksSuite"]
 
@@ -60,7 +60,6 @@ class LocksSuite(Suite):
         reply = await self.far_locks.acquire("l", new_id(), self.short)
         return reply if isinstance(reply, Busy) else None
 
-    @case
     async def test_a_lock_excludes(self) -> None:
         """Two would be inside."""
         await self.held()
@@ -68,7 +67,6 @@ class LocksSuite(Suite):
         assert 0 < busy.lease <= LONG
         assert busy.entry is None
 
-    @case
     async def test_locks_have_names(self) -> None:
         """All locks would be one."""
         tokens = [await self.held(name) for name in KEYS]
@@ -76,13 +74,11 @@ class LocksSuite(Suite):
             await self.refused(name)
             assert await self.locks.release(name, token) is True
 
-    @case
     async def test_released_is_free(self) -> None:
         """A lock could be taken once."""
         for _ in range(3):
             assert await self.locks.release("l", await self.held()) is True
 
-    @case
     async def test_own_token_takes_it_again(self) -> None:
         """A reply lost on the wire would lock its caller out by its own lock."""
         token = await self.held()
@@ -91,7 +87,6 @@ class LocksSuite(Suite):
         assert await self.locks.release("l", token) is True
         await self.held()
 
-    @case
     async def test_release_needs_the_token(self) -> None:
         """A holder that was too slow would rob the next one."""
         token = await self.held()
@@ -101,7 +96,6 @@ class LocksSuite(Suite):
         assert await self.locks.release("l", token) is False
         assert await self.locks.release("never", new_id()) is False
 
-    @case
     async def test_many_are_released_together(self) -> None:
         """Those of a process that ends would stand, or one that it has lost go to nobody."""
         releases = self.engine.releases
@@ -114,7 +108,6 @@ class LocksSuite(Suite):
             await self.held(name)
         await self.refused("other")
 
-    @case
     async def test_fences_grow(self) -> None:
         """A resource couldn't refuse a holder that has lost its lock."""
         fences = []
@@ -126,7 +119,6 @@ class LocksSuite(Suite):
             await self.locks.release("l", token)
         assert fences == sorted(set(fences))
 
-    @case
     async def test_a_lock_ends(self) -> None:
         """A dead holder would keep it for ever; and a late one would think that it still had it."""
         token, other = await self.held(lease=self.short), new_id()
@@ -135,7 +127,6 @@ class LocksSuite(Suite):
         assert await self.locks.release("l", token) is False
         assert await self.far_locks.release("l", other) is True
 
-    @case
     async def test_an_end_nobody_noticed_is_an_end(self) -> None:
         """The same where nobody wanted it since: somebody may have been inside and gone."""
         token = await self.held(lease=self.short)
@@ -143,7 +134,6 @@ class LocksSuite(Suite):
         assert not await self.locks.renew("l", token, LONG)
         assert await self.locks.release("l", token) is False
 
-    @case
     async def test_who_lost_it_knows_before_the_next_is_in(self) -> None:
         """Two would be inside, each sure to be alone: `lost` must not wait for a renewal, or for an answer to it."""
         if self.clock is not None:
@@ -158,7 +148,6 @@ class LocksSuite(Suite):
             stood = [await self.given_back(each) for each in (second, first)]
         assert stood == [True, False]  # it is told by its release, too
 
-    @case
     async def test_renew_moves_the_end(self) -> None:
         """Long work would lose its lock."""
         token = await self.in_time(
@@ -168,7 +157,6 @@ class LocksSuite(Suite):
         await self.refused()
         assert await self.locks.release("l", token) is True
 
-    @case
     async def test_renew_needs_the_token(self) -> None:
         """Somebody else's lock would be kept alive, or stolen."""
         assert not await self.locks.renew("l", new_id(), LONG)
@@ -177,7 +165,6 @@ class LocksSuite(Suite):
         assert await self.locks.release("l", token) is True
         assert not await self.locks.renew("l", token, LONG)
 
-    @case
     async def test_release_wakes(self) -> None:
         """Those who wait would sleep until the lease ends."""
         token = await self.held()
@@ -196,7 +183,6 @@ class LocksSuite(Suite):
                 taken += isinstance(await self.locks.acquire("l", new_id(), LONG), Granted)
             assert taken == 1
 
-    @case
     async def test_who_has_waited_longest_is_next(self) -> None:
         """Who comes at the right moment would go first, again and again, and somebody wait for ever."""
         self.declared(self.engine.fair, "fair")
@@ -211,7 +197,6 @@ class LocksSuite(Suite):
             assert isinstance(await self.locks.acquire("l", token, LONG, waits=True), Granted)
             holder = token
 
-    @case
     async def test_a_turn_wakes_the_one_whose_it_is(self) -> None:
         """It would be told to somebody else, or to nobody, and the lock lie idle."""
         holder, first, second = await self.held(), new_id(), new_id()
@@ -224,7 +209,6 @@ class LocksSuite(Suite):
             await woken
             assert isinstance(await self.locks.acquire("l", first, LONG, waits=True), Granted)
 
-    @case
     async def test_who_has_gone_is_not_waited_for(self) -> None:
         """After somebody's `wait` ran out, the lock would be kept for it, and from all others."""
         holder, gone, named, last = await self.held(), new_id(), new_id(), new_id()
@@ -237,14 +221,12 @@ class LocksSuite(Suite):
         assert await self.locks.release("l", named) is False  # it goes when its turn has come already
         assert isinstance(await self.locks.acquire("l", last, LONG, waits=True), Granted)
 
-    @case
     async def test_wait_is_over_with_the_lease(self) -> None:
         """Those who wait for a dead holder would sleep on."""
         busy = await self.in_time(self.short_and_busy)
         with soon():
             await self.locks.wait("l", busy, LONG)
 
-    @case
     async def test_wait_is_over_with_its_time(self) -> None:
         """`wait` would not be kept."""
         await self.held()
@@ -253,7 +235,6 @@ class LocksSuite(Suite):
             with soon():
                 await self.locks.wait("l", busy, timeout)
 
-    @case
     async def test_one_of_many_takes_it(self) -> None:
         """Two would be inside, when many come at once."""
         ports = [self.locks, self.far_locks] * (HERD // 2)
@@ -261,7 +242,6 @@ class LocksSuite(Suite):
         replies = [await one for one in herd]
         assert sum(isinstance(reply, Granted) for reply in replies) == 1
 
-    @case
     async def test_everybody_gets_in_one_by_one(self) -> None:
         """Of those who wait in turn, some would be inside together, or never."""
         inside, entered = 0, 0

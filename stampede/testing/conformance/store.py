@@ -8,7 +8,7 @@ from typing import cast
 
 from stampede.entry import new_id
 from stampede.ports import Ask, Asked, Found, Looks, Versioned
-from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, case, some, surely, there
+from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, some, surely, there
 
 __all__ = ["StoreSuite"]
 
@@ -23,7 +23,6 @@ class StoreSuite(KeyedSuite):
     ...         return MemoryEngine()
     """
 
-    @case
     async def test_set_is_kept(self) -> None:
         """`set` would not set."""
         entry = some(b"v", fresh=50.0, keep=LONG, cost=0.25, margin=1.5, raised=True)
@@ -34,14 +33,12 @@ class StoreSuite(KeyedSuite):
         assert 50.0 - SOON < found.fresh <= 50.0
         assert LONG - SOON < found.keep <= LONG
 
-    @case
     async def test_set_replaces(self) -> None:
         """The first value would stay."""
         await self.store.set("k", some(b"one"))
         await self.far_store.set("k", some(b"two"))
         assert (await self.surely_kept()).value == b"two"
 
-    @case
     async def test_get_of_many_is_in_order(self) -> None:
         """Values would be given to the wrong keys."""
         for name in ("a", "b", "d"):
@@ -50,7 +47,6 @@ class StoreSuite(KeyedSuite):
         assert [None if one is None else one.value for one in answers] == [b"d", None, b"a", b"b", b"a"]
         assert await self.store.get([]) == []
 
-    @case
     async def test_get_of_very_many(self) -> None:
         """A batch would run into a limit of the engine's protocol."""
         names = [f"key {number}" for number in range(2_000)]
@@ -60,7 +56,6 @@ class StoreSuite(KeyedSuite):
         assert answers[:-1] == [None] * (len(names) - 1)
         assert answers[-1] is not None
 
-    @case
     async def test_changes_of_many_at_once(self) -> None:
         """What is set and taken away in one round trip would be lost, or end no computation."""
         many = self.engine.many
@@ -77,7 +72,6 @@ class StoreSuite(KeyedSuite):
         if self.engine.claims is not None:
             assert not await self.claims.fill("computed", token, some(b"late"))
 
-    @case
     async def test_many_expire_at_once(self) -> None:
         """Those that are made stale in one round trip would stay fresh, be gone, or be filled by who began before."""
         many = self.engine.many
@@ -94,14 +88,12 @@ class StoreSuite(KeyedSuite):
         if self.engine.claims is not None:
             assert not await self.claims.fill("computed", token, some(b"late"))
 
-    @case
     async def test_get_gives_no_leave_to_compute(self) -> None:
         """Looking would keep others from computing."""
         assert await self.kept() is None
         if self.engine.claims is not None:
             await self.granted()
 
-    @case
     async def test_get_gives_what_is_stale(self) -> None:
         """`peek` would not see what calls are served."""
         entry = some(fresh=0.0, keep=LONG)
@@ -110,7 +102,6 @@ class StoreSuite(KeyedSuite):
         assert kept.id == entry.id
         assert kept.fresh <= 0
 
-    @case
     async def test_expired_is_stale_and_kept(self) -> None:
         """`expire` would remove, or do nothing."""
         entry = some(b"v", fresh=50.0, keep=LONG)
@@ -121,7 +112,6 @@ class StoreSuite(KeyedSuite):
         assert kept.fresh <= 0
         assert LONG - SOON < kept.keep <= LONG
 
-    @case
     async def test_expired_without_stale_is_kept_too(self) -> None:
         """`expire` would be `invalidate` where `stale` is 0."""
         for fresh in (LONG, inf):
@@ -131,7 +121,6 @@ class StoreSuite(KeyedSuite):
             assert kept.fresh <= 0
             assert kept.keep > LONG - SOON
 
-    @case
     async def test_expire_says_whether_there_was_something_fresh(self) -> None:
         """Its caller couldn't tell."""
         assert await self.store.expire("k") is False
@@ -141,7 +130,6 @@ class StoreSuite(KeyedSuite):
         assert await self.store.expire("k") is True
         assert await self.store.expire("k") is False
 
-    @case
     async def test_invalidated_is_gone(self) -> None:
         """`invalidate` would leave something to be served."""
         for keep in (LONG, 2 * LONG):
@@ -149,7 +137,6 @@ class StoreSuite(KeyedSuite):
             assert await self.far_store.invalidate("k") is True
             assert await self.kept() is None
 
-    @case
     async def test_invalidated_is_gone_for_waiters_too(self) -> None:
         """Those who have been waiting would get what was invalidated meanwhile."""
         await self.store.set("k", some(fresh=0.0))
@@ -157,7 +144,6 @@ class StoreSuite(KeyedSuite):
         if self.engine.claims is not None:
             await self.granted(since=SOON)
 
-    @case
     async def test_invalidate_says_whether_there_was_a_value(self) -> None:
         """Its caller couldn't tell."""
         assert await self.store.invalidate("k") is False
@@ -165,7 +151,6 @@ class StoreSuite(KeyedSuite):
         assert await self.store.invalidate("k") is True
         assert await self.store.invalidate("k") is False
 
-    @case
     async def test_invalidate_leaves_other_keys_alone(self) -> None:
         """One invalidation would empty more than its key."""
         for key in KEYS:
@@ -175,7 +160,6 @@ class StoreSuite(KeyedSuite):
         answers = await self.store.get(KEYS)
         assert [one is not None for one in answers] == [number % 2 == 1 for number in range(len(KEYS))]
 
-    @case
     async def test_set_after_invalidate_stays(self) -> None:
         """What guards against late fills would keep new values out."""
         for value in (b"one", b"two"):
@@ -183,7 +167,6 @@ class StoreSuite(KeyedSuite):
             await self.store.set("k", some(value))
             assert (await self.surely_kept()).value == value
 
-    @case
     async def test_generations_change_by_bump_alone(self) -> None:
         """Everything would be lost at every look; or nothing at `invalidate_all`."""
         before = await self.store.generation("f")
@@ -194,7 +177,6 @@ class StoreSuite(KeyedSuite):
         assert after != before
         assert await self.store.generation("f") == after
 
-    @case
     async def test_a_bump_reaches_others(self) -> None:
         """`invalidate_all` would hold in one process only."""
         before = await self.far_store.generation("f")
@@ -205,7 +187,6 @@ class StoreSuite(KeyedSuite):
         await self.until(lambda: self.far_store.generation("f"), lambda now: now != before, within=2.0)
         assert await self.far_store.generation("f") == await self.store.generation("f")
 
-    @case
     async def test_a_bump_leaves_other_scopes_alone(self) -> None:
         """`f.invalidate_all` would empty g."""
         before = [await self.store.generation(scope) for scope in ("f", "g", "F", "")]
@@ -213,7 +194,6 @@ class StoreSuite(KeyedSuite):
         after = [await self.store.generation(scope) for scope in ("f", "g", "F", "")]
         assert [one == two for one, two in zip(before, after, strict=True)] == [False, True, True, True]
 
-    @case
     async def test_the_bump_of_all_reaches_all(self) -> None:
         """`clear` would leave functions out: those never bumped, or those never heard of."""
         await self.store.bump("f")
@@ -223,7 +203,6 @@ class StoreSuite(KeyedSuite):
         after = [await self.store.generation(scope) for scope in scopes]
         assert not set(before) & set(after)
 
-    @case
     async def test_generations_never_come_back(self) -> None:
         """What was invalidated twice would be there again."""
         met = set()
@@ -234,7 +213,6 @@ class StoreSuite(KeyedSuite):
             await self.store.bump(step)
         assert await self.store.generation("f") not in met
 
-    @case
     async def test_a_look_sees_what_is_fresh(self) -> None:
         """Hits that need no claim would be given what is stale, changed or gone."""
         far, claims = self.far_store, self.engine.aclaims if self.suspending else self.engine.claims
@@ -261,7 +239,6 @@ class StoreSuite(KeyedSuite):
         await far.set("k", some(fresh=0.0))
         assert await look() is None
 
-    @case
     async def test_none_is_a_value(self) -> None:
         """Functions that return None would be computed at every call."""
         self.declared(not self.engine.shared, "one that holds objects")
@@ -269,7 +246,6 @@ class StoreSuite(KeyedSuite):
             await self.store.set("k", some(value))
             assert (await self.surely_kept()).value is value
 
-    @case
     async def test_replace_only_what_was_seen(self) -> None:
         """`Paired` would overwrite what somebody else has stored meanwhile."""
         store, far = self.store, self.far_store
@@ -289,7 +265,6 @@ class StoreSuite(KeyedSuite):
         await store.set("k", some(fresh=0.0))
         assert await store.replace("k", None, first)  # and grace is not
 
-    @case
     async def test_one_of_many_replaces(self) -> None:
         """Two would both believe that theirs was stored."""
         store = self.store
@@ -300,7 +275,6 @@ class StoreSuite(KeyedSuite):
 
     # -- a scope that is made stale
 
-    @case
     async def test_a_scope_is_softened(self) -> None:
         """`expire_all` would be heard of by nobody, concern others' keys, or take away what is kept."""
         softens = there(self.engine.asoftens if self.suspending else self.engine.softens)
@@ -328,7 +302,6 @@ class StoreSuite(KeyedSuite):
 
     # -- lists
 
-    @case
     async def test_keys_are_listed(self) -> None:
         """Whoever looks through his keys would miss some, or be told of some that nobody has set."""
         assert await self.listed("") == []
@@ -342,7 +315,6 @@ class StoreSuite(KeyedSuite):
         await self.store.set("stale", some(fresh=0.0, keep=LONG))
         assert sorted(await self.listed("")) == sorted({*KEYS, "stale"} - {"a"})
 
-    @case
     async def test_very_many_keys_are_listed(self) -> None:
         """One page of them would be taken for all."""
         names = [f"key {number}" for number in range(2_500)]
@@ -358,7 +330,6 @@ class StoreSuite(KeyedSuite):
         assert len(found) < 1.1 * len(kept)  # a server that grows its table in the middle may tell of one twice
         assert set(await self.listed("key 24")) == {name for name in kept if name.startswith("key 24")}
 
-    @case
     async def test_what_is_computed_is_not_listed(self) -> None:
         """A lease would be taken for a value."""
         await self.claims.claim("k", new_id(), Ask(LONG))

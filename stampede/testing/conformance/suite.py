@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 import unittest
@@ -24,7 +25,6 @@ __all__ = [
     "Beside",
     "KeyedSuite",
     "Suite",
-    "case",
     "is_granted",
     "some",
     "soon",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Scenario = Callable[[Any], Coroutine[Any, Any, None]]
+Case = Callable[[Any], Coroutine[Any, Any, None]]
 
 LONG = 60.0  # a lease, or a timeout, that no test sits out
 SOON = 10.0  # what has not happened by then won't
@@ -50,28 +50,8 @@ KEYS = [
 VALUES = [b"", b"\x00", b"0", b"END\r\n", b"\r\n", bytes(range(256)), "é".encode(), b"\xff" * 3, b"x" * 1_000_000]
 
 
-def case(scenario: Scenario) -> Callable[[Any], None]:
-    """A scenario as a test method: run in the suite's colour, over an engine of its own, and cleaned up."""
-
-    def test(self: Any) -> None:
-        self.engine = self.make_engine()
-        try:
-            self.peer = self.make_peer(self.engine)
-            try:
-                self._run(scenario(self))
-            finally:
-                if self.peer is not self.engine:
-                    self.drop_engine(self.peer)
-        finally:
-            self.drop_engine(self.engine)
-
-    # not functools.wraps: pytest would look through it, and take scenarios for what they are not
-    test.__name__, test.__qualname__, test.__doc__ = scenario.__name__, scenario.__qualname__, scenario.__doc__
-    return test
-
-
 class Suite:
-    """What the suites have in common: an engine, a colour, and time."""
+    """What the suites have in common: an engine, a colour, and time. A case is a coroutine."""
 
     suspending: ClassVar[bool] = False
     short: ClassVar[float] = 0.2  # the shortest lease that the engine tells from none, in seconds
@@ -93,13 +73,33 @@ class Suite:
     def drop_engine(self, engine: Engine) -> None:
         engine.close()
 
-    @case
-    async def test_it_declares_what_it_can(self) -> None:
+    def __init_subclass__(cls, **terms: Any) -> None:
+        super().__init_subclass__(**terms)
+        for name, case in list(vars(cls).items()):
+            if name.startswith("test_") and inspect.iscoroutinefunction(case):
+                setattr(cls, name, _as_test(case))
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """An engine for one case, and its peer."""
+        self.engine = self.make_engine()
+        try:
+            self.peer = self.make_peer(self.engine)
+            try:
+                yield
+            finally:
+                if self.peer is not self.engine:
+                    self.drop_engine(self.peer)
+        finally:
+            self.drop_engine(self.engine)
+
+    def test_it_declares_what_it_can(self) -> None:
         """A cache could not tell what to rely on."""
-        assert isinstance(self.engine, Engine)
-        flags = (self.engine.shared, self.engine.fenced, self.engine.pushes, self.engine.coherent)
-        assert all(flag is True or flag is False for flag in flags)
-        assert 0 <= self.engine.ping() < SOON
+        with self.opened():
+            assert isinstance(self.engine, Engine)
+            flags = (self.engine.shared, self.engine.fenced, self.engine.pushes, self.engine.coherent)
+            assert all(flag is True or flag is False for flag in flags)
+            assert 0 <= self.engine.ping() < SOON
 
     # -- colour
 
@@ -157,6 +157,18 @@ class Suite:
     def declared(self, what: bool, name: str) -> None:
         if not what:
             raise unittest.SkipTest(f"{self.engine.scheme}:// declares that it is not {name}")
+
+
+def _as_test(case: Case) -> Callable[[Any], None]:
+    """A case as a test method: run in the suite's colour, over an engine of its own."""
+
+    def test(self: Any) -> None:
+        with self.opened():
+            self._run(case(self))
+
+    # not functools.wraps: pytest would look through it, and take cases for what they are not
+    test.__name__, test.__qualname__, test.__doc__ = case.__name__, case.__qualname__, case.__doc__
+    return test
 
 
 class Beside:
