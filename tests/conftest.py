@@ -21,7 +21,7 @@ import marks
 import pytest
 from hypothesis import settings
 from proxy import Proxy
-from servers import RedisServer, shared_redis, to_empty
+from servers import RedisServer, in_memory, shared_redis, to_empty
 
 # A shell that runs us in the background has Ctrl-C ignored, and so it would be in all processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -150,9 +150,7 @@ def _empty_servers() -> Iterator[None]:
 @pytest.fixture
 def memory_path() -> Iterator[Path]:
     """A directory in memory, where the machine has such a place: who writes thousands of files waits for no disk."""
-    place = "/dev/shm"
-    roomy = os.access(place, os.W_OK) and shutil.disk_usage(place).free > 32 << 20
-    with tempfile.TemporaryDirectory(prefix="stampede-", dir=place if roomy else None) as path:
+    with tempfile.TemporaryDirectory(prefix="stampede-", dir=in_memory(32 << 20)) as path:
         yield Path(path)
 
 

@@ -12,15 +12,9 @@ from pathlib import Path
 import marks
 import pymysql
 from server_process import ServerProcess
-from servers import need, to_empty
+from servers import in_memory, need, to_empty
 
 __all__ = ["MariadbServer", "shared_mariadb"]
-
-
-def _place() -> str | None:
-    """In memory, where the machine has such a place: no disk is waited for."""
-    place = "/dev/shm"
-    return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free > 256 << 20 else None
 
 
 class MariadbServer(ServerProcess):
@@ -30,7 +24,7 @@ class MariadbServer(ServerProcess):
 
     def __init__(self) -> None:
         self._program = need("mariadbd")
-        self._directory = Path(tempfile.mkdtemp(prefix="stampede-mariadb-", dir=_place()))
+        self._directory = Path(tempfile.mkdtemp(prefix="stampede-mariadb-", dir=in_memory()))
         if os.geteuid() == 0:  # it doesn't run as root
             shutil.chown(self._directory, "nobody")
         super().__init__()

@@ -30,10 +30,11 @@ ENGINES = {
     "memcached": "memcached",
     "sql": "any SQL database",
     "mariadb": "MariaDB, by the engine for any SQL database",
+    "postgres": "PostgreSQL, by the engine for any SQL database",
     "dynamodb": "DynamoDB, as moto and dynalite play it",
     "dogpile": "dogpile.cache, on our engines or below them",
 }
-SERVERS = {"redis", "memcached", "mariadb", "dynamodb"}
+SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb"}
 """Marks of tests that start a server."""
 
 SLOW = {
@@ -111,6 +112,7 @@ _STARTS = {
     "shared_redis": "redis", "shared_cluster": "redis", "shared_sentinels": "redis",
     "MemcachedServer": "memcached", "shared_memcached": "memcached",
     "MariadbServer": "mariadb", "shared_mariadb": "mariadb",
+    "PostgresServer": "postgres", "shared_postgres": "postgres",
     "MotoServer": "dynamodb", "shared_moto": "dynamodb", "Dynalite": "dynamodb", "shared_dynalite": "dynamodb",
 }  # fmt: skip
 """What leads to a server, whatever calls it."""
@@ -138,7 +140,7 @@ def _marks(item: pytest.Item) -> Iterator[str]:
         found |= _led_to(item)
     if found & {"cluster", "sentinel"}:
         found.add("redis")
-    if "mariadb" in found:
+    if found & {"mariadb", "postgres"}:
         found.add("sql")
     yield from found
     if _is_of_libraries(item, found):

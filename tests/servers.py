@@ -27,6 +27,7 @@ __all__ = [
     "Sentinels",
     "SteppedServer",
     "free_port",
+    "in_memory",
     "is_redis_6",
     "missing",
     "moved_sentinels",
@@ -78,6 +79,12 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(what)
     pytest.skip(what)
+
+
+def in_memory(room: int = 256 << 20) -> str | None:
+    """A place for directories, where the machine has such a one with so many bytes: no disk is waited for."""
+    place = "/dev/shm"
+    return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free > room else None
 
 
 class Authority:

@@ -1,4 +1,4 @@
-"""Caches of several processes on MariaDB, SQLite and DynamoDB: herds, the killed, the frozen, and the forked."""
+"""Caches of several processes on SQL databases and DynamoDB: herds, the killed, the frozen, and the forked."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("psycopg")
 pytest.importorskip("pymysql")
 pytest.importorskip("sqlalchemy")
 pytest.importorskip("moto")
@@ -21,10 +22,12 @@ from disk_world import Connection, other
 from dynamodb_server import MotoServer, shared_moto
 from herd import Herd, until
 from mariadb_server import MariadbServer, shared_mariadb
+from postgres_server import PostgresServer, shared_postgres
 
 from stampede import Cache, EngineError
 
-WHERE = ["mariadb", "sqlite", "dynamodb"]
+WHERE = ["mariadb", "postgres", "sqlite", "dynamodb"]
+SHARED = {"mariadb": shared_mariadb, "postgres": shared_postgres, "dynamodb": shared_moto}
 
 
 @pytest.fixture
@@ -32,12 +35,13 @@ def url(request: pytest.FixtureRequest, memory_path: Path) -> str:
     """That of a store of the session's, empty."""
     if request.param == "sqlite":
         return f"sql+sqlite:///{memory_path}/cache.db"
-    server = shared_mariadb() if request.param == "mariadb" else shared_moto()
+    server = SHARED[request.param]()
     server.empty()
     return server.url
 
 
 everywhere = pytest.mark.parametrize("url", WHERE, indirect=True)
+almost_everywhere = pytest.mark.parametrize("url", [each for each in WHERE if each != "postgres"], indirect=True)
 
 
 @pytest.fixture
@@ -85,7 +89,7 @@ def ask_at_once(pipe: Connection, url: str, number: int) -> None:
 
 
 @pytest.mark.alone
-@everywhere
+@almost_everywhere
 def test_a_herd_of_processes_computes_once(url: str) -> None:
     """Promise 1: each process would ask the origin; or its waiters would come for the value long after it was there."""
     with ExitStack() as opened:
@@ -230,7 +234,7 @@ def test_both_sides_of_a_fork_go_on(url: str) -> None:
 # -- a server that goes away, and comes back ------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[MariadbServer, MotoServer], ids=["mariadb", "dynamodb"])
+@pytest.fixture(params=[MariadbServer, PostgresServer, MotoServer], ids=["mariadb", "postgres", "dynamodb"])
 def own(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A server that the test may do anything to."""
     server = request.param()

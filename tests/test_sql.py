@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("psycopg")
 pytest.importorskip("pymysql")
 pytest.importorskip("sqlalchemy")
 
 import sqlalchemy as sa
 from mariadb_server import shared_mariadb
+from postgres_server import shared_postgres
 
 from stampede import Cache, EngineError, events
 from stampede.engines import open_engine, sql
@@ -23,11 +25,11 @@ from stampede.engines.sql import SqlCell, schema
 from stampede.errors import MissingExtra, OptionError
 
 
-@pytest.fixture(params=["mariadb", "sqlite"])
+@pytest.fixture(params=["mariadb", "postgres", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sql+sqlite:///{tmp_path}/cache.db"
-    server = shared_mariadb()
+    server = shared_mariadb() if request.param == "mariadb" else shared_postgres()
     server.empty()
     return server.url
 
@@ -161,13 +163,18 @@ def test_a_value_that_the_server_takes_not_is_not_kept() -> None:
 
 def test_connections_that_the_server_has_ended_cost_nobody_anything(cell: SqlCell, url: str) -> None:
     """After a quiet night the first calls would take the server for down."""
-    if not url.startswith("sql+mysql"):
+    ways = {
+        "mysql": ("SELECT CONNECTION_ID()", "KILL {}"),
+        "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
+    }
+    dialect = cell._engine.dialect.name
+    if dialect not in ways:
         pytest.skip("a file ends no connections")
-    cell.swap("k", None, b"1", 60)
-    with cell._engine.connect() as line, sa.create_engine(url[4:]).connect() as other:
-        number = line.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one()
+    (own, end), _ = ways[dialect], cell.swap("k", None, b"1", 60)
+    with cell._engine.connect() as line, sa.create_engine(url[4:], poolclass=sa.NullPool).connect() as other:
+        number = line.exec_driver_sql(own).scalar_one()
         line.close()
-        other.exec_driver_sql(f"KILL {number}")
+        other.exec_driver_sql(end.format(number))
     assert cell.read(["k"])[0].data == b"1"
 
 

@@ -1,4 +1,4 @@
-"""The SQL engine does what every engine has to do, on MariaDB and on SQLite."""
+"""The SQL engine does what every engine has to do, on MariaDB, PostgreSQL and SQLite."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 pytest.importorskip("pymysql")
+pytest.importorskip("psycopg")
 
 from mariadb_server import shared_mariadb
+from postgres_server import shared_postgres
 
 from stampede.engines import open_engine
 from stampede.engines.cells import Cell
@@ -26,6 +28,16 @@ class TestMariadbCell(CellSuite):
 
     def make_peer(self, cell: Cell) -> Cell:
         return from_url(shared_mariadb().url)
+
+
+class TestPostgresCell(CellSuite):
+    def make_cell(self) -> Cell:
+        server = shared_postgres()
+        server.empty()
+        return from_url(server.url)
+
+    def make_peer(self, cell: Cell) -> Cell:
+        return from_url(shared_postgres().url)
 
 
 class TestSqliteCell(CellSuite):
@@ -53,6 +65,22 @@ class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
 
 
 class TestMariadbAsync(TestMariadb):
+    suspending = True
+
+
+class TestPostgres(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
+    slack = 0.1
+
+    def make_engine(self) -> Engine:
+        server = shared_postgres()
+        server.empty()
+        return open_engine(server.url)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return open_engine(shared_postgres().url)
+
+
+class TestPostgresAsync(TestPostgres):
     suspending = True
 
 

@@ -15,6 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
+from stampede.engines.kit.overdue import Overdue
 from stampede.engines.url import Kind, flag, number, safe_url, text
 from stampede.errors import EngineError, MissingExtra, OptionError
 
@@ -33,9 +34,8 @@ MOMENTS = {
 }
 """Microseconds since 1970, by the clock of the database."""
 
-_ALL = "connect_timeout read_timeout write_timeout"
-LIMITS = {"pymysql": _ALL, "mysqldb": _ALL, "mariadbconnector": _ALL, "pysqlite": "timeout"}
-LIMITS |= dict.fromkeys(("psycopg", "psycopg2"), "connect_timeout")
+_ALL = dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), "connect_timeout read_timeout write_timeout")
+LIMITS = _ALL | {"psycopg": "connect_timeout", "psycopg2": "connect_timeout", "pysqlite": "timeout"}
 """By which names drivers are told how long a question may take."""
 
 SWEEP = 128  # writes of a process between two sweeps, and rows that are swept at once
@@ -79,7 +79,7 @@ class SqlCell(Cell):
         self._engine = _engine(database, timeout, options)
         dialect = self._engine.dialect.name.replace("mariadb", "mysql")
         self._table, self._create, self._ready = _table(table), create, False
-        self._writes, self.silence, self._mysql = count(1), timeout, dialect == "mysql"
+        self._writes, self.silence, self._overdue, self._mysql = count(1), timeout, Overdue(timeout), dialect == "mysql"
         now, row = sa.literal_column(MOMENTS.get(dialect, MOMENT), sa.BigInteger), self._table.c
         names = row.name.in_(sa.bindparam("names", expanding=True))
         values = {"data": sa.bindparam("d"), "written": now, "ends": now + sa.bindparam("left", type_=sa.BigInteger)}
@@ -134,7 +134,7 @@ class SqlCell(Cell):
 
     def _ask(self, take: Callable[[Any], Any], statement: sa.Executable, values: dict[str, Any]) -> Any:
         try:
-            with self._engine.connect() as line:
+            with self._engine.connect() as line, self._overdue.asking(line.connection.driver_connection):
                 if not self._ready:
                     self._prepare(line)
                 return take(line.execute(statement, values))
