@@ -45,17 +45,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stampede {version}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_demo(commands.add_parser("demo", help="herds of processes with and without stampede, counted and drawn"))
-    for name, add, help in (
-        ("check", _add_check, "the settings as they are read, and whether each engine answers"),
-        ("get", _add_get, "a key's value, how long it is fresh and kept, and who computes it now"),
-        ("keys", _add_keys, "the keys that are kept, but for functions' own"),
-        ("invalidate", _add_invalidate, "a key's value is gone, also one that is being computed"),
-        ("stats", _add_stats, "what an engine holds: entries, bytes, leases"),
+    for name, run, add, help in (
+        ("check", _check, (), "the settings as they are read, and whether each engine answers"),
+        ("get", _get, (_add_key, _add_json), "a key's value, how long it is fresh and kept, and who computes it now"),
+        ("keys", _keys, (_add_prefix,), "the keys that are kept, but for functions' own"),
+        ("invalidate", _invalidate, (_add_key,), "a key's value is gone, also one that is being computed"),
+        ("stats", _stats, (), "what an engine holds: entries, bytes, leases"),
     ):
         command = commands.add_parser(name, help=help, description=help)
         command.add_argument("--settings", type=Path, metavar="FILE", help="else $STAMPEDE_SETTINGS or ./stampede.toml")
         command.add_argument("--cache", metavar="NAME", help="a cache of the settings")
-        add(command)
+        for add_more in add:
+            add_more(command)
+        command.set_defaults(run=run)
     return parser
 
 
@@ -68,33 +70,17 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_demo)
 
 
-def _add_check(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_check)
-
-
-def _add_get(parser: argparse.ArgumentParser) -> None:
-    _add_key(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(run=_get)
-
-
-def _add_keys(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="what they begin with")
-    parser.set_defaults(run=_keys)
-
-
-def _add_invalidate(parser: argparse.ArgumentParser) -> None:
-    _add_key(parser)
-    parser.set_defaults(run=_invalidate)
-
-
-def _add_stats(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_stats)
-
-
 def _add_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY", help="a cache's own, or a function's as its key(...) returns it")
     parser.add_argument("--function", metavar="MODULE:NAME", help="import this function, which knows the value's type")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_prefix(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="what they begin with")
 
 
 # -- commands: what they need is imported when it is needed -----------------------------------------------------------
