@@ -20,10 +20,10 @@ from stampede.pace import Pace
 from stampede.policy import Policy
 from stampede.ports import Ask, Claims, Looks
 
-__all__ = ["Call", "Era", "Hold", "Means", "Once", "Spawn"]
+__all__ = ["Call", "Era", "Held", "Means", "Once", "Spawn"]
 
 
-class Hold(Protocol):
+class Held(Protocol):
     """A lease that is being renewed."""
 
     foreign: bool  # the lease is none of ours any more, as in a forked child: nothing is to be stored
@@ -90,7 +90,7 @@ class Means:
     flights: Flights
     colour: Colour
     clock: Callable[[], float]
-    hold: Callable[[Call, float], AbstractContextManager[Hold]]  # keeps the lease for at most so many seconds
+    hold: Callable[[Call, float], AbstractContextManager[Held]]  # keeps the lease for at most so many seconds
     drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
     note: events.Note
     trial: Trial | None = None  # of values that are kept as they are, on an engine that no other process shares

@@ -8,7 +8,7 @@ from random import random
 from typing import Any
 
 from stampede import early, events
-from stampede.call import Call, Hold
+from stampede.call import Call, Held
 from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError, RecursiveComputation
 from stampede.flight import Flight
@@ -21,7 +21,7 @@ ARGS = "let its __init__ hand all of its arguments to super().__init__"
 
 
 async def land(
-    call: Call, kept: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
+    call: Call, kept: Entry[Any] | None, hold: Held, value: Any, error: BaseException | None, cost: float
 ) -> Landing:
     """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
     why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
@@ -58,7 +58,7 @@ def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseExcepti
 
 
 async def store(
-    call: Call, hold: Hold, entry: Entry[Any], error: BaseException | None, why: str, cost: float, longest: float
+    call: Call, hold: Held, entry: Entry[Any], error: BaseException | None, why: str, cost: float, longest: float
 ) -> Landing:
     """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
     if hold.foreign:
@@ -99,7 +99,7 @@ async def unkept(
     return Landing(entry, error, as_of=as_of)
 
 
-async def left_out(call: Call, hold: Hold, error: LeftOut) -> Landing:
+async def left_out(call: Call, hold: Held, error: LeftOut) -> Landing:
     """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value.
 
     Unless it is the same function: then all are told."""
@@ -115,7 +115,7 @@ async def left_out(call: Call, hold: Hold, error: LeftOut) -> Landing:
 
 
 async def give_up(
-    call: Call, hold: Hold, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
+    call: Call, hold: Held, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
 ) -> Landing:
     """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
     if hold.foreign:

@@ -199,19 +199,19 @@ def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> Base
     known = list(raises)
     for kind in known:
         if f"{kind.__module__}.{kind.__qualname__}" == name:
-            return _whole(kind, arguments, facts)
+            return _restored(kind, arguments, facts)
         known.extend(kind.__subclasses__())
-    return _whole(raises[0] if raises else RuntimeError, arguments, facts)
+    return _restored(raises[0] if raises else RuntimeError, arguments, facts)
 
 
-def _whole(kind: Any, arguments: tuple[Any, ...], facts: dict[str, Any]) -> BaseException:
+def _restored(kind: Any, arguments: tuple[Any, ...], facts: dict[str, Any]) -> BaseException:
     error = _made(kind, arguments)
     if "cause" in facts:
         name, args, more = facts["cause"]
         cause: Any = getattr(builtins, name.removeprefix("builtins."), None)
         if isinstance(cause, type) and issubclass(cause, BaseException):
             try:
-                error.__cause__ = _whole(cause, tuple(args), more)
+                error.__cause__ = _restored(cause, tuple(args), more)
             except Exception as failure:  # as of a group of none: only foreign bytes say so
                 pass_on(failure)
     for name, value in facts.get("slots", {}).items():

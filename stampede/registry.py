@@ -368,7 +368,7 @@ def _engine_of(on: Any) -> Engine:
     raise OptionError(f"on is {on!r}: give a URL, the name of a cache, or a Cache")
 
 
-class _Bound(locks.Lock):
+class _LateLock(locks.Lock):
     """A lock that finds its engine by what `on` says, and again after `configure`."""
 
     @showing(LockOptions, **locks.defaults)
@@ -383,14 +383,14 @@ class _Bound(locks.Lock):
                 self._use(engine)
 
 
-class Lock(_Bound):
+class Lock(_LateLock):
     __doc__ = locks.Lock.__doc__
 
 
-_Bound.__init__.__qualname__ = "Lock.__init__"  # in the words of Python's own errors
+_LateLock.__init__.__qualname__ = "Lock.__init__"  # in the words of Python's own errors
 
 
-class try_lock(_Bound, locks.TryLock):
+class try_lock(_LateLock, locks.TryLock):
     __doc__ = locks.TryLock.__doc__
 
     @showing(TryLockOptions, **locks.defaults)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stampede import fill, land, patience
-from stampede.call import Call, Hold
+from stampede.call import Call, Held
 from stampede.entry import Entry
 from stampede.flight import Flight, Flights
 from stampede.outcome import Landing
@@ -285,7 +285,7 @@ def _asks_on(patch: pytest.MonkeyPatch) -> None:
 def _keeps_the_lease(patch: pytest.MonkeyPatch) -> None:
     """A failed computation abandons nothing."""
 
-    async def give_up(call: Call, hold: Hold, error: BaseException, *rest: Any) -> Landing:
+    async def give_up(call: Call, hold: Held, error: BaseException, *rest: Any) -> Landing:
         return Landing(error=error)
 
     patch.setattr(land, "give_up", give_up)
