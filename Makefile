@@ -28,6 +28,9 @@ help:  ## what there is
 demo: .venv/.cli
 	$(PY) -m stampede demo $(ARGS)
 
+# Who keeps no bytecode compiles all of it again in each of some hundred processes.
+test quick: export PYTHONDONTWRITEBYTECODE =
+
 test: servers .venv/.dev .venv/.node
 	$(call passes,-n auto --dist worksteal --half wide); wide=$$?; \
 	$(call passes,-n 2 --dist worksteal --half alone) && [ $$wide = 0 ] && [ -n "$$ran" ]

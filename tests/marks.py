@@ -195,20 +195,24 @@ def _known(words: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-def _led_to(item: pytest.Item) -> set[str]:
+def _led_to(item: pytest.Item) -> frozenset[str]:
     """The servers to which its function leads, or one of its fixtures, or what its class is made of."""
-    found: set[str] = set()
-    function = getattr(item, "function", None)
-    info = getattr(item, "_fixtureinfo", None)
-    functions = [] if function is None else [function]
-    if info is not None:
-        for definitions in info.name2fixturedefs.values():
-            functions += [each.func for each in definitions]
-    for base in getattr(getattr(item, "cls", None), "__mro__", ()):  # what a suite's engine is made of
-        functions += [getattr(each, "fget", each) for name, each in vars(base).items() if not name.startswith("test_")]
-    for each in functions:
-        found |= _reached(each)
+    function, kind = getattr(item, "function", None), getattr(item, "cls", None)
+    found = _led.get(known := (item.path, kind, function))
+    if found is None:
+        functions = [] if function is None else [function]
+        info = getattr(item, "_fixtureinfo", None)
+        if info is not None:
+            for definitions in info.name2fixturedefs.values():
+                functions += [each.func for each in definitions]
+        for base in getattr(kind, "__mro__", ()):  # what a suite's engine is made of
+            functions += [getattr(each, "fget", each) for name, each in vars(base).items() if name[:5] != "test_"]
+        found = _led[known] = frozenset().union(*map(_reached, functions))
     return found
+
+
+_led: dict[tuple[Path, type | None, Any], frozenset[str]] = {}
+"""The same for all parameters of a test: there are three times as many tests as functions."""
 
 
 def _reached(function: Any) -> frozenset[str]:
@@ -241,7 +245,12 @@ def _functions(there: Any) -> list[FunctionType]:
 
 
 def _is_ours(function: FunctionType) -> bool:
-    return Path(function.__code__.co_filename).parent == TESTS
+    return _is_here(function.__code__.co_filename)
+
+
+@cache
+def _is_here(file: str) -> bool:
+    return Path(file).parent == TESTS
 
 
 def _names(code: CodeType) -> Iterator[str]:

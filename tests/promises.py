@@ -133,10 +133,13 @@ class Row:
     number: int
     promise: str
     line: str  # as it is told to people
-    places: tuple[Place, ...]
     edits: tuple[tuple[Edit, ...], ...]  # each a change by itself, of one piece or some
     by_hand: str
     tests: tuple[str, ...]
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        return tuple(_places(self.line))
 
     def changes(self) -> Iterator[tuple[Change, ...]]:
         """What is to be seen by a test, one after the other. NotFound if the source isn't so."""
@@ -184,7 +187,7 @@ def rows() -> list[Row]:
             what, edits, tests = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:4])
             by_hand = edits.removeprefix("by hand") if edits.startswith("by hand") else ""
             told, named = tuple(_edits(edits)) if not by_hand else (), tuple(re.findall(r"`([\w/]+\.py::\w+)`", tests))
-            found.append(Row(len(found) + 1, promise, what, tuple(_places(what)), told, by_hand, named))
+            found.append(Row(len(found) + 1, promise, what, told, by_hand, named))
     return found
 
 
