@@ -79,21 +79,25 @@ def points_of(
     """
     instructions = _tells_instructions()
 
-    def trace(frame: Any, event: str, _: object) -> Any:
+    def entered(frame: FrameType, event: str, _: object) -> Any:
         if not where(frame):
             return None
-        if not instructions:
-            if event == "line" and frame.f_lasti not in _left(frame.f_code):
-                at((frame.f_code, frame.f_lasti))
-            return trace
-        frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_lasti in _served(frame.f_code):
-            at((frame.f_code, frame.f_lasti))
-        return trace
+        code = frame.f_code
+        told, served = ("opcode", _served(code)) if instructions else ("line", _begins(code))
+
+        def goes_on(frame: FrameType, event: str, _: object) -> Any:  # called for each instruction
+            if event == told and frame.f_lasti in served:
+                at((code, frame.f_lasti))
+            return goes_on
+
+        if instructions:
+            frame.f_trace = goes_on  # from Python 3.13 on, only who is traced can be told of them
+            frame.f_trace_opcodes = True
+        return goes_on
 
     # Python 3.12.1 crashes where another thread collects while this one is traced by its instructions.
     with _uncollected() if sys.version_info[:2] == (3, 12) else nullcontext():
-        _traced(act, trace)
+        _traced(act, entered)
 
 
 def interrupted(
@@ -170,11 +174,12 @@ def _behind(code: CodeType) -> Iterator[int]:
 
 
 @cache
-def _left(code: CodeType) -> frozenset[int]:
-    """The instructions with which a block is left: what is served before them is served inside of it."""
+def _begins(code: CodeType) -> frozenset[int]:
+    """All, but those with which a block is left: what is served before them is served inside of it."""
     bytecode = dis.Bytecode(code)
     ends = {entry.end for entry in bytecode.exception_entries}
-    return frozenset(end for end in ends if _guarded(bytecode, end) is None)
+    left = {end for end in ends if _guarded(bytecode, end) is None}
+    return frozenset(range(0, len(code.co_code), 2)) - left
 
 
 _SERVE = ("CALL", "RESUME", "JUMP_BACKWARD")
