@@ -982,28 +982,28 @@ def explore(
     """
     report, seen = Report(), set()
     number = count()
-    waiting: list[tuple[int, int, tuple[Choice, ...]]] = [(0, 0, ())]
+    waiting: list[tuple[int, int, tuple[Choice, ...], tuple[Choice, ...]]] = [(0, 0, (), ())]
     while waiting:
         if report.schedules == limit:
             report.complete = False
             break
-        cost, _, schedule = heapq.heappop(waiting)
+        cost, _, path, more = heapq.heappop(waiting)
+        schedule = path + more
         report.schedules += 1
         trial = Trial(scenario, faults, budget if faults else 0, **parts)
         try:
             for choice in schedule:
                 trial.take(choice)
-            while (state := trial.state()) not in seen:
+            while (state := hash(trial.state())) not in seen:
                 seen.add(state)
                 choices = trial.choices()
                 if not choices:
                     trial.verdict()
                     break
-                path = tuple(schedule)
                 for other in choices[1:]:
                     price = cost + (2 if other[1] in FAULTS else 1)
-                    heapq.heappush(waiting, (price, next(number), (*path, other)))
-                schedule = (*path, choices[0])
+                    heapq.heappush(waiting, (price, next(number), schedule, (other,)))
+                schedule = (*schedule, choices[0])
                 trial.take(choices[0])
         except Violation as violation:
             report.violation, report.trace = str(violation), trial.words
