@@ -343,8 +343,8 @@ class Cached(Verbs):
         force: bool = False,
         once: Block | None = None,
     ) -> Any:
-        caller, ttl = _Caller(self, scope, args, kwargs), self.ttl_of(args, kwargs)
-        policy = None if ttl is None else scope.policy.with_options(ttl=ttl)
+        caller = None if scope.core.front.tier is None else _Caller(self, scope, args, kwargs)
+        policy = None if self._ttl is None else scope.policy.with_options(ttl=self._ttl(*args, **kwargs))
         origin = functools.partial(self.origin, *args, **kwargs)
         return scope.fetch(self.colour, key, origin, policy, force=force, home=caller, once=once)
 

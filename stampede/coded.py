@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError
-from stampede.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Looks, Reply, Store, Versioned
+from stampede.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Versioned
 
 __all__ = ["CodedClaims", "CodedStore", "Trial"]
 
@@ -80,16 +80,6 @@ class CodedClaims(_Coded):
         restless = EngineError(f"the engine has unreadable bytes for {key!r}, and new ones each time it is asked")
         restless.partial = True  # of all others it may have what is good
         raise restless
-
-    async def look(self, key: str, patience: float) -> Found | None:
-        found = await cast("Looks", self._port).look(key, patience)  # who asks has made sure
-        if found is None:
-            return None
-        entry = self.decoded(key, found.entry)
-        if entry is None or entry.fresh <= 0:
-            return None
-        found.entry = entry
-        return found
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
         return await self._port.fill(key, token, self.encoded(key, entry))

@@ -28,6 +28,7 @@ from stampede.keys import generation, quoted
 from stampede.land import quietly
 from stampede.leader import Leader
 from stampede.local import Resident
+from stampede.looks import Looking
 from stampede.odds import Odds
 from stampede.outage import GuardedClaims, Outage
 from stampede.outcome import Landing
@@ -160,21 +161,22 @@ class Scope:
         self.policy = policy
         self.namespace = quoted(namespace)
         refuge = core.outage.refuge if core.outage is not None else None
-        self.claims, self.store = self._ports(
+        self.claims, self.store, looks = self._ports(
             core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None, BLOCKING
         )
         # For the keeper, who has all the time.
-        self._patient, _ = self._ports(core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None)
+        self._patient, *_ = self._ports(core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None)
         many = Gathering() if core.engine.many is not None else core.engine.claims
-        together, _ = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
-        self.aclaims, self.astore = self._ports(
+        together, _, looks_together = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
+        self.aclaims, self.astore, alooks = self._ports(
             core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None, SUSPENDING
         )
         self._trial = trial
         self.era = Era()
         self._odds = Odds()
-        self._blocking, self._together = self._means(self.claims, BLOCKING), self._means(together, BLOCKING)
-        self._suspending = self._means(self.aclaims, PROMPT if core.engine.prompt else SUSPENDING)
+        self._blocking = self._means(self.claims, looks, BLOCKING)
+        self._together = self._means(together, looks_together, BLOCKING)
+        self._suspending = self._means(self.aclaims, alooks, PROMPT if core.engine.prompt else SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
         self._near = core.front.tier is not None or core.engine.near is not None
         # Who knows the generation. (Of two, one may be asked, and the other one hang.)
@@ -192,13 +194,17 @@ class Scope:
 
     def _ports(
         self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None, colour: Colour | None = None
-    ) -> tuple[Claims, Store]:
+    ) -> tuple[Claims, Store, Looks | None]:
+        looks = cast("Looks", claims) if self.core.engine.looks else None
+        decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _as_it_is
         if codec is not None:
             claims, store = CodedClaims(claims, codec, self._bad), CodedStore(store, codec, self._bad)
+            decoded = claims.decoded
         if self.core.outage is not None and refuge is not None:
             guarded = Guarded(colour, self.core.outage) if colour is not None else None
             claims = GuardedClaims(claims, refuge, self.core.outage, guarded, self.core.front.kept)
-        return claims, store
+            looks = Looking(looks, decoded, self.core.outage, guarded) if looks is not None else None
+        return claims, store, looks
 
     def _bad(self, key: str, id: bytes, error: Exception) -> None:
         """One miss looks at the same bytes up to three times: it is told of once."""
@@ -381,7 +387,7 @@ class Scope:
         once: Once | None = None,
     ) -> Coroutine[Any, Any, Landing]:
         """What the local tier could not answer. `home` is told of the resident, if there is one now."""
-        leader = Leader(new_id(), self._give_back)
+        leader = Leader(self._give_back)
         work = self._fetch(colour, key, origin, policy or self.policy, force, home, leader, once)
         leader.work = ref(work, leader)  # as `follow` does it, and a call less in every miss
         return work
@@ -404,8 +410,6 @@ class Scope:
         if prefix is None:
             prefix = await self.learn(colour, policy.limit)
         physical = prefix + key
-        if self.era.mark:
-            leader.token = self.era.id_of(leader.token)
         if once is not None and once.has(core.flights, physical):
             once = None
         usual = not force and once is None
@@ -418,6 +422,7 @@ class Scope:
         if isinstance(glanced, Landing):
             landing = glanced
         else:
+            leader.token = self.era.id_of(new_id())
             call = Call(
                 physical, key, origin, policy, means, loop, began, seen,
                 force=force, once=once, leader=leader, token=leader.token,
@@ -516,7 +521,8 @@ class Scope:
     ) -> Call:
         """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
         means, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
-        leader = Leader(self.era.id_of(new_id()), self._give_back)
+        leader = Leader(self._give_back)
+        leader.token = self.era.id_of(new_id())
         if once is not None and once.has(means.flights, prefix + key):
             once = None
         return Call(
@@ -524,7 +530,7 @@ class Scope:
             once=once, leader=leader, asks_on=True, token=leader.token,
         )  # fmt: skip
 
-    def _means(self, port: Claims, colour: Colour) -> Means:
+    def _means(self, port: Claims, looks: Looks | None, colour: Colour) -> Means:
         core = self.core
         return Means(
             scope=self.called,
@@ -538,7 +544,7 @@ class Scope:
             note=core.note,
             era=self.era,
             draws=core.front.tier is None,
-            looks=cast("Looks", port) if core.engine.looks else None,
+            looks=looks,
             odds=self._odds,
         )
 
@@ -819,6 +825,10 @@ class Scope:
         if outage is not None and outage.closed:  # and its engine will be, as soon as the leases have gone back
             raise EngineClosed(outage.engine)
         return self.astore if colour.suspending else self.store
+
+
+def _as_it_is(key: str, entry: Entry[Any]) -> Entry[Any]:
+    return entry
 
 
 def _mark_of(own: str, whole: str) -> bytes:

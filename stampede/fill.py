@@ -48,7 +48,7 @@ async def fill(call: Call) -> Landing:
             try:
                 # 2. Look, where it is likely to be there; then claim: it is there, or ours to compute.
                 if call.ask is None and call.means.looks is not None:
-                    answer = await looked(call.means, call.key, call.label, opening_of(call))
+                    answer = await looked(call)
                 while answer is None:
                     answer = await claim(call)
                     # 3. Or somebody else computes it: take what is kept, or sleep until woken, and claim again.
@@ -83,19 +83,23 @@ async def glance(
 
     A Glance: there is more to do, and `fill` goes on with that. None: it begins.
     """
-    flight = means.flights.lead(key, loop, leader) if means.odds.good else None
-    if flight is None:
+    looks = means.looks
+    flight = means.flights.lead(key, loop, leader) if looks is not None and means.odds.good else None
+    if looks is None or flight is None:
         return None
-    if leader is not None:
-        leader.owes = False
     ended = True
     landing: Landing | None = None
     try:
-        ask = terms(means, policy, began)
-        landing = await looked(means, key, label, ask)
-        if landing is None:
-            ended = False
-            return Glance(flight, ask)
+        at = means.clock()
+        found = await looks.look(key, inf if policy.limit is None else policy.limit - (at - began))
+        if found is not None and not means.era.mark and not early.may_be_due(found.entry):
+            landing = seen(means, label, found, at)
+        else:
+            ask = terms(means, policy, began)
+            landing = judged(means, label, found, at, ask)
+            if landing is None:
+                ended = False
+                return Glance(flight, ask)
         return landing
     except EngineError as error:
         landing = Landing(error=error, as_of=means.clock())
@@ -223,12 +227,18 @@ def granted(call: Call, reply: Granted) -> Granted:
     return reply
 
 
-async def looked(means: Means, key: str, label: str, ask: Ask) -> Landing | None:
+async def looked(call: Call) -> Landing | None:
     """What is there and good, where a hit is to be expected: it needs no decision, and so no claim."""
+    means, ask = call.means, opening_of(call)
     if means.looks is None or not means.odds.good or ask.force or ask.seen is not None:
         return None
     at = means.clock()
-    found = await means.looks.look(key, ask.patience)
+    found = await means.looks.look(call.key, ask.patience)
+    return judged(means, call.label, found, at, ask)
+
+
+def judged(means: Means, label: str, found: Found | None, at: float, ask: Ask) -> Landing | None:
+    """What a look has found, unless there is something to be decided about it."""
     if found is None:
         return None
     if means.era.mark and means.era.is_over(found.entry):
@@ -236,6 +246,11 @@ async def looked(means: Means, key: str, label: str, ask: Ask) -> Landing | None
         return None
     if ask.draw is not None and early.due(found.entry, ask.draw):
         return None
+    return seen(means, label, found, at)
+
+
+def seen(means: Means, label: str, found: Found, at: float) -> Landing:
+    """A hit."""
     means.odds.saw(True)
     means.note(events.Found, means.scope, label)
     return Landing(found.entry, ticket=found.ticket, at=at, as_of=at)

@@ -55,7 +55,7 @@ class _Next(Bell):
 class Flight:
     """All callers of one key in this process."""
 
-    # Of the class until they are set: every miss makes one of these, and most are never followed.
+    # Of the class until they are set: every look makes one of these, and most are never followed.
     callers = 1
     loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
     landing: Landing | None = None
@@ -72,18 +72,19 @@ class Flight:
     asked: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
     detached = False
     ended = False
+    bell: Bell = _unheard  # until the first follower comes
+    unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
+    answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
+    thread: int | None = None  # of a blocking leader
+    greenlet: ref[Any] | None = None  # of that thread
 
     def __init__(self, owner: Flights, key: str, loop: Loop | None, leader: Leader | None = None) -> None:
         self.owner = owner
         self.key = key
         self.loop = loop  # of a suspending leader
-        self.thread = get_ident() if loop is None else None  # of a blocking leader
-        self.greenlet = greenlets.here() if loop is None else None  # of that thread
         self.leader = leader  # ends with its coroutine, whatever happens; None: it has landed
-        # What every flight is asked for at its end.
-        self.bell: Bell = _unheard  # until the first follower comes
-        self.unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
-        self.answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
+        if loop is None:
+            self.thread, self.greenlet = get_ident(), greenlets.here()
         if leader is not None:
             leader.flight = self  # both ways, until it ends
 

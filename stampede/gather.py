@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from stampede.engines.kit.together import Wanted, together
 from stampede.entry import Entry, Verdict
-from stampede.ports import Ask, Asked, Busy, Found, Looks, Reply
+from stampede.ports import Ask, Asked, Busy, Claims, Found, Looks, Reply
 
 __all__ = ["Gathering", "run_together"]
 
@@ -27,7 +27,7 @@ class _Verb(Wanted):
         self.asked = Asked(verb, args)
 
 
-class Gathering(Looks):
+class Gathering(Claims, Looks):
     """`Claims` whose verbs wait to be asked by `run_together`."""
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:

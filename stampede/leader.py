@@ -22,15 +22,15 @@ class Leader:
     """One caller that may come to lead; its flight ends with it, and the lease that it may have is given back."""
 
     # Of the class until they are set: every miss makes one of these.
-    owes = True  # it may have a lease: as long as nothing else is known
+    owes = False  # it may have a lease
+    token = b""  # of that
     flight: Any = None  # that it leads
     follows: Any = None  # the flight that counts it among its callers
     work: ref[Coroutine[Any, Any, Any]] | None = None
 
-    def __init__(self, token: bytes, give_back: Callable[[str, bytes], object]) -> None:
+    def __init__(self, give_back: Callable[[str, bytes], object]) -> None:
         if _unended:
             _end_them()
-        self.token = token
         self.give_back = give_back  # from a finalizer: it asks no engine by itself
 
     def follow(self, work: Coroutine[Any, Any, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from stampede import events, forks
 from stampede.breaker import Breaker
@@ -16,7 +16,7 @@ from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, EngineError
 from stampede.guarded import Guarded, Questions, or_late
-from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Looks, Reply
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
 from stampede.returns import Returns
 from stampede.workers import Late, Told
 
@@ -73,7 +73,7 @@ class Outage(Questions):
 
     @property
     def down(self) -> bool:
-        return self._breaker.open
+        return self._breaker.outage is not None
 
     def may_ask(self) -> bool:
         return self._breaker.allow(time.monotonic())
@@ -181,32 +181,6 @@ class GuardedClaims:
         self._refuge = refuge
         self._outage = outage
         self._guarded = guarded
-
-    async def look(self, key: str, patience: float) -> Found | None:
-        """None, too, of an engine that is down, or doesn't answer in time: what is to be done then is the claim's."""
-        outage, guarded = self._outage, self._guarded
-        if outage.closed or outage.down:
-            return None
-        port = cast("Looks", self._port)  # who asks has made sure
-        found: Found | Late | None
-        try:
-            if patience == inf and guarded is not None:
-                found = await port.look(key, patience)
-            elif guarded is None:
-                found = await or_late(port.look(key, patience))
-            else:
-                work = partial(port.look, key, patience)
-                found = await guarded.ask(work, patience, _unheard, server=outage.server_of(key))
-        except EngineClosed:
-            return None
-        except EngineError as error:
-            outage.failed(error)
-            return None
-        if found is None or isinstance(found, Late):
-            return None
-        if outage.used:
-            outage.outlived(key)
-        return found
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         outage, guarded, keeps, began = self._outage, self._guarded, REFUGE_TTL, 0.0

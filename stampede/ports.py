@@ -252,7 +252,7 @@ class Recalls(Protocol):
         ...
 
 
-class Looks(Claims, Protocol):
+class Looks(Protocol):
     """Of an engine with a read that costs it less than a claim: a hit needs no decision. Said by its `Claims`."""
 
     async def look(self, key: str, patience: float) -> Found | None:

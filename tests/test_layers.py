@@ -41,7 +41,7 @@ LAYERS = """
     land
     call
     flight
-    keeper outcome leader guarded_many
+    keeper outcome leader guarded_many looks
     coded outage guarded_locks
     guarded
     returns workers signatures

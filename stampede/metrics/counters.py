@@ -66,7 +66,10 @@ class Counters:
             tally = self._tallies.get(scope)
             if tally is None:
                 tally = self._tallies[scope] = defaultdict(int)
-            add(tally, *what)
+            if isinstance(add, str):
+                tally[add] += 1
+            else:
+                add(tally, *what)
 
     def of(self, scope: str) -> Stats:
         """The counts of one scope; of one that nothing happened in, zeros."""
@@ -108,26 +111,20 @@ def _spend(tally: _Tally, cost: float) -> None:
     tally["cost_max"] = max(tally["cost_max"], cost)
 
 
-def _one_more(name: str) -> Callable[..., None]:
-    def add(tally: _Tally, *what: Any) -> None:
-        tally[name] += 1
-
-    return add
-
-
-_ADD: dict[type[events.Event], Callable[..., None]] = {
-    events.Found: _one_more("found"),
+_ADD: dict[type[events.Event], str | Callable[..., None]] = {
+    events.Found: "found",
     events.Waited: _waited,
     events.Served: _served,
     events.Computed: _computed,
     events.Failed: _failed,
-    events.LeaseLost: _one_more("lease_lost"),
-    events.Unkept: _one_more("unkept"),
-    events.BadBytes: _one_more("bad_bytes"),
-    events.Invalidated: _one_more("invalidated"),
-    events.EngineDown: _one_more("engine_downs"),
-    events.Untold: _one_more("untold"),
+    events.LeaseLost: "lease_lost",
+    events.Unkept: "unkept",
+    events.BadBytes: "bad_bytes",
+    events.Invalidated: "invalidated",
+    events.EngineDown: "engine_downs",
+    events.Untold: "untold",
 }
+"""What each adds: one to the field of that name, or what is worked out."""
 
 
 def _stats(tallies: Iterable[_Tally]) -> Stats:
