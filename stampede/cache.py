@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from logging import DEBUG
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -30,7 +31,8 @@ from stampede.loaders import Together
 from stampede.local import Resident, Tier
 from stampede.lock import Lock, defaults
 from stampede.many_faces import CachedHere, ManyOptions
-from stampede.metrics import Counters, Observers, Stats, log_events, unread
+from stampede.metrics import Counters, Observers, Stats, log_events
+from stampede.metrics.log import DAILY, log
 from stampede.namesakes import Namesakes
 from stampede.outage import Outage
 from stampede.outcome import all_landed, landed
@@ -118,7 +120,7 @@ class Cache:
 
     def _note(self, kind: type[events.Event], scope: str, key: str, *what: Any) -> None:
         """Tell all observers. An event of which nobody else wants to hear is counted without being made."""
-        if self._listened_to or not unread(kind):
+        if self._listened_to or kind not in DAILY or log.isEnabledFor(DEBUG):
             self.observers.emit(kind(scope, key, *what))
         else:
             self.counters.count(kind, scope, *what)

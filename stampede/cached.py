@@ -317,6 +317,8 @@ class Cached(Verbs):
         """Where the value of these arguments belongs, and what is at hand of it."""
         scope = self._scope or self._bind()
         key = self.key_of_call(*args, **kwargs)
+        if not scope.near:
+            return scope, key, None
         found = scope.at_hand(key) if block is None else scope.at_hand_of(block, key)
         if isinstance(found, Resident) and self.hot.looks:
             self._take_home(scope, found, args, kwargs)

@@ -178,7 +178,7 @@ class Scope:
         self._together = self._means(together, looks_together, BLOCKING)
         self._suspending = self._means(self.aclaims, alooks, PROMPT if core.engine.prompt else SUSPENDING)
         self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
-        self._near = core.front.tier is not None or core.engine.near is not None
+        self.near = core.front.tier is not None or core.engine.near is not None  # something may be at hand
         # Who knows the generation. (Of two, one may be asked, and the other one hang.)
         self._home = None if core.engine.server_of(name) is None else f"generation of {name}"
         self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
@@ -338,7 +338,7 @@ class Scope:
 
     def at_hand(self, key: str) -> Resident | Entry[Any] | None:
         """What can be had without a claim, a flight, or a moment's waiting: something with a `value`."""
-        return self.hit(key) or self.look(key) if self._near else None
+        return self.hit(key) or self.look(key) if self.near else None
 
     def at_hand_of(self, once: Once, key: str) -> Resident | Entry[Any] | None:
         """The same, if it was computed where everything is computed anew."""

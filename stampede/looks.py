@@ -30,12 +30,13 @@ class Looking(Looks):
         self._port = port
         self._decoded = decoded
         self._outage = outage
+        self._breaker = outage.breaker
         self._guarded = guarded
 
     async def look(self, key: str, patience: float) -> Found | None:
         """None, too, of an engine that is down, or doesn't answer in time: what is to be done then is the claim's."""
         outage, guarded = self._outage, self._guarded
-        if outage.closed or outage.down:
+        if outage.closed or self._breaker.outage is not None:
             return None
         found: Found | Late | None
         try:

@@ -63,7 +63,7 @@ class Outage(Questions):
         self.closed = False  # by us, for good: that is no outage
         self.partly_since: float | None = None  # a part of the engine was down then
         self._tell = tell
-        self._breaker = Breaker()
+        self.breaker = Breaker()
         self._start_again()
         forks.in_child(self._start_again)
 
@@ -73,10 +73,10 @@ class Outage(Questions):
 
     @property
     def down(self) -> bool:
-        return self._breaker.outage is not None
+        return self.breaker.outage is not None
 
     def may_ask(self) -> bool:
-        return self._breaker.allow(time.monotonic())
+        return self.breaker.allow(time.monotonic())
 
     def failed(self, error: EngineError, *, probing: bool = False) -> None:
         """`probing`: it counted as down when it was asked."""
@@ -89,8 +89,8 @@ class Outage(Questions):
                 self.answered()  # the rest is up
             return
         with self._lock:
-            news = not self._breaker.open
-            self._breaker.failed(time.monotonic())
+            news = not self.breaker.open
+            self.breaker.failed(time.monotonic())
         if news:
             self._tell(events.EngineDown("", "", self.engine, error, self.strict))
 
@@ -152,11 +152,11 @@ class Outage(Questions):
         return EngineError(f"{self.engine} can't be asked: {why}")
 
     def answered(self) -> None:
-        if not self._breaker.open:
+        if not self.breaker.open:
             return
         with self._lock:
-            was_open = self._breaker.open
-            seconds = self._breaker.succeeded(time.monotonic())
+            was_open = self.breaker.open
+            seconds = self.breaker.succeeded(time.monotonic())
         if was_open:
             self.unknown.hurry()
             assert self.refuge.store is not None

@@ -340,18 +340,24 @@ def test_nothing_is_something(cache: Cache, value: object) -> None:
 # -- 14: clocks -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("background", [False, True])  # which claim in two places
-def test_time_left_counts_from_before_the_request(monkeypatch: pytest.MonkeyPatch, background: bool) -> None:
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("background", [False, True])  # which claim, and look, in two places
+def test_time_left_counts_from_before_the_request(
+    monkeypatch: pytest.MonkeyPatch, background: bool, looks: bool
+) -> None:
     """A slow reply would lengthen a value's life by as long as it was under way."""
     clock = FakeClock()
     for module in (core, front):
         monkeypatch.setattr(module, "_clock", clock)
     world = World()
     inner = MemoryEngine(sealed=True, clock=clock)
-    world.claims, world.store = _Slow(inner.claims, clock), inner.store
+    world.claims, world.store = _Slow(inner.claims, clock, inner.store), inner.store
+    world.looks = looks
     terms: dict[str, Any] = {"ttl": 10, "early": 0, "background": background}
     with Cache(engine=world, local={"ttl": 600}, **terms) as cache:  # type: ignore[arg-type]
         inner_cache = Cache(engine=world, ttl=10, early=0)  # type: ignore[arg-type]
+        inner_cache.set("hit", "old")
+        assert cache.get_or_compute("hit", lambda: "new") == "old"  # from now on it looks before it claims
         inner_cache.set("k", "old")
         clock.advance(3.0)
         assert cache.get_or_compute("k", lambda: "new") == "old"  # 4 s under way, and 7 s to live when it was asked
@@ -370,14 +376,20 @@ def test_the_clock_on_disk_is_none_that_people_set() -> None:
 class _Slow:
     """Replies are formed at once, and under way for four seconds."""
 
-    def __init__(self, port: Any, clock: FakeClock) -> None:
+    def __init__(self, port: Any, clock: FakeClock, store: Any) -> None:
         self._port = port
         self._clock = clock
+        self._store = store
 
     async def claim(self, *args: Any) -> Any:
         reply = await self._port.claim(*args)
         self._clock.advance(4.0)
         return reply
+
+    async def look(self, key: str, patience: float) -> Any:
+        (entry,) = await self._store.get([key])
+        self._clock.advance(4.0)
+        return None if entry is None else Found(entry)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)

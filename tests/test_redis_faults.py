@@ -283,7 +283,7 @@ def test_by_default_a_dead_engine_is_asked_once_a_second() -> None:
     """What the test before shortens would be another number."""
     outage = Cache(f"redis://127.0.0.1:{free_port()}")._core.outage
     assert outage is not None
-    assert outage._breaker.pause == 1.0
+    assert outage.breaker.pause == 1.0
 
 
 def test_by_default_a_hung_engine_costs_a_second(own: RedisServer, request: pytest.FixtureRequest) -> None:

@@ -129,8 +129,29 @@ class Codec:
 
     def decode(self, key: str, blob: bytes) -> Entry[Any]:
         """The entry that `encode` was given. Bytes that are not exactly such: CodecError, whatever they hold."""
-        try:
-            return self._decode(key, blob)
+        try:  # all of it in here: this is most of a hit
+            _, version, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint = _unpack(blob)
+            known = (version, codec, flags & SIGNED, fingerprint) == self._expected
+            if not known or isnan(cost + margin + ttl + fresh + keep):
+                self._complain(version, codec, flags, fingerprint)
+            start, size = self._start, len(blob)
+            body: bytes | memoryview = blob[start:] if size < COPIED else memoryview(blob)[start:]
+            if self._max_bytes is not None and size - start > self._max_bytes:
+                raise CodecError(f"{size - start} bytes are more than max_bytes, {self._max_bytes}")
+            head, seal = blob[: self._head], blob[self._head : start]
+            if not (self._is_signed(key, head, body, seal) if self._keys else _checksum(key, head, body) == seal):
+                raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
+            if self._keys and (spent := _clock() - _WRITTEN.unpack_from(blob, _SIZE)[0] - SKEW) > 0:
+                fresh, keep = min(fresh, fresh - spent), min(keep, keep - spent)
+                if keep <= 0:
+                    raise CodecError("its time is over: it was put back, or the machines' clocks differ")
+            if flags & COMPRESSED:
+                body = self._inflate(body)
+            raised = flags & RAISED != 0
+            value = self._body.load(body, raised)
+            if raised:
+                _check_raised(value)
+            return Entry(value, id, cost, margin, ttl, fresh, keep, raised)
         except CodecError:
             raise
         except Exception as error:  # also RecursionError and MemoryError: hostile bytes ask for both
@@ -154,30 +175,6 @@ class Codec:
             return head + _checksum(key, head, body) + body
         head += _WRITTEN.pack(_clock())
         return head + _signature(self._keys[0], key, head, body) + body
-
-    def _decode(self, key: str, blob: bytes) -> Entry[Any]:
-        _, version, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint = _unpack(blob)
-        known = (version, codec, flags & SIGNED, fingerprint) == self._expected
-        if not known or isnan(cost + margin + ttl + fresh + keep):
-            self._complain(version, codec, flags, fingerprint)
-        start, size = self._start, len(blob)
-        body: bytes | memoryview = blob[start:] if size < COPIED else memoryview(blob)[start:]
-        if self._max_bytes is not None and size - start > self._max_bytes:
-            raise CodecError(f"{size - start} bytes are more than max_bytes, {self._max_bytes}")
-        head, seal = blob[: self._head], blob[self._head : start]
-        if not (self._is_signed(key, head, body, seal) if self._keys else _checksum(key, head, body) == seal):
-            raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
-        if self._keys and (spent := _clock() - _WRITTEN.unpack_from(blob, _SIZE)[0] - SKEW) > 0:
-            fresh, keep = min(fresh, fresh - spent), min(keep, keep - spent)
-            if keep <= 0:
-                raise CodecError("its time is over: it was put back, or the machines' clocks differ")
-        if flags & COMPRESSED:
-            body = self._inflate(body)
-        raised = flags & RAISED != 0
-        value = self._body.load(body, raised)
-        if raised:
-            _check_raised(value)
-        return Entry(value, id, cost, margin, ttl, fresh, keep, raised)
 
     def _complain(self, version: int, codec: int, flags: int, fingerprint: int) -> None:
         """Say what is wrong with a header."""

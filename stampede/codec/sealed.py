@@ -77,7 +77,8 @@ class Sealed:
         return (_NAMES if sealer.used else _PLAIN) + out.getvalue()
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
-        _refuse_extensions(body)
+        if copyreg._extension_registry or copyreg._extension_cache:  # type: ignore[attr-defined]
+            _refuse_extensions(body)
         source = BytesIO(body)
         unsealer = _Unsealer(source)
         value = unsealer.load()
@@ -132,8 +133,7 @@ def _refuse_depth(value: Any) -> None:
 def _refuse_extensions(body: bytes | memoryview) -> None:
     # The C unpickler hands out an extension code's class without asking find_class, once anybody has used the code.
     # Hardly any process registers one, so nobody pays for this look at every opcode.
-    registered = copyreg._extension_registry or copyreg._extension_cache  # type: ignore[attr-defined]
-    if registered and any(opcode.name.startswith("EXT") for opcode, _, _ in pickletools.genops(bytes(body))):
+    if any(opcode.name.startswith("EXT") for opcode, _, _ in pickletools.genops(bytes(body))):
         raise CodecError("bytes that use an extension code")
 
 

@@ -8,17 +8,13 @@ from logging import DEBUG, ERROR, WARNING
 from stampede import events
 from stampede.errors import EngineError
 
-__all__ = ["log_events", "unread"]
+__all__ = ["DAILY", "log", "log_events"]
 
 log = logging.getLogger("stampede")
 
 
-_DAILY = frozenset({events.Found, events.Waited, events.Served, events.Computed, events.Invalidated})
-
-
-def unread(kind: type[events.Event]) -> bool:
-    """Whether nobody reads of such events, as they are the daily work and the logger leaves that out."""
-    return kind in _DAILY and not log.isEnabledFor(DEBUG)
+DAILY = frozenset({events.Found, events.Waited, events.Served, events.Computed, events.Invalidated})
+"""The daily work, of which nobody reads where the logger leaves DEBUG out."""
 
 
 def log_events(event: events.Event, *, keys: bool = True) -> None:
