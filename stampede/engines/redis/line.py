@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -37,19 +37,22 @@ class ServerLine(ABC):
 
     async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]:
         """The replies, in order, of what goes out together."""
-        return (await self._asked(commands, large=wide))[0] if commands else []
+        return (await self._asked(commands, large=wide))[0]
 
     async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]:
         """The reply, and which connection will be told when what was read changes (0: none)."""
         replies, told = await self._asked([command], large=undo is not None)
         return replies[0], told
 
-    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+    def read_all(self, commands: Sequence[Command]) -> Coroutine[Any, Any, tuple[list[Any], int]]:
         """The same of many."""
-        return await self._asked(commands) if commands else ([], 0)
+        return self._asked(commands)
 
     async def _asked(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]:
-        self._server.check()
+        if self._server.closed:
+            self._server.check()
+        if not commands:
+            return [], 0
         try:
             replies, told = await self.sent(commands, large=large)
             for reply in replies:
