@@ -293,9 +293,10 @@ class Scope:
         return today, list(prefixes - {today})
 
     def _recall(self) -> str | None:
-        """The same, where the engine knows it at once: without the price of coroutines."""
+        """The same, where the engine knows it at once: without the price of coroutines. Not of one that is down, which
+        is asked for this first."""
         recalls = self.core.engine.recalls
-        if recalls is None:
+        if recalls is None or self.core.is_down():
             return None
         known, epoch, own = self._known, self.core.epoch, recalls.generation_at_hand(self.name)
         whole = recalls.generation_at_hand(self.namespace) if self._nested else ""
@@ -609,18 +610,13 @@ class Scope:
         physical = [prefix + key for key in keys]
         if outage is None:
             return await self._store(colour).get(physical)
-        probing = outage.down
-        if not probing or outage.may_ask():
+        if not outage.down:  # or to ask for its generation has just been the try
             try:
-                found = await self._store(colour).get(physical)
+                return await self._store(colour).get(physical)
             except EngineClosed:
                 raise
             except EngineError as error:
-                outage.failed(error, probing=probing)
-            else:
-                if probing:
-                    outage.answered()
-                return found
+                outage.failed(error)
         if outage.strict:
             raise outage.trouble() from outage.last
         store = outage.refuge.astore if colour.suspending else outage.refuge.store

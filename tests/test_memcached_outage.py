@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("pymemcache")
 
 import faces
-from faces import BRIEF, Number, never
+from faces import BRIEF, LONG, Number, never
 from herd import Herd, Origin, until
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
@@ -126,6 +126,28 @@ def test_an_engine_in_trouble_is_no_outage(
     asked.invalidate("k")
     assert asked("k", lambda: "stored") == "stored"
     assert asked.lock("l")
+
+
+@both
+def test_what_was_cleared_meanwhile_is_gone_with_the_first_answer(
+    before: Before, face: Faces, monkeypatch: pytest.MonkeyPatch, colour: str
+) -> None:
+    """The generation that is known here is of before: what others have cleared would be served once more."""
+    monkeypatch.setattr("stampede.engines.generations.KNOWN", LONG)
+    server = shared_memcached()
+    server.empty()
+    proxy = before(server)
+    asked, other = face(at(proxy), colour), face(server.address)
+    asked.run("set", "k", "old")
+    assert asked("k", never) == "old"
+    proxy.hold()
+    assert asked("k", lambda: "new") == "new" and asked.down
+    other.run("clear")
+    proxy.let_go()
+    while not asked.count(events.EngineUp):
+        assert asked("k", lambda: "new") == "new"
+        time.sleep(BRIEF / 10)
+    assert asked("k", lambda: "new") == "new"
 
 
 @both

@@ -14,9 +14,11 @@ import pytest
 from herd import Herd, Origin, until
 
 from stampede import Cache, CodecError, ComputationFailed, EngineError, Lock, core, events, front, try_lock
+from stampede.colour import run_blocking
 from stampede.engines.disk import rows
 from stampede.engines.memory import MemoryEngine
-from stampede.ports import Busy, Engine, Failed, Found
+from stampede.entry import new_id
+from stampede.ports import Ask, Busy, Engine, Failed, Found
 from stampede.testing import FakeClock
 
 
@@ -268,6 +270,17 @@ def test_recovery_is_noticed(world: World) -> None:
         until(lambda: cache.get_or_compute("k", lambda: 2) and any(isinstance(e, events.EngineUp) for e in heard))
         cache.set("k", 3)
         assert cache.get("k") == 3
+
+
+def test_recovery_is_noticed_by_who_asks_once_more(world: World) -> None:
+    """Who has waited for somebody claims again, and asks for no generation: he would go on without an engine that has
+    just answered him."""
+    with Cache(engine=world, ttl=600) as cache:  # type: ignore[arg-type]
+        world.cut = True
+        cache.get_or_compute("k", lambda: 1)
+        world.cut = False
+        core, claims = cache._core, cache._root.claims
+        until(lambda: run_blocking(claims.claim(new_id().hex(), new_id(), Ask(60.0))) and not core.is_down())
 
 
 def test_what_was_set_after_an_outage_is_there(world: World) -> None:
