@@ -340,7 +340,7 @@ def test_nor_for_one_thing_after_the_other(before: Before, face: Faces, engine: 
     herd = Herd(lambda: asked("k", lambda: 1))
     until(lambda: asked.cache._core.flights._flights)
     generations = asked.cache._core.engine.recalls._generations
-    generations.forget() if engine == "redis" else generations.known.clear()
+    generations.forget() if engine == "redis" else generations.clear()
     began = time.monotonic()
     with suppress(WaitTimeout):
         asked("k", lambda: 1, wait=4 * WAIT)
