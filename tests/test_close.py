@@ -198,13 +198,13 @@ def test_a_server_that_hangs_holds_up_nobody_who_closes(monkeypatch: pytest.Monk
         return 1
 
     with closing(RedisServer()) as server:
-        cache = Cache(server.url)
+        cache = Cache(f"{server.url}?socket_timeout=20")
         leader = Herd(lambda: cache.get_or_compute("k", compute))
         assert begun.wait(PATIENCE)
         server.freeze()
         start = time.monotonic()
         cache.close()
-        assert time.monotonic() - start < 0.9
+        assert time.monotonic() - start < 5
         server.thaw()
         done.set()
         assert leader.join() == [1]

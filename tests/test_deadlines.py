@@ -315,7 +315,7 @@ class Load:
 
 def test_a_batch_has_one_patience(asked: Asked, gates: Gates) -> None:
     """A hundred stale keys, and each would be waited for in turn; here computed by it, and there by somebody else."""
-    keys = [f"k{n}" for n in range(8)]
+    keys = [f"k{n}" for n in range(20)]
     for key in keys:
         asked.stale(key)
     slow = Load(gates("new"))
@@ -324,7 +324,7 @@ def test_a_batch_has_one_patience(asked: Asked, gates: Gates) -> None:
     began = time.monotonic()
     assert asked.many(keys, slow, patience=0.1) == dict.fromkeys(keys, "old")
     assert asked.many(keys, never, patience=0.1) == dict.fromkeys(keys, "old")  # others compute them all
-    assert 0.2 <= time.monotonic() - began < 0.7
+    assert 0.2 <= time.monotonic() - began < 1.8  # in turn, each part would take that
     assert slow.asked == [keys[1:]]
     slow.gate.open.set()
     until(lambda: asked.many(keys[1:], never, patience=LONG) == dict.fromkeys(keys[1:], "new"))

@@ -111,23 +111,24 @@ def test_lease_of_a_removed_directory_is_lost(engine: DiskEngine) -> None:
     assert get(engine) is None
 
 
-def test_a_write_in_a_removed_directory_keeps_nobody_waiting(engine: DiskEngine) -> None:
+def test_a_write_in_a_removed_directory_keeps_nobody_waiting(tmp_path: Path) -> None:
     """A process that is frozen in the middle of a write would keep all others from writing, also when somebody has
     removed the directory because of that."""
-    put(engine)
-    frozen = Stamps(next(engine.directory.glob("stamps*")))
-    assert frozen.enter()
-    shutil.rmtree(engine.directory)
-    began = time.monotonic()
-    put(engine, b"new")
-    assert time.monotonic() - began < 0.4  # of the half second that it waits for a turn
-    assert get(engine) == b"new"
-    frozen.leave()
+    with closing(DiskEngine(tmp_path / "cache", timeout=20)) as engine:
+        put(engine)
+        frozen = Stamps(next(engine.directory.glob("stamps*")))
+        assert frozen.enter()
+        shutil.rmtree(engine.directory)
+        began = time.monotonic()
+        put(engine, b"new")
+        assert time.monotonic() - began < 5  # of the twenty seconds that it waits for a turn
+        assert get(engine) == b"new"
+        frozen.leave()
 
 
 @pytest.mark.parametrize("suspending", [False, True])
 def test_a_frozen_writer_keeps_nobody_longer_than_his_wait(tmp_path: Path, suspending: bool) -> None:
-    """Who is frozen in the middle of a write would keep everybody for the two seconds of `timeout`, whatever `wait`."""
+    """Who is frozen in the middle of a write would keep everybody for as long as `timeout`, whatever `wait`."""
 
     async def one() -> int:
         return 1
@@ -135,9 +136,11 @@ def test_a_frozen_writer_keeps_nobody_longer_than_his_wait(tmp_path: Path, suspe
     async def asked() -> float:
         began = time.monotonic()
         assert await cache.aget_or_compute("k", one, wait=0.1) == 1
-        return time.monotonic() - began
+        took = time.monotonic() - began
+        frozen.leave()  # or the end of the loop would wait for it
+        return took
 
-    with Cache(f"disk://{tmp_path / 'cache'}?timeout=1") as cache:
+    with Cache(f"disk://{tmp_path / 'cache'}?timeout=20") as cache:
         frozen = Stamps(next((tmp_path / "cache").glob("stamps*")))
         assert frozen.enter()
         if suspending:
@@ -146,8 +149,8 @@ def test_a_frozen_writer_keeps_nobody_longer_than_his_wait(tmp_path: Path, suspe
             began = time.monotonic()
             assert cache.get_or_compute("k", lambda: 1, wait=0.1) == 1
             took = time.monotonic() - began
-        frozen.leave()
-        assert took < 0.6
+            frozen.leave()
+        assert took < 5
 
 
 def test_a_child_of_whom_the_directory_was_removed(engine: DiskEngine) -> None:
