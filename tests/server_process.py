@@ -92,7 +92,7 @@ class ServerProcess:
         while time.monotonic() < end and process.poll() is None:
             try:
                 if self._answers(port):
-                    return True
+                    return process.poll() is None  # or it is somebody else's, who took the port
             except OSError:
                 time.sleep(0.005)  # there is nothing to wait on until it listens
         return False

@@ -593,11 +593,12 @@ def test_who_follows_one_of_little_patience_keeps_his_own(asked: Asked, gates: G
 def test_an_engine_that_hangs_keeps_nobody_longer_than_his_patience(
     before: Callable[[Any], Proxy], gates: Gates, colour: str
 ) -> None:
-    """Who waits for a fresh value has the old one in hand: to ask once more at the end would take a second."""
+    """Who waits for a fresh value has the old one in hand: to ask once more would take as long as the engine may."""
     slow, name = gates(), uuid4().hex
     proxy = before(shared_redis())
     terms: dict[str, Any] = {"namespace": name, "early": 0, "stale": 60}
-    with Room() as room, Cache(shared_redis().url, **terms) as there, Cache(f"redis://127.0.0.1:{proxy.port}", **terms) as here:  # fmt: skip  # noqa: E501
+    patient = f"{proxy.url}?socket_timeout=20"
+    with Room() as room, Cache(shared_redis().url, **terms) as there, Cache(patient, **terms) as here:
         asked = Asked(here, colour, room)
         asked("warm", lambda: 1)
         there.set("k", "old")
@@ -609,7 +610,7 @@ def test_an_engine_that_hangs_keeps_nobody_longer_than_his_patience(
         proxy.hold()
         began = time.monotonic()
         assert waits.result(LONG) == "old"
-        assert time.monotonic() - began < 0.6
+        assert time.monotonic() - began < 5
         slow.open.set()
         assert computes.result(LONG) == "value"
         proxy.cut()

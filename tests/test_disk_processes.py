@@ -16,7 +16,7 @@ import pytest
 from disk_world import PATIENCE, Connection, Other, other, others
 
 from stampede.colour import run_blocking
-from stampede.engines import flock
+from stampede.engines import disk, flock
 from stampede.engines.disk import DiskEngine
 from stampede.engines.disk.rows import bell_of, key_number
 from stampede.entry import Entry, Verdict, new_id
@@ -141,6 +141,7 @@ def test_herd_of_tasks(engine: DiskEngine) -> None:
 
 
 def wait_for_both(pipe: Connection, directory: Path, keys: list[str]) -> None:
+    disk.SAFETY = 2 * PATIENCE  # only who is woken says so in time
     engine = DiskEngine(directory)
     busy = [claim(engine, key=key) for key in keys]
 
@@ -149,7 +150,7 @@ def wait_for_both(pipe: Connection, directory: Path, keys: list[str]) -> None:
         while isinstance(reply, Busy):
             run_blocking(engine.claims.wait(keys[number], reply, PATIENCE))
             reply = claim(engine, key=keys[number])
-        pipe.send((keys[number], time.monotonic()))
+        pipe.send(keys[number])
 
     waiters = [threading.Thread(target=wait, args=(number,)) for number in range(2)]
     for waiter in waiters:
@@ -177,9 +178,7 @@ def test_keys_that_share_a_slot(engine: DiskEngine) -> None:
             while not stamps._awaited[bell] and time.monotonic() - began < PATIENCE:
                 os.sched_yield()  # until it waits, or waits again
             assert fill(engine, token, key=key)
-            woken, when = waiter.hear()
-            assert woken == key
-        assert when - began < 0.5  # the safety poll takes 0.9 s
+            assert waiter.hear() == key
 
 
 def hold(pipe: Connection, directory: Path, lease: float, key: str = KEY) -> None:
@@ -191,8 +190,9 @@ def hold(pipe: Connection, directory: Path, lease: float, key: str = KEY) -> Non
     pipe.send(fill(engine, token, b"late", key))
 
 
-def test_killed_holder(engine: DiskEngine) -> None:
+def test_killed_holder(engine: DiskEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead holder would block its key until its lease ends."""
+    monkeypatch.setattr(disk, "SAFETY", 2 * PATIENCE)  # nobody looks for himself
     with other(hold, engine.directory, LEASE) as holder:
         assert holder.hear() == "Granted"
         busy = claim(engine)
@@ -203,7 +203,7 @@ def test_killed_holder(engine: DiskEngine) -> None:
         run_blocking(engine.claims.wait(KEY, busy, PATIENCE))
         while isinstance(reply := claim(engine), Busy):
             run_blocking(engine.claims.wait(KEY, reply, PATIENCE))
-        assert time.monotonic() - died < 0.5  # the figure is in benchmarks/disk.py; the safety poll takes 0.9 s
+        assert time.monotonic() - died < PATIENCE / 3  # the figure is in benchmarks/disk.py
         killer.join()
     assert isinstance(reply, Granted)
 
@@ -211,7 +211,7 @@ def test_killed_holder(engine: DiskEngine) -> None:
 def test_killed_holder_where_the_kernel_tells_nothing(engine: DiskEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of Linux, or of the holder's container, its death would not be noticed."""
     monkeypatch.delattr(os, "pidfd_open")
-    test_killed_holder(engine)
+    test_killed_holder(engine, monkeypatch)
 
 
 def test_killed_holder_of_a_lock(engine: DiskEngine) -> None:

@@ -160,6 +160,7 @@ def test_what_a_foreign_reader_gets() -> None:
     server.close()
 
 
+@pytest.mark.alone
 def test_a_tier_before_memcached_follows_within_a_second() -> None:
     """Nobody tells it of changes: it would believe in what it has for longer, or not at all."""
     pytest.importorskip("pymemcache")

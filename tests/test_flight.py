@@ -556,7 +556,7 @@ def test_a_leader_that_hangs_is_left_after_max_hold(leader: str, follower: str) 
         else:
             others = [room.loop(lambda: world.aask(lambda: "in time", policy=BRIEF)) for _ in range(3)]
         assert [other.result(LONG) for other in others] == ["in time"] * 3
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < LONG / 2
         assert world.ask(never) == "in time"
         hung.open.set()
         assert first.result(LONG) == "too late"

@@ -339,7 +339,7 @@ def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
 
 def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
     """Who waits for a connection would find out after those before it, one after the other, for many seconds."""
-    engine = open_(own.url, socket_timeout=0.3, max_connections=2)
+    engine = open_(own.url, socket_timeout=0.3, max_connections=1)
     run(engine.store.get(["k"]))
     errors: list[str] = []
 
@@ -357,7 +357,7 @@ def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        assert time.monotonic() - start < 0.9
+        assert time.monotonic() - start < 2  # of nearly four, one after the other
     finally:
         own.thaw()
     assert len(errors) == 12
@@ -659,7 +659,7 @@ def test_without_rights(own: RedisServer, rights: str) -> None:
     with Cache(url, local=True, early=0) as near, Cache(url, local=True, early=0) as far:
         for number in range(3):
             near.set("k", number)
-            until(lambda number=number: far.get_or_compute("k", lambda: None) == number, within=0.5)
+            until(lambda number=number: far.get_or_compute("k", lambda: None) == number, within=5)
             assert asyncio.run(far.aget_or_compute("k", lambda: None)) == number
         assert far.stats().computations == 0
         begun, done = threading.Event(), threading.Event()
@@ -675,7 +675,7 @@ def test_without_rights(own: RedisServer, rights: str) -> None:
         threading.Timer(0.05, done.set).start()
         start = time.monotonic()
         assert far.get_or_compute("l", lambda: 2) == 1
-        assert time.monotonic() - start < 1.5  # what nobody may tell is seen by the safety poll
+        assert time.monotonic() - start < SOON  # what nobody may tell is seen by the safety poll
         holder.join(PATIENCE)
 
 
@@ -1117,7 +1117,7 @@ def test_a_message_that_never_came(server: RedisServer, open_: Open) -> None:
     start = time.monotonic()
     for each in (thread, loop):
         each.join(PATIENCE)
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < SOON
     assert isinstance(claim(engine), Granted)
 
 

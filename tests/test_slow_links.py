@@ -97,7 +97,7 @@ def test_a_server_that_hangs_in_the_middle_of_a_value_is_noticed(
     link.at(b"big", answered=100_000, silent=True, times=2)
     began = time.monotonic()
     assert slowly("big", lambda: "computed") == "computed"
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.alone
