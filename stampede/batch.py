@@ -7,8 +7,9 @@ what is kept.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -22,32 +23,41 @@ from stampede.fill import fill
 from stampede.flight import Flight, inside_all
 from stampede.land import drop, land, never_begun, quietly, served
 from stampede.loaders import Answer, Loader, Wanted
-from stampede.outcome import Landing, Leave, empty
+from stampede.outcome import Landing, Leave, all_landed, empty
 from stampede.patience import End, allowance, closed, overdue
 from stampede.places import Place
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
-__all__ = ["fetch_many"]
+__all__ = ["value_of_each"]
 
 T = TypeVar("T")
 TtlOf: TypeAlias = Callable[[str], Callable[[Any], Any] | None]
 """How long a key's value is fresh, where that is not its policy's."""
 
 
-async def fetch_many(
+async def value_of_each(
     scope: Scope,
     colour: Colour,
-    keys: Iterable[str],
+    keys: Collection[str],
     loader: Loader,
     policy: Policy,
     once: Once | None = None,
     ttl_of: TtlOf = lambda key: None,
-) -> dict[str, Landing]:
-    """What is there, what others compute, and what `loader` gives for the rest; keys that it leaves out are left out.
+) -> dict[str, Any]:
+    """What is there, what others compute, and what `loader` gives for the rest; what that leaves out is left out."""
+    look = scope.at_hand if once is None else partial(scope.at_hand_of, once)
+    values = {key: found.value for key in keys if (found := look(key)) is not None}
+    missing = [key for key in keys if key not in values]
+    return values | all_landed(await _fetch(scope, colour, missing, loader, policy, once, ttl_of), policy)
 
-    Nothing is waited for while a lease is held: two batches in opposite order can't block each other.
-    """
+
+async def _fetch(
+    scope: Scope, colour: Colour, keys: Iterable[str], loader: Loader, policy: Policy, once: Once | None, ttl_of: TtlOf
+) -> dict[str, Landing]:
+    """Nothing is waited for while a lease is held: two batches in opposite order can't block each other."""
+    if not keys:
+        return {}
     landings: dict[str, Landing] = {}
     others: Iterable[str] = keys
     start, waited, singly = monotonic(), 0.0, 1

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events, returns
-from stampede.batch import fetch_many
+from stampede.batch import value_of_each
 from stampede.codec import make_codec
 from stampede.colour import BLOCKING, SUSPENDING, Colour, called, run_blocking, running_loop
 from stampede.core import Core, Scope
@@ -35,7 +35,7 @@ from stampede.metrics import Counters, Observers, Stats, log_events
 from stampede.metrics.log import DAILY, log
 from stampede.namesakes import Namesakes
 from stampede.outage import Outage
-from stampede.outcome import all_landed, landed
+from stampede.outcome import landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
 from stampede.settings import CacheSettings, cache_settings
@@ -404,11 +404,7 @@ class Cache:
             return dict(await colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
-        look = self._root.at_hand if block is None else partial(self._root.at_hand_of, block)
-        found = {key: there.value for key in wanted if (there := look(key)) is not None}
-        missing = [key for key in wanted if key not in found]
-        landings = await fetch_many(self._root, colour, missing, Together(colour, function, wanted), policy, block)
-        found |= all_landed(landings, policy)
+        found = await value_of_each(self._root, colour, wanted, Together(colour, function, wanted), policy, block)
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:

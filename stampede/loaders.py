@@ -147,20 +147,17 @@ class OneByOne:
     gets it from here: to follow that flight would be to wait for oneself.
     """
 
-    def __init__(self, colour: Colour, origins: Mapping[str, Callable[[], Any]], workers: int = 1) -> None:
+    def __init__(self, colour: Colour, origin: Callable[[str], Callable[[], Any]], workers: int = 1) -> None:
         self._colour = colour
-        self._origins = origins
+        self.origin = origin
         self._workers = workers
-
-    def origin(self, key: str) -> Callable[[], Any]:
-        return self._origins[key]
 
     def parts(self, wanted: list[Wanted]) -> Iterable[list[Wanted]]:
         return [wanted] if wanted else []
 
     async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
         run = _Run(self._colour, min(self._workers, len(wanted)))
-        works = [_Work(run, each, self._origins[each.key]) for each in wanted]
+        works = [_Work(run, each, self.origin(each.key)) for each in wanted]
         try:
             if self._colour.suspending:
                 await run.all_at_once(works)

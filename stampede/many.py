@@ -9,7 +9,7 @@ from inspect import Parameter
 from math import inf
 from typing import Any, get_args
 
-from stampede.batch import fetch_many
+from stampede.batch import value_of_each
 from stampede.cached import Cached, Home, LateCache
 from stampede.codec import returns_of, values_of
 from stampede.colour import run_blocking
@@ -19,7 +19,7 @@ from stampede.keys import Identity, Parameters, identity_of
 from stampede.loaders import Together, mapped
 from stampede.method import Method, OfAnObject, coroutine_marks
 from stampede.namesakes import Namesakes, told_apart
-from stampede.outcome import Nothing, all_landed
+from stampede.outcome import Nothing
 from stampede.policy import Policy, seconds
 from stampede.switch import Block, around, switch
 from stampede.verbs import VERBS, Arguments
@@ -80,20 +80,15 @@ class Many:
     ) -> dict[Any, Any]:
         keys = {id: call(id).of(self.one.key_of_call)() for id in ids}
         names = {key: id for id, key in keys.items()}  # of those that are the same to its key=, one
-        look = scope.at_hand if block is None else functools.partial(scope.at_hand_of, block)
-        found = {key: there.value for key in names if (there := look(key)) is not None}
-        missing = [key for key in names if key not in found]
-        if missing:
-            loader = Together(
-                self.one.colour,
-                lambda some: call(some).of(self.function)(),
-                names,
-                chunk=self._chunk,
-                nothing=lambda id: Nothing(_nothing_for(self.function, id)),
-            )
-            ttl_of = lambda key: self.one.ttl_of(*call(names[key]))  # noqa: E731
-            landings = await fetch_many(scope, self.one.colour, missing, loader, scope.policy, block, ttl_of)
-            found |= all_landed(landings, scope.policy)
+        loader = Together(
+            self.one.colour,
+            lambda some: call(some).of(self.function)(),
+            names,
+            chunk=self._chunk,
+            nothing=lambda id: Nothing(_nothing_for(self.function, id)),
+        )
+        ttl_of = lambda key: self.one.ttl_of(*call(names[key]))  # noqa: E731
+        found = await value_of_each(scope, self.one.colour, names, loader, scope.policy, block, ttl_of)
         return {id: found[key] for id, key in keys.items() if key in found}
 
     async def _straight(self, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from stampede.batch import fetch_many
+from stampede.batch import value_of_each
 from stampede.colour import BLOCKING, Colour, run_blocking
 from stampede.core import Scope
 from stampede.errors import EngineClosed, OptionError
 from stampede.keys import Parameters
 from stampede.loaders import OneByOne
-from stampede.outcome import all_landed, landed
+from stampede.outcome import landed
 from stampede.policy import Policy
 from stampede.status import status
 from stampede.switch import Block, around, switch
@@ -263,14 +263,9 @@ class Verbs(ABC):
     async def _all_of(self, scope: Scope, calls: list[Arguments], workers: int, block: Block | None) -> list[Any]:
         keys = [self.key_of_call(*args, **kwargs) for args, kwargs in calls]
         wanted = dict(zip(keys, calls, strict=True))
-        look = scope.at_hand if block is None else functools.partial(scope.at_hand_of, block)
-        values = {key: found.value for key in wanted if (found := look(key)) is not None}
-        missing = [key for key in wanted if key not in values]
-        loader = OneByOne(self.colour, {key: wanted[key].of(self.origin) for key in missing}, workers)
-        landings = await fetch_many(
-            scope, self.colour, missing, loader, scope.policy, block, lambda key: self.ttl_of(*wanted[key])
-        )
-        values |= all_landed(landings, scope.policy)
+        loader = OneByOne(self.colour, lambda key: wanted[key].of(self.origin), workers)
+        ttl_of = lambda key: self.ttl_of(*wanted[key])  # noqa: E731
+        values = await value_of_each(scope, self.colour, wanted, loader, scope.policy, block, ttl_of)
         return [values[key] for key in keys]
 
     def stats(self) -> Any:
