@@ -361,7 +361,8 @@ def test_who_waits_for_long_takes_no_thread_for_it(world: Worlds, colour: str) -
     asking: list[int] = []
 
     def count() -> None:
-        asking.append([thread.name for thread in threading.enumerate()].count("stampede-ask"))
+        names = [thread.name for thread in threading.enumerate()]
+        asking.append(names.count("stampede-ask") + names.count("stampede-wait"))
 
     count()
     threading.Timer(WAIT, lambda: (count(), held.release())).start()

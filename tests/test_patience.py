@@ -287,7 +287,8 @@ def _one_of_two_hangs(asked: Face, port: int, hang: Callable[[], object], heal: 
     of = [cache.engine.server_of(cache._root.prefix + cache._key(f"k{number}")) for number in range(60)]
     hung, well = ([f"k{at}" for at in range(60) if (str(port) in str(of[at])) is its] for its in (True, False))
     assert hung
-    assert len(well) > 5
+    assert len(well) > 8
+    missing, well = well[:3], well[3:]
     for key in well:
         asked.run("set", key, "stored")
     over = threading.Event()
@@ -303,6 +304,9 @@ def _one_of_two_hangs(asked: Face, port: int, hang: Callable[[], object], heal: 
         end = time.monotonic() + 0.8
         while time.monotonic() < end:
             assert [asked(key, lambda: "computed", wait=0.05) for key in well] == ["stored"] * len(well)
+        assert [asked(key, lambda: "computed", wait=0.05) for key in missing] == ["computed"] * 3
+        kept = run_blocking(cache.engine.store.get([cache._root.prefix + cache._key(key) for key in missing]))
+        assert len([each for each in kept if each is not None]) > 1  # and not each in this process only
     finally:
         over.set()
         ends = herd.join()
@@ -516,7 +520,8 @@ def test_a_value_that_is_not_sent_leaves_no_lease(before: Before, face: Faces, c
         proxy.hold()
         hangs = Herd(lambda: asked.cache.get_or_compute("hangs", lambda: 1, wait=0.01))
         time.sleep(WAIT + 0.1)
-        return hangs.join()[0]
+        tried = Herd(lambda: asked.cache.get_or_compute("tried", lambda: 1, wait=0.01))  # and no other is, for a while
+        return hangs.join()[0] * tried.join()[0]
 
     assert asked("k", origin, wait=WAIT) == 1
     proxy.let_go()
