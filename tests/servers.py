@@ -205,20 +205,29 @@ def _lines(reply: BinaryIO) -> list[bytes]:
     return [rest]
 
 
+def clock_of_its_own(**settings: str) -> dict[str, str]:
+    """The environment of a process under libfaketime."""
+    libraries = [*Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")]
+    if not libraries:
+        missing("libfaketime is not installed")
+    return {**os.environ, "LD_PRELOAD": str(libraries[0]), **settings}
+
+
+def forget_clock(pid: int) -> None:
+    """What the library leaves of one that is killed."""
+    for left in Path("/dev/shm").glob(f"*faketime_s*_{pid}"):
+        left.unlink(missing_ok=True)
+
+
 class SteppedServer(RedisServer):
     """One whose wall clock can be set: under libfaketime, which takes a server with the C library's own malloc."""
 
     def __init__(self, *options: str) -> None:
-        libraries = [*Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")]
-        if not libraries:
-            missing("libfaketime is not installed")
         moment, self._moment = tempfile.mkstemp(prefix="stampede-clock-")
         os.close(moment)
         self.step(0)
-        self.environment = {
-            **os.environ, "LD_PRELOAD": str(libraries[0]), "FAKETIME_TIMESTAMP_FILE": self._moment,
-            "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }  # fmt: skip
+        where = {"FAKETIME_TIMESTAMP_FILE": self._moment, "FAKETIME_NO_CACHE": "1"}
+        self.environment = clock_of_its_own(FAKETIME_DONT_FAKE_MONOTONIC="1", **where)
         super().__init__(*options, program=valkey())
 
     def step(self, seconds: float) -> None:
@@ -237,8 +246,7 @@ class SteppedServer(RedisServer):
     def stop(self) -> None:
         pid = self._process.pid if self._process is not None else 0
         super().stop()
-        for left in Path("/dev/shm").glob(f"*faketime_s*_{pid}"):  # by the library, in one that is killed
-            left.unlink(missing_ok=True)
+        forget_clock(pid)
 
     def close(self) -> None:
         super().close()

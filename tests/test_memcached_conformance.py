@@ -2,35 +2,79 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 pytest.importorskip("pymemcache")
 
-from memcached_server import shared_memcached
+from memcached_server import MemcachedServer, shared_memcached
+from servers import clock_of_its_own, forget_clock
 
 from stampede.engines.memcached import MemcachedEngine
 from stampede.ports import Engine
 from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance.suite import Suite
+
+
+class HastyServer(MemcachedServer):
+    """Its clock goes four times as fast as ours."""
+
+    pace = 4
+
+    def __init__(self) -> None:
+        self.environment = clock_of_its_own(FAKETIME=f"+0 x{self.pace}")
+        super().__init__()
+
+    def stop(self) -> None:
+        pid = self._process.pid if self._process is not None else 0
+        super().stop()
+        forget_clock(pid)
+
+
+hasty = cache(HastyServer)
 
 
 class Signed:
     short = 1.0  # its clock ticks in seconds
+    server = staticmethod(shared_memcached)
 
     def make_engine(self) -> Engine:
-        server = shared_memcached()
-        server.empty()
-        return MemcachedEngine(server.address, sign=0)
+        self.server().empty()
+        return MemcachedEngine(self.server().address, sign=0)
 
     def make_peer(self, engine: Engine) -> Engine:
-        return MemcachedEngine(shared_memcached().address, sign=0)
+        return MemcachedEngine(self.server().address, sign=0)
 
 
-class TestMemcached(Signed, ClaimsSuite, StoreSuite):
+class InHaste(Signed, Suite):
+    """What ends, ends by the server's clock, whoever asks: here it needn't take as long."""
+
+    server = staticmethod(hasty)
+
+    async def lapse(self, seconds: float) -> None:
+        await self.pause(seconds / HastyServer.pace)
+
+
+class TestMemcached(InHaste, ClaimsSuite):
     slack = 0.7
 
 
-class TestMemcachedLocks(Signed, LocksSuite):
+class TestMemcachedStore(Signed, StoreSuite):
+    pass
+
+
+class TestMemcachedStoreAsync(TestMemcachedStore):
+    suspending = True
+
+
+class TestMemcachedLocks(InHaste, LocksSuite):
     slack = 1.7  # and leaps, now and then
+
+    def test_who_lost_it_knows_before_the_next_is_in(self) -> None:
+        """It goes by its own clock, and the server's has to go as fast."""
+        self.server = shared_memcached
+        super().test_who_lost_it_knows_before_the_next_is_in()
 
 
 class TestMemcachedLocksAsync(TestMemcachedLocks):
