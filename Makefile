@@ -36,7 +36,7 @@ test: servers .venv/.dev .venv/.node
 	$(call passes,-n 2 --dist worksteal --half alone) && [ $$wide = 0 ] && [ -n "$$ran" ]
 
 quick: .venv/.dev
-	$(PY) -m pytest -q -n auto --dist worksteal --quick $(ARGS)
+	$(PY) -m pytest -q -n auto --dist worksteal --max-worker-restart=0 --quick $(ARGS)
 
 promises: servers .venv/.dev .venv/.node
 	$(PY) tests/promises.py $(ARGS)
@@ -71,7 +71,7 @@ clean:
 	find stampede tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ARGS may leave no test (5) of one half, but not of both.
-passes = { $(PY) -m pytest $(1) $(ARGS) && ran=yes || [ $$? = 5 ]; }
+passes = { $(PY) -m pytest --max-worker-restart=0 $(1) $(ARGS) && ran=yes || [ $$? = 5 ]; }
 
 # -- the virtual environment: a stamp per extra, older than pyproject.toml when it is to be made again --------------
 

@@ -60,6 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]
+    items.sort(key=lambda item: not marks.comes_first(item))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,6 +110,22 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["ends"] = str(_ends())
+
+
+died: list[str] = []
+"""Workers that were killed, or crashed."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error:
+        died.append(node.gateway.id)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if died:
+        which = f"{' and '.join(died)} died in the test that failed"
+        terminalreporter.write_line(f"{which}: nothing was begun after that, and what is not told of has not run")
 
 
 @pytest.hookimpl(trylast=True)

@@ -106,6 +106,18 @@ SLOW = {
 }
 """Files, classes and functions that take processes, faults or seconds: `make quick` leaves them out."""
 
+FIRST = {
+    "test_docs.py::test_the_python_runs[engines.md]",
+    "test_typing.py::test_checkers_agree[mypy]",
+    "test_typing.py::test_checkers_agree[pyright]",
+    "test_whose_value.py::test_what_is_captured_is_told_by_what_it_holds",
+    "test_chaos.py",
+    "test_fork.py",
+    "test_wheel.py",
+}
+"""What takes ten seconds: at the end one would be left, and the other workers have nothing to do. And what forks, which
+takes the longer, the more the process has run."""
+
 _SAME = {"sentinels": "sentinel", "redis+cluster": "cluster", "redis+sentinel": "sentinel", "valkey": "redis"}
 _STARTS = {
     "RedisServer": "redis", "SteppedServer": "redis", "RedisCluster": "redis", "Sentinels": "redis",
@@ -168,6 +180,10 @@ def _is_of_libraries(item: pytest.Item, found: set[str]) -> bool:
 def is_never_quick(path: Path) -> bool:
     """A file that is slow as a whole, or whose name says that it needs a server."""
     return path.name in SLOW or bool(SERVERS & {*path.stem.split("_")[1:2]})
+
+
+def comes_first(item: pytest.Item) -> bool:
+    return bool(FIRST & {item.path.name, f"{item.path.name}::{item.name}"})
 
 
 def is_quick(item: pytest.Item) -> bool:

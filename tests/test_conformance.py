@@ -46,6 +46,8 @@ class _All(ClaimsSuite, StoreSuite, LocksSuite):
 
 
 class TestMemory(_All):
+    short = 0.1
+
     def make_engine(self) -> Engine:
         return MemoryEngine()
 
@@ -126,9 +128,12 @@ class TestPairedOfBlocking(TestPaired):
 class TestPairedDiskAndFile(_All):
     """Values of one engine under the locks of another, as two processes of one machine have them."""
 
+    short = 0.1
+
     @pytest.fixture(autouse=True)
-    def _directory(self, tmp_path: Path) -> None:
-        self.directory = tmp_path
+    def _directory(self, memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = memory_path
+        monkeypatch.setattr("stampede.engines.file.SAFETY", 0.1)  # nobody rings for a kernel's lock of another process
 
     def make_engine(self) -> Engine:
         return Paired(DiskEngine(self.directory / "store"), FileEngine(self.directory / "locks"))

@@ -11,6 +11,8 @@ from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
 
 
 class TestDisk(ClaimsSuite, StoreSuite, LocksSuite):
+    short = 0.1
+
     def make_engine(self) -> DiskEngine:
         return DiskEngine(tempfile.mkdtemp(prefix="stampede-test-"))
 

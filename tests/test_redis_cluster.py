@@ -37,6 +37,8 @@ LONG = 60.0
 
 
 class TestRedisCluster(ClaimsSuite, StoreSuite, LocksSuite):
+    short = 0.1
+
     def make_engine(self) -> Engine:
         shared_cluster().flush()
         return RedisEngine(shared_cluster().url)

@@ -14,6 +14,8 @@ from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
 
 
 class TestRedis(ClaimsSuite, StoreSuite, LocksSuite):
+    short = 0.1
+
     def make_engine(self) -> Engine:
         server = shared_redis()
         server.cli("FLUSHALL")

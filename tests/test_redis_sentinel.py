@@ -42,6 +42,8 @@ def flushed() -> Sentinels:
 
 
 class TestRedisSentinel(LocksSuite):
+    short = 0.1
+
     def make_engine(self) -> Engine:
         return RedisEngine(flushed().url)
 
@@ -50,6 +52,7 @@ class TestRedisSentinel(LocksSuite):
 
 
 class TestRedisSentinelAsync(ClaimsSuite):
+    short = 0.1
     suspending = True
 
     def make_engine(self) -> Engine:

@@ -53,7 +53,7 @@ class TestSqliteCell(CellSuite):
 
 
 class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
-    slack = 0.1  # ages are as exact as the way there and back is short
+    short = slack = 0.1  # ages are as exact as the way there and back is short
 
     def make_engine(self) -> Engine:
         server = shared_mariadb()
@@ -69,7 +69,7 @@ class TestMariadbAsync(TestMariadb):
 
 
 class TestPostgres(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
-    slack = 0.1
+    short = slack = 0.1
 
     def make_engine(self) -> Engine:
         server = shared_postgres()
@@ -85,7 +85,7 @@ class TestPostgresAsync(TestPostgres):
 
 
 class TestSqlite(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
-    slack = 0.1
+    short = slack = 0.1
 
     @pytest.fixture(autouse=True)
     def _file(self, memory_path: Path) -> None:
