@@ -32,13 +32,13 @@ ROOMS = [
     Room("locks", "the user's locks, and the times of holding one", "lock grip block"),
     Room(
         "scopes", "behind every face: an engine, a local tier, a Scope for each function; batches",
-        "core batch loaders front gather status",
+        "core generations stored scope batch loaders front gather status",
     ),
     Room("algorithm", "the six steps of a call, and how long it waits for which", "fill call patience land places"),
     Room("flights", "of all callers of a key in this process, one leads", "flight leader outcome"),
     Room(
         "trouble", "codecs and guards before an engine, which may be down, or hang",
-        "outage guarded guarded_many guarded_locks coded",
+        "outage guarded guarded_many guarded_locks looks coded",
     ),
     Room("keeper", "leases renewed and given back, work beside the caller", "keeper workers returns"),
     Room("codec", "entries as bytes, and bytes as entries that may be believed", "codec"),
@@ -140,7 +140,7 @@ def rooms() -> str:
 
 STEPS = [
     ("a call", "cached.py, hot.py", "a hit in the function's own table ends here: a dict and a clock", "hit"),
-    ("a key", "keys/, core.py", "arguments as text, in today's generation; the local tier", "hit"),
+    ("a key", "keys/, scope.py", "arguments as text, in today's generation; the local tier", "hit"),
     ("1 join", "flight.py", "one caller of this process leads, the others wait for its landing", "follow"),
     ("2 look, claim", "fill.py, engines/", "the engine says: found, granted, busy or failed", "found"),
     ("3 busy", "fill.py, engines/", "served what is kept, or asleep until woken; then 2 again", "stale"),

@@ -17,7 +17,6 @@ from weakref import ref
 
 from stampede.call import Call, Once
 from stampede.colour import Colour
-from stampede.core import Scope, later
 from stampede.errors import WaitTimeout
 from stampede.fill import fill
 from stampede.flight import Flight, inside_all
@@ -28,6 +27,7 @@ from stampede.patience import End, allowance, closed, overdue
 from stampede.places import Place
 from stampede.policy import Policy
 from stampede.ports import Ticket
+from stampede.scope import Scope, later
 
 __all__ = ["value_of_each"]
 

@@ -15,7 +15,7 @@ from stampede import events, returns
 from stampede.batch import value_of_each
 from stampede.codec import make_codec
 from stampede.colour import BLOCKING, SUSPENDING, Colour, called, run_blocking, running_loop
-from stampede.core import Core, Scope
+from stampede.core import Core
 from stampede.decorate import decorate
 from stampede.engines import engine_of, open_engine, safe_url
 from stampede.engines.kit.errands import Errands
@@ -38,6 +38,7 @@ from stampede.outage import Outage
 from stampede.outcome import landed
 from stampede.policy import DEFAULT, OPTIONS, Policy
 from stampede.ports import Engine
+from stampede.scope import Scope
 from stampede.settings import CacheSettings, cache_settings
 from stampede.signatures import showing, with_twins
 from stampede.status import Status, status

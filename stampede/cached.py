@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from stampede import forks
 from stampede.codec import make_codec, returns_of
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
-from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import EngineClosed, KeyingError, OptionError
 from stampede.hot import Hot
@@ -36,6 +35,7 @@ from stampede.local import Resident
 from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import landed
 from stampede.policy import DEFAULT, OPTIONS, Policy, nearest
+from stampede.scope import Scope
 from stampede.settings.checks import CACHE, checked
 from stampede.switch import Block, around, enrolled, switch
 from stampede.verbs import VERBS, Verbs

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from stampede.colour import Colour
-from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import EngineError, OptionError
 from stampede.policy import Policy
 from stampede.ports import Versioned
+from stampede.scope import Scope
 
 __all__ = ["STAY", "exchange", "is_fresh"]
 

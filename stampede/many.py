@@ -13,7 +13,6 @@ from stampede.batch import value_of_each
 from stampede.cached import Cached, Home, LateCache
 from stampede.codec import returns_of, values_of
 from stampede.colour import run_blocking
-from stampede.core import Scope
 from stampede.errors import Absent, OptionError
 from stampede.keys import Identity, Parameters, identity_of
 from stampede.loaders import Together, mapped
@@ -21,6 +20,7 @@ from stampede.method import Method, OfAnObject, coroutine_marks
 from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import Nothing
 from stampede.policy import Policy, seconds
+from stampede.scope import Scope
 from stampede.switch import Block, around, switch
 from stampede.verbs import VERBS, Arguments
 

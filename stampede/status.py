@@ -9,11 +9,11 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from stampede.colour import Colour
-from stampede.core import Scope
 from stampede.engines.whereabouts import here, parts_of
 from stampede.entry import Entry
 from stampede.flight import Flight
 from stampede.ports import Shown
+from stampede.scope import Scope
 
 __all__ = ["Holder", "Status", "status"]
 

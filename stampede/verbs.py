@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from stampede.batch import value_of_each
 from stampede.colour import BLOCKING, Colour, run_blocking
-from stampede.core import Scope
 from stampede.errors import EngineClosed, OptionError
 from stampede.keys import Parameters
 from stampede.loaders import OneByOne
 from stampede.outcome import landed
 from stampede.policy import Policy
+from stampede.scope import Scope
 from stampede.status import status
 from stampede.switch import Block, around, switch
 

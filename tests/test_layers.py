@@ -34,6 +34,9 @@ LAYERS = """
     hot faces namesakes switch
     lock limiter batch exchange status
     block
+    scope
+    stored
+    generations
     core grip
     loaders
     front fill places gather

@@ -19,12 +19,12 @@ from stampede.codec.pickled import Pickled
 from stampede.codec.sealed import Sealed
 from stampede.codec.structured import Structured
 from stampede.colour import BLOCKING, run_blocking
-from stampede.core import Scope
 from stampede.entry import Entry
 from stampede.errors import CodecError, OptionError, StampedeError
 from stampede.keys import function_in, in_namespace, quoted
 from stampede.method import Method
 from stampede.registry import configure
+from stampede.scope import Scope
 from stampede.settings import CacheSettings, Settings, discover, load
 from stampede.status import Holder, status
 

@@ -1,0 +1,428 @@
+"""One function's part of a cache: the way of a call, from what is at hand to what becomes of it here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+from weakref import ref
+
+from stampede import early, events
+from stampede.call import Call, Means, Once
+from stampede.coded import CodedClaims, CodedStore, Coder, Trial
+from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_blocking, running_loop, settled
+from stampede.core import Core
+from stampede.entry import Entry, new_id
+from stampede.errors import OptionError
+from stampede.fill import Glance, fill, glance
+from stampede.gather import Gathering, run_together
+from stampede.guarded import Guarded
+from stampede.guarded_many import GuardedMany
+from stampede.keeper import Hold, keeper
+from stampede.land import quietly
+from stampede.leader import Leader
+from stampede.local import Resident
+from stampede.looks import Looking
+from stampede.odds import Odds
+from stampede.outage import GuardedClaims
+from stampede.outcome import Landing
+from stampede.places import Place
+from stampede.policy import Policy
+from stampede.ports import Asked, Claims, Looks, Store, Ticket
+from stampede.stored import Stored
+
+__all__ = ["Scope", "later"]
+
+T = TypeVar("T")
+
+_clock = time.monotonic
+
+MOST_TOLD = 1000
+
+
+class TakesHome(Protocol):
+    """Where a resident may live besides its tier."""
+
+    def take_home(self, resident: Resident) -> object: ...
+
+
+class Scope(Stored):
+    """One function's part of a cache (or the cache's own keys): how its values are asked for, kept and forgotten."""
+
+    def __init__(
+        self, core: Core, namespace: str, name: str, policy: Policy, codec: Coder | None, called: str | None = None
+    ) -> None:
+        """`called`: by whom its events are told, where that is not its name."""
+        if core.engine.claims is None or core.engine.aclaims is None:
+            if core.engine.store is not None:
+                raise OptionError(f"{core.engine.scheme}:// has no locks: name an engine that has, with locks=")
+            raise OptionError(f"{core.engine.scheme}:// keeps no values: it can only be a lock (locks=)")
+        assert core.engine.store is not None
+        assert core.engine.astore is not None
+        super().__init__(core, namespace, name, policy)
+        # Where values are kept as they are, they are only tried.
+        trial, codec = (None, codec) if core.engine.shared or codec is None else (Trial(name, codec), None)
+        self._disbelieved: dict[str, bytes] = {}  # by key: of which bytes people were told
+        self.called = name if called is None else called
+        refuge = core.outage.refuge if core.outage is not None else None
+        self.claims, self.store, looks = self._ports(
+            core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None, BLOCKING
+        )
+        # For the keeper, who has all the time.
+        self._patient, *_ = self._ports(core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None)
+        many = Gathering() if core.engine.many is not None else core.engine.claims
+        together, _, looks_together = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
+        self.aclaims, self.astore, alooks = self._ports(
+            core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None, SUSPENDING
+        )
+        self._trial = trial
+        self._odds = Odds()
+        self._blocking = self._means(self.claims, looks, BLOCKING)
+        self._together = self._means(together, looks_together, BLOCKING)
+        self._suspending = self._means(self.aclaims, alooks, PROMPT if core.engine.prompt else SUSPENDING)
+        self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
+        self.near = core.front.tier is not None or core.engine.near is not None  # something may be at hand
+
+    def _ports(
+        self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None, colour: Colour | None = None
+    ) -> tuple[Claims, Store, Looks | None]:
+        looks = cast("Looks", claims) if self.core.engine.looks else None
+        decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _as_it_is
+        if codec is not None:
+            claims, store = CodedClaims(claims, codec, self._bad), CodedStore(store, codec, self._bad)
+            decoded = claims.decoded
+        if self.core.outage is not None and refuge is not None:
+            guarded = Guarded(colour, self.core.outage) if colour is not None else None
+            claims = GuardedClaims(claims, refuge, self.core.outage, guarded, self.core.front.kept)
+            looks = Looking(looks, decoded, self.core.outage, guarded) if looks is not None else None
+        return claims, store, looks
+
+    def _bad(self, key: str, id: bytes, error: Exception) -> None:
+        """One miss looks at the same bytes up to three times: it is told of once."""
+        if self._disbelieved.get(key) != id:
+            if len(self._disbelieved) >= MOST_TOLD:
+                self._disbelieved.clear()
+            self._disbelieved[key] = id
+            self.core.note(events.BadBytes, self.called, self.label(key), str(error))
+
+    # -- the way of a call ----------------------------------------------------------------------------------------
+
+    def hit(self, key: str) -> Resident | None:
+        """The local tier's answer, if it needs no thought."""
+        epoch, prefix, _, _ = self._known
+        return self.core.front.hit(prefix + key) if epoch == self.core.epoch else None
+
+    def at_hand(self, key: str) -> Resident | Entry[Any] | None:
+        """What can be had without a claim, a flight, or a moment's waiting: something with a `value`."""
+        return self.hit(key) or self.look(key) if self.near else None
+
+    def at_hand_of(self, once: Once, key: str) -> Resident | Entry[Any] | None:
+        """The same, if it was computed where everything is computed anew."""
+        return self.at_hand(key) if once.has(self.core.flights, self._at_hand() + key) else None
+
+    def look(self, key: str) -> Entry[Any] | None:
+        """A shared engine's answer, where it can be had in microseconds: no claim, no flight, no doubt."""
+        core = self.core
+        near = core.engine.near
+        if near is None or (core.outage is not None and core.outage.down):
+            return None
+        prefix = self._recall()
+        if prefix is None:
+            return None
+        physical, at, front = prefix + key, _clock(), core.front
+        if front.is_due(physical):
+            return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
+        found = near.look(physical)
+        entry = self._coded.decoded(physical, found.entry) if found is not None and self._coded is not None else None
+        if found is None or entry is None or entry.raised or (self.era.mark and self.era.is_over(entry)):
+            return None
+        if front.tier is not None:
+            landing = Landing(entry, ticket=found.ticket, at=at)
+            resident = front.place(physical, self.called, landing, None)
+            if self._recall() != prefix:
+                front.tier.drop(physical)
+                return None
+            if resident is not None:
+                front.open(resident, landing, self.policy)
+                if front.is_due(physical):
+                    return None  # it came in its early moment
+        elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
+            return None
+        core.note(events.Found, self.called, key)
+        return entry
+
+    def fetch(
+        self,
+        colour: Colour,
+        key: str,
+        origin: Callable[[], Any],
+        policy: Policy | None = None,
+        *,
+        force: bool = False,
+        home: TakesHome | None = None,
+        once: Once | None = None,
+    ) -> Coroutine[Any, Any, Landing]:
+        """What the local tier could not answer. `home` is told of the resident, if there is one now."""
+        leader = Leader(self._give_back)
+        work = self._fetch(colour, key, origin, policy or self.policy, force, home, leader, once)
+        leader.work = ref(work, leader)  # as `follow` does it, and a call less in every miss
+        return work
+
+    async def _fetch(
+        self,
+        colour: Colour,
+        key: str,
+        origin: Callable[[], Any],
+        policy: Policy,
+        force: bool,
+        home: TakesHome | None,
+        leader: Leader,
+        once: Once | None,
+    ) -> Landing:
+        core, epoch = self.core, self.core.epoch
+        means, loop = (self._suspending, running_loop() or _loop()) if colour.suspending else (self._blocking, None)
+        prefix, front = self._recall(), core.front
+        began = _clock()  # what it waits for is one wait, also for its first question
+        if prefix is None:
+            prefix = await self.learn(colour, policy.limit)
+        physical = prefix + key
+        if once is not None and once.has(core.flights, physical):
+            once = None
+        usual = not force and once is None
+        seen = sample = None
+        if front.tier is not None:
+            seen, sample = front.take_due(physical) if usual else None, front.sample(physical)
+        glanced: Landing | Glance | None = None
+        if means.looks is not None and seen is None and usual and not policy.background:
+            glanced = await glance(means, physical, key, policy, loop, leader, began)
+        if isinstance(glanced, Landing):
+            landing = glanced
+        else:
+            leader.token = self.era.id_of(new_id())
+            call = Call(
+                physical, key, origin, policy, means, loop, began, seen,
+                force=force, once=once, leader=leader, token=leader.token,
+            )  # fmt: skip
+            if glanced is not None:
+                call.flight, call.ask = glanced
+            if once is not None:
+                landing = await _once(call)
+            else:
+                landing = await (self._aside(call, sample) if policy.beside and usual else fill(call))
+        if front.tier is None:
+            return landing
+        resident = front.place(physical, self.called, landing, sample)
+        if resident is None:
+            return landing
+        if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
+            today = self._recall()
+            if today is None:
+                left = _left(policy, began)
+                today = await self.learn(colour, left) if landing.ticket is not None else prefix
+            # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
+            # generation has killed the resident by then, or we see that generation here. Neither the resident's home
+            # nor a ticket that was taken after the change knows of generations.
+            if epoch != core.epoch or today != prefix or (self.era.mark and self.era.is_over(resident.entry)):
+                front.tier.drop(physical)
+                return landing
+            front.open(resident, landing, policy)
+        if home is not None:
+            home.take_home(resident)
+        if seen is None and not force and not landing.stored and front.is_due(physical):
+            return await self.fetch(
+                colour, key, origin, policy, home=home
+            )  # it came in its early moment: now it's seen
+        return landing
+
+    async def _aside(self, call: Call, sample: Ticket | None) -> Landing:
+        """The same for a caller that may go before its computation has ended, which has a place beside it."""
+        place = Place(call.means.colour, call.policy)
+        # Before the claim, where nobody is to wait at all.
+        if (call.policy.background or call.seen is not None) and not place.reserve() and call.seen is not None:
+            return later(call.seen)
+        call.spawn = _Beside(self, place, sample)
+        try:
+            return await fill(call)
+        finally:
+            place.free()
+
+    async def keep_of(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket | None) -> None:
+        """What is computed beside its caller."""
+        if getattr(work, "cr_frame", work) is None:
+            return  # he was interrupted just as he had it done, and has closed it
+        await self.keep([(call, await work, sample)])
+
+    async def keep(self, ends: Iterable[tuple[Call, Landing, Ticket | None]], patience: float | None = None) -> None:
+        """Keep in this process what calls of one colour ended with, as far as it is known to be true."""
+        front, today = self.core.front, None
+        placed = [
+            (resident, call, landing)
+            for call, landing, sample in ends
+            if (resident := front.place(call.key, self.called, landing, sample)) is not None
+        ]
+        if placed:  # asked now, and not before: as in `_fetch`
+            today = self._recall()
+        if today is None and any(landing.ticket is not None for _, _, landing in placed):
+            today = await self.learn(placed[0][1].means.colour, patience)
+        for resident, call, landing in placed:
+            if (today is None or today + call.label == call.key) and not self.era.is_over(resident.entry):
+                front.open(resident, landing, call.policy)
+            elif front.tier is not None:
+                front.tier.drop(call.key)
+
+    async def at_once(
+        self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]], patience: float | None = None
+    ) -> list[T | BaseException]:
+        """What each piece of work, over calls `of_many`, returned or raised; in as few round trips as can be."""
+        if colour.suspending:
+            return await settled(work)
+        many = self.core.engine.many
+        if many is not None and patience is not None and self.core.outage is not None:
+            many = GuardedMany(many, self.core.outage, patience)
+        return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
+
+    def of_many(
+        self,
+        colour: Colour,
+        prefix: str,
+        key: str,
+        origin: Callable[[], Any],
+        policy: Policy,
+        began: float,
+        once: Once | None = None,
+    ) -> Call:
+        """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
+        means, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
+        leader = Leader(self._give_back)
+        leader.token = self.era.id_of(new_id())
+        if once is not None and once.has(means.flights, prefix + key):
+            once = None
+        return Call(
+            prefix + key, key, origin, policy, means, loop, began,
+            once=once, leader=leader, asks_on=True, token=leader.token,
+        )  # fmt: skip
+
+    def _means(self, port: Claims, looks: Looks | None, colour: Colour) -> Means:
+        core = self.core
+        return Means(
+            scope=self.called,
+            trial=self._trial,
+            port=port,
+            flights=core.flights,
+            colour=colour,
+            clock=_clock,
+            hold=self._hold,
+            drop=self._drop,
+            note=core.note,
+            era=self.era,
+            draws=core.front.tier is None,
+            looks=looks,
+            odds=self._odds,
+        )
+
+    def _hold(self, call: Call, max_hold: float) -> Hold:
+        return Hold(
+            keeper,
+            self._patient,
+            call.key,
+            call.token,
+            call.policy.lease,
+            max_hold,
+            drop=lambda: self._lost(call),
+            owe=lambda: self._owe(call.key, call.token),
+            alive=None if call.flight is None else call.flight.is_under_way,
+            of=self.core,
+        )
+
+    def _lost(self, call: Call) -> None:
+        """By the keeper: the holder can never end. The flight refers to its loop."""
+        self.core.flights.cut_orphans()
+        self._drop(call)
+
+    def _give_back(self, key: str, token: bytes) -> None:
+        """By the keeper, and soon: who asks is in a finalizer, perhaps on the thread of a loop."""
+        drop = partial(self._abandon, key, token)
+        keeper.let_go(Hold(keeper, self.claims, key, token, 1.0, 0.0, drop, owe=lambda: self._owe(key, token)))
+
+    def _owe(self, key: str, token: bytes) -> None:
+        """By the keeper, as the interpreter ends."""
+        outage = self.core.outage
+        if outage is None or not outage.owe(key, token):
+            self._abandon(key, token)
+
+    def _abandon(self, key: str, token: bytes) -> None:
+        run_blocking(quietly(self.claims.abandon, key, token))
+
+    def _drop(self, call: Call) -> None:
+        if call.pid != os.getpid():
+            return  # in a forked child it is the parent's
+        if running_loop() is None:
+            self._abandon(call.key, call.token)
+        else:
+            self._give_back(call.key, call.token)
+
+
+def _as_it_is(key: str, entry: Entry[Any]) -> Entry[Any]:
+    return entry
+
+
+async def _once(call: Call) -> Landing:
+    """`fill`, and what became of it is remembered by who remembers that."""
+    stored = False
+    try:
+        landing = await fill(call)
+        stored = landing.stored
+        return landing
+    finally:
+        call.settle(stored=stored)
+        landing = None  # type: ignore[assignment]  # its error, if it has one, refers to this frame
+
+
+class _Beside:
+    """The place of one caller: what is computed there is kept in this process, too."""
+
+    __slots__ = ("_place", "_sample", "_scope", "reserve")
+
+    def __init__(self, scope: Scope, place: Place, sample: Ticket | None) -> None:
+        self._scope = scope
+        self._place = place
+        self._sample = sample
+        self.reserve = place.reserve
+
+    def __call__(
+        self, call: Call, work: Coroutine[Any, Any, Landing], unborn: Callable[[], object], *, waits: bool
+    ) -> Callable[[], object] | None:
+        longest = call.policy.hold_of(call.seen.cost if call.seen is not None else 0.0)
+        keeping = self._scope.keep_of(call, work, self._sample)
+        return self._place.spawn(keeping, lambda: _close(work, unborn), longest, waits=waits)
+
+
+def _left(policy: Policy, began: float) -> float | None:
+    """Seconds for which a caller waits yet, who has done nothing else since; None: without end."""
+    return None if policy.limit is None else max(policy.limit - (_clock() - began), 0.0)
+
+
+def _close(work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:
+    """The task around it was cancelled, perhaps before either took a step."""
+    work.close()
+    unborn()
+
+
+def later(seen: Entry[Any]) -> Landing:
+    """What is due, since there is no place beside the caller to refresh it in: to be looked at again a little later."""
+    return Landing(seen, until=seen.fresh / 4)
+
+
+def _loop() -> Loop:
+    loop = running_loop()
+    if loop is None:
+        raise RuntimeError(
+            "no asyncio loop runs here, and async calls need one: elsewhere (trio, curio) use plain verbs in a thread"
+        )
+    return loop
+
+
+def _nothing_to_ask(asked: Sequence[Asked]) -> list[Any]:
+    raise AssertionError(f"{asked} suspended on an engine that answers at once")

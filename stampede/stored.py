@@ -1,0 +1,258 @@
+"""What is kept under a scope's keys: read, listed and changed, in the generation of today."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from stampede import events
+from stampede.coded import CodedStore, Trial
+from stampede.colour import Colour, lasting, settled
+from stampede.entry import Entry, new_id
+from stampede.errors import EngineClosed, EngineError, OptionError
+from stampede.flight import Flight
+from stampede.generations import Generations
+from stampede.policy import Policy
+from stampede.ports import Asked, Changes, Lists, Shown
+
+__all__ = ["Page", "Stored"]
+
+Page: TypeAlias = tuple[str, Any]
+"""The generation of a page of keys, and by what the engine is asked for the next one."""
+
+
+class Stored(Generations):
+    """The verbs of a scope that are no computation."""
+
+    called: str  # by whom its events are told
+    _coded: CodedStore | None
+    _trial: Trial | None  # of values that are kept as they are
+
+    async def get(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        """What is fresh of each key."""
+        found = await self._read(colour, keys)
+        return [entry if entry is not None and entry.fresh > 0 else None for entry in found]
+
+    async def peek(self, colour: Colour, key: str) -> Entry[Any] | None:
+        """What is kept, stale or fresh."""
+        return (await self._read(colour, [key]))[0]
+
+    async def _read(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        return [self.era.told(entry) for entry in await self._found(colour, keys)]
+
+    async def _found(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        """What is kept of each key: reads go on without their engine, with what this process has computed meanwhile."""
+        outage, prefix = self.core.outage, await self.learn(colour)
+        physical = [prefix + key for key in keys]
+        if outage is None:
+            return await self._store(colour).get(physical)
+        if not outage.down:  # or to ask for its generation has just been the try
+            try:
+                return await self._store(colour).get(physical)
+            except EngineClosed:
+                raise
+            except EngineError as error:
+                outage.failed(error)
+        if outage.strict:
+            raise outage.trouble() from outage.last
+        store = outage.refuge.astore if colour.suspending else outage.refuge.store
+        assert store is not None
+        return await store.get(physical) if outage.used else [None] * len(physical)
+
+    async def show(self, colour: Colour, key: str) -> tuple[Shown, Flight | None]:
+        """What is kept of the key, and which lease stands; and the flight of this process. Nothing is touched."""
+        engine, outage, physical = self.core.engine, self.core.outage, await self.learn(colour) + key
+        port = engine.ashows if colour.suspending else engine.shows
+        if port is None or self.core.is_down():
+            (entry,) = await self._read(colour, [key])
+            return Shown(entry), self.core.flights.get(physical)
+        try:
+            shown = await port.show(physical)
+        except EngineClosed:
+            raise
+        except EngineError as error:
+            if outage is None:
+                raise
+            outage.failed(error)
+            return await self.show(colour, key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
+        if self._coded is not None:
+            shown.entry = self._coded.decoded(physical, shown.entry)
+        self.era.told(shown.entry)
+        return shown, self.core.flights.get(physical)
+
+    def lists(self, colour: Colour) -> Lists:
+        """OptionError, if the engine can't say which keys it has."""
+        engine = self.core.engine
+        port = engine.alists if colour.suspending else engine.lists
+        if port is None:
+            raise OptionError(f"{engine.scheme}:// can't say which keys it has")
+        return port
+
+    async def page(self, colour: Colour, prefix: str, cursor: Page | None = None) -> tuple[list[str], Page | None]:
+        """Some of the keys that are kept and begin with this, and by what the next ones are asked for. In the middle of
+        it a new generation may begin, of which all are told then, from its first page on."""
+        today, _ = await self.learn_surely(colour)
+        at = None if cursor is None or cursor[0] != today else cursor[1]
+        found, after = await self.lists(colour).page(today + prefix, at)
+        return [key.removeprefix(today) for key in found], None if after is None else (today, after)
+
+    async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
+        entry = self.entry_for(key, value, policy or self.policy)
+        await self._change(colour, key, "set", entry)
+
+    async def put_many(
+        self, colour: Colour, values: Mapping[str, Any], policy: Policy | Callable[[str], Policy]
+    ) -> None:
+        """All of them in one round trip, where the engine can."""
+        entries = {
+            key: self.entry_for(key, value, policy(key) if callable(policy) else policy)
+            for key, value in values.items()
+        }
+        await self._change_many(colour, "set", {key: (entry,) for key, entry in entries.items()})
+
+    def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:
+        ttl = policy.ttl_of(lasting(value))
+        known = self.core.front.known(self._at_hand() + key)
+        cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
+        entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
+        if self._trial is not None:
+            self._trial(key, entry, strict=policy.strict)
+        return entry
+
+    async def exchange(self, colour: Colour, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
+        """Store it if what is kept is still what was seen."""
+        return bool(await self._change(colour, key, "replace", seen.id if seen is not None else None, entry))
+
+    async def kept(self, colour: Colour, key: str) -> Entry[Any] | None:
+        """What the engine itself keeps, in the generation of today."""
+        today, _ = await self.learn_surely(colour)
+        return self.era.told((await self._store(colour).get([today + key]))[0])
+
+    async def expire(self, colour: Colour, key: str) -> bool:
+        return bool(await self._change(colour, key, "expire"))
+
+    async def invalidate(self, colour: Colour, key: str) -> bool:
+        return bool(await self._change(colour, key, "invalidate"))
+
+    async def invalidate_many(self, colour: Colour, keys: Iterable[str]) -> int:
+        """How many there were; all in one round trip, where the engine can."""
+        return sum(map(bool, await self._change_many(colour, "invalidate", dict.fromkeys(keys, ()))))
+
+    async def expire_many(self, colour: Colour, keys: Iterable[str]) -> int:
+        """How many were fresh; all in one round trip, where the engine can."""
+        return sum(map(bool, await self._change_many(colour, "expire", dict.fromkeys(keys, ()))))
+
+    async def _change(self, colour: Colour, key: str, verb: str, *args: Any) -> Any:
+        (done,) = await self._change_many(colour, verb, {key: args})
+        return done
+
+    async def _change_many(self, colour: Colour, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> list[Any]:
+        """What the engine said of each in today's generation, or the first error."""
+        core, hard, was_down = self.core, verb != "expire", self.core.is_down()
+        known = physical = self.prefix
+        for key in changes:
+            core.forget(known + key, hard=hard)  # before, so that it is gone here even if the engine can't be asked
+        try:
+            physical, done = await self._change_today(colour, verb, changes)
+            core.answered(was_down)
+            return done
+        finally:
+            # Whoever begins a new generation, another thread perhaps, may not have got to these keys' residents yet.
+            before = {known, *self._older.copy()} - {physical}
+            for key in changes:
+                core.forget(physical + key, hard=hard)  # after, for those who read the old one while it was changed
+                for prefix in before:
+                    core.bury(prefix + key)
+                core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
+
+    async def _change_today(
+        self, colour: Colour, verb: str, changes: Mapping[str, tuple[Any, ...]]
+    ) -> tuple[str, list[Any]]:
+        """Today's prefix, and what was said there.
+
+        Another process may have begun a new generation a moment ago, and its keys are the ones to change. A third may
+        not have heard of it, and would go on to find in the older one what is older than this change.
+        """
+        done, guess, epoch = None, self._at_hand(), self.core.epoch
+        believed = self._known
+        if self.core.engine.changes and self._of_engine(believed) and guess == believed[1]:
+            done, generations = await self._changed(colour, verb, guess, changes, self._scopes)
+            today, ended = self._told(epoch, generations)
+            ended = [each for each in ended if each != guess]
+            if self._known[2:] != believed[2:]:  # also if but the mark is another one, of what isn't stale as a whole
+                done = None
+        else:
+            today, ended = await self.learn_surely(colour)
+        if done is None:
+            done, _ = await self._changed(colour, verb, today, changes)
+        for older in {*ended} - {today}:
+            await self._changed(colour, verb, older, changes)
+        return today, done
+
+    async def _changed(
+        self, colour: Colour, verb: str, prefix: str, changes: Mapping[str, tuple[Any, ...]], scopes: Sequence[str] = ()
+    ) -> tuple[list[Any], Sequence[Sequence[str]]]:
+        """What was said of each under this prefix; and behind it, where an engine `changes`, today's generations."""
+        store, many = self._store(colour), self.core.engine.many
+        for args in changes.values():
+            for each in args:
+                if isinstance(each, Entry):
+                    each.id = self.era.id_of(each.id)
+        asked = [Asked(verb, (prefix + key, *args)) for key, args in changes.items()]
+        if self.core.engine.changes:
+            return await cast("Changes", store).change(asked, scopes)
+        if colour.suspending and len(asked) > 1:
+            done = await settled([getattr(store, verb)(*each.args) for each in asked])
+        elif many is None or len(asked) == 1:
+            return [await getattr(store, verb)(*each.args) for each in asked], ()
+        else:
+            coded = self._coded  # all before the first is sent: a value that is refused leaves the others as they were
+            done = many.ask_many(coded.sealed(asked) if coded is not None else asked)
+        try:
+            for each in done:
+                if isinstance(each, BaseException):
+                    raise each
+            return done, ()
+        finally:
+            del done  # an error in it refers to this frame
+
+    async def bump(self, colour: Colour) -> None:
+        """A new generation of this scope: everything older is gone."""
+        before = self._at_hand()
+        forget = partial(self.core.forget_all, f"{before}{self.name}:", self.name)
+        await self._change_all(colour, lambda: self._store(colour).bump(self.name), forget, "invalidate_all")
+
+    async def expire_all(self, colour: Colour, scope: str | None = None) -> None:
+        """All that was kept of this scope, or of another (the namespace), is stale from now on."""
+        port = self.core.engine.asoftens if colour.suspending else self.core.engine.softens
+        if port is None:
+            scheme = self.core.engine.scheme
+            raise OptionError(f"{scheme}:// can't make all stale at once: expire the keys one by one")
+        forget = partial(self.core.soften_all, self.called if scope is None else None)
+        await self._change_all(
+            colour, lambda: port.soften(self.name if scope is None else scope), forget, "expire_all", scope
+        )
+
+    async def clear(self, colour: Colour) -> None:
+        """A new generation of the whole namespace."""
+        bump = lambda: self._store(colour).bump(self.namespace)  # noqa: E731
+        await self._change_all(colour, bump, self.core.forget_all, "clear", self.namespace)
+
+    async def _change_all(
+        self,
+        colour: Colour,
+        change: Callable[[], Awaitable[None]],
+        forget: Callable[[], object],
+        verb: str,
+        scope: str | None = None,
+    ) -> None:
+        """What is known here goes, whatever comes of the change."""
+        was_down = self.core.is_down()
+        try:
+            await change()
+            self.core.answered(was_down)
+        finally:
+            forget()
+            self.core.note(events.Invalidated, self.called if scope is None else scope, "", verb)
+        await self.learn(colour)
