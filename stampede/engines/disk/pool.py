@@ -80,13 +80,7 @@ class Pool:
             if connection is not None:
                 connection.close()
             raise
-        with self._lock:
-            self._out -= 1
-            if not opened.left and len(opened.idle) < _IDLE:
-                opened.idle.append(connection)
-                connection = None
-        if connection is not None:
-            connection.close()
+        self._give_back(opened, connection)
         return found[0] if found else None
 
     def _give_back(self, opened: Opened, connection: sqlite3.Connection) -> None:

@@ -177,13 +177,8 @@ def several(url: str, port: int) -> tuple[list[Address], dict[str, Any]]:
             options[SENTINEL + name] = value
     except ValueError as wrong:
         raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
-    for name in (
-        "host",
-        "port",
-        SENTINEL + "host",
-        SENTINEL + "port",
-        "tracking",
-    ):  # of the one we have made up, and the engine's own
+    made_up = "host", "port", SENTINEL + "host", SENTINEL + "port"
+    for name in (*made_up, "tracking"):  # which is the engine's own
         options.pop(name, None)
     options["kind"] = "SSLConnection" if flag("ssl", options.pop("ssl", False)) else "Connection"
     return addresses, options

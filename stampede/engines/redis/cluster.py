@@ -60,7 +60,7 @@ class Cluster:
         self._shards: dict[Address, Master] = {}
         self._owners: list[Address | None] = []
         self._several = False  # masters
-        self._homes: set[Address] = set()  # that have, or have had, the generations
+        self._homes: set[Address | None] = set()  # that have, or have had, the generations
         self._closed = False
         self._begin()
         self._shard(self._seeds[0])  # wrong options are an error now
@@ -248,7 +248,7 @@ class Cluster:
             self._owners = owners
             masters = set(owners)
             self._several = len(masters - {None}) > 1
-            self._at_home(owners[GENERATIONS])
+            self._homes.add(owners[GENERATIONS])
             gone = [self._shards.pop(place) for place in list(self._shards) if place not in masters]
         for shard in gone:
             # It may wait for a moment, for a thread that is about to connect.
@@ -259,11 +259,7 @@ class Cluster:
         """One slot is known at once; others may have moved too."""
         await self._refresh(colour)
         self._owners[slot] = address
-        self._at_home(self._owners[GENERATIONS])
-
-    def _at_home(self, address: Address | None) -> None:
-        if address is not None:
-            self._homes.add(address)
+        self._homes.add(self._owners[GENERATIONS])
 
     def _shard(self, address: Address) -> Master:
         shard = self._shards.get(address)

@@ -68,12 +68,8 @@ class Scripts:
             self._shapes[script.hash] = self._shapes[source] = SCRIPTS.get(name, is_number)
             return script
 
-        self.claim, self.fill, self.abandon, self.prolong = (
-            load("claim"),
-            load("fill"),
-            load("abandon"),
-            load("prolong"),
-        )
+        self.claim, self.fill = load("claim"), load("fill")
+        self.abandon, self.prolong = load("abandon"), load("prolong")
         self.get, self.set, self.replace = load("get"), load("set"), load("replace")
         self.expire, self.invalidate = load("expire"), load("invalidate")
         # A server forgets scripts when it ends, and nothing else of them is kept: the first call is one of a new run.

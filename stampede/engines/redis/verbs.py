@@ -22,7 +22,6 @@ from stampede.engines.redis.wire import (
     FOREVER,
     Names,
     claim_args,
-    expiry,
     fresh_of,
     is_large,
     kept,
@@ -30,7 +29,7 @@ from stampede.engines.redis.wire import (
     ms,
     names,
     news_of,
-    pack,
+    packed,
     pattern,
     reply_of,
     shown,
@@ -288,9 +287,7 @@ class Keys(Versioned):
         return bool(await self._changed(names(key), self._filling(key, token, entry)))
 
     def _filling(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
-        its, end = names(key), expiry(entry)
-        string = pack(entry, end)
-        until = b"" if end is None else b"%d" % end
+        its, (until, string) = names(key), packed(entry)
         return self._scripts.fill(its.all, token, entry.id, until, string, its.channel, b"%d" % SMALL)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
@@ -375,17 +372,15 @@ class Keys(Versioned):
         await self._changed(names(key), self._setting(key, entry))
 
     def _setting(self, key: str, entry: Entry[Any]) -> Command:
-        its, end = names(key), expiry(entry)
-        until = b"" if end is None else b"%d" % end
-        return self._scripts.set(its.all, until, pack(entry, end), its.channel)
+        its, (until, string) = names(key), packed(entry)
+        return self._scripts.set(its.all, until, string, its.channel)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         return bool(await self._changed(names(key), self._replacing(key, seen, entry)))
 
     def _replacing(self, key: str, seen: bytes | None, entry: Entry[Any]) -> Command:
-        its, end = names(key), expiry(entry)
-        until = b"" if end is None else b"%d" % end
-        return self._scripts.replace(its.all, until, pack(entry, end), its.channel, seen or b"", entry.id)
+        its, (until, string) = names(key), packed(entry)
+        return self._scripts.replace(its.all, until, string, its.channel, seen or b"", entry.id)
 
     async def expire(self, key: str) -> bool:
         return bool(await self._changed(names(key), self._expiring(key)))
