@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from math import inf
 from random import uniform
@@ -15,11 +15,11 @@ from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
 from stampede.engines.generations import KNOWN, MOST, new_generation
 from stampede.engines.kit.progress import LARGE
 from stampede.engines.redis.clients import is_about_rights, is_silence
+from stampede.engines.redis.commands import Commands
 from stampede.engines.redis.ends import Ends, Known
 from stampede.engines.redis.news import GENERATIONS, News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
-    FOREVER,
     Names,
     claim_args,
     fresh_of,
@@ -29,24 +29,16 @@ from stampede.engines.redis.wire import (
     ms,
     names,
     news_of,
-    packed,
     pattern,
     reply_of,
     shown,
     token_of,
-    verdict_string,
 )
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket, Versioned
 
 __all__ = ["Generations", "Keys", "Line"]
-
-VERDICT = 5.0
-"""Seconds for which a verdict is told to those who waited for its lease."""
-
-SMALL = 4096
-"""Bytes of an entry that is sent along with the news of it."""
 
 SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke: no push is durable."""
@@ -158,12 +150,22 @@ class Generations:
             self._asked.clear()  # what they are told may be old
 
 
+def _changing(verb: str) -> Any:
+    async def asked(self: Keys, key: str, *terms: Any) -> bool:
+        return bool(await self.changed(key, getattr(self.commands, verb)(key, *terms)))
+
+    return asked
+
+
 class Keys(Versioned):
     """Claims and Store of one colour."""
+
+    fill, replace, expire, invalidate = map(_changing, ("fill", "replace", "expire", "invalidate"))
 
     def __init__(self, line: Line, scripts: Scripts, news: News, generations: Generations, colour: Colour) -> None:
         self._line = line
         self._scripts = scripts
+        self.commands = Commands(scripts)
         self._news = news
         self._generations = generations
         self._colour = colour
@@ -231,7 +233,7 @@ class Keys(Versioned):
             if not is_large(answer):
                 return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
         command = self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel))
-        answer, told = await self._line.read(command, self._abandoning(key, token))
+        answer, told = await self._line.read(command, self.commands.abandon(key, token))
         self._size(its, answer[2])
         return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
 
@@ -283,22 +285,11 @@ class Keys(Versioned):
                 answers.append(None if entry is None else Found(entry, ticket))
         return answers
 
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        return bool(await self._changed(names(key), self._filling(key, token, entry)))
-
-    def _filling(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
-        its, (until, string) = names(key), packed(entry)
-        return self._scripts.fill(its.all, token, entry.id, until, string, its.channel, b"%d" % SMALL)
-
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        return bool(await self._line.ask(self._abandoning(key, token, verdict, rest)))
+        return bool(await self._line.ask(self.commands.abandon(key, token, verdict, rest)))
 
-    def _abandoning(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
-        its = names(key)
-        told = b"" if verdict is None else verdict_string(verdict)
-        why = told or verdict_string(Verdict("failed"))
-        resting = ms(rest) if rest > 0 else b"0"
-        return self._scripts.abandon(its.all[1:], token, told, ms(VERDICT), resting, why, its.channel)
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return bool(await self._line.ask(self.commands.renew(key, token, lease)))
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         """Looks and claims in one round trip; all else in another."""
@@ -307,7 +298,7 @@ class Keys(Versioned):
         others = [number for number, (verb, _) in enumerate(asked) if verb not in _READS]
         try:
             replies = run_blocking(self._read([asked[number] for number in reads])) if reads else []
-            commands = [self._command(asked[number]) for number in others]
+            commands = [self.commands.of(asked[number]) for number in others]
             done = run_blocking(self._line.ask_all(commands)) if commands else []
         except EngineError as error:
             return [error] * len(asked)
@@ -320,20 +311,6 @@ class Keys(Versioned):
         for number, answer in zip(others, done, strict=True):
             answers[number] = bool(answer)
         return answers
-
-    def _command(self, asked: Asked) -> Command:
-        verbs: dict[str, Callable[..., Command]] = {
-            "fill": self._filling, "abandon": self._abandoning, "renew": self._renewing,
-            "set": self._setting, "replace": self._replacing, "invalidate": self._invalidating,
-            "expire": self._expiring,
-        }  # fmt: skip
-        return verbs[asked.verb](*asked.args)
-
-    async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return bool(await self._line.ask(self._renewing(key, token, lease)))
-
-    def _renewing(self, key: str, token: bytes, lease: float) -> Command:
-        return self._scripts.prolong([names(key).lease], token, ms(lease))
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         its, end = names(key), time.monotonic() + min(timeout, busy.lease)
@@ -369,38 +346,13 @@ class Keys(Versioned):
         return list(dict.fromkeys(map(key_of, found))), None if after == b"0" else after
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        await self._changed(names(key), self._setting(key, entry))
-
-    def _setting(self, key: str, entry: Entry[Any]) -> Command:
-        its, (until, string) = names(key), packed(entry)
-        return self._scripts.set(its.all, until, string, its.channel)
-
-    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        return bool(await self._changed(names(key), self._replacing(key, seen, entry)))
-
-    def _replacing(self, key: str, seen: bytes | None, entry: Entry[Any]) -> Command:
-        its, (until, string) = names(key), packed(entry)
-        return self._scripts.replace(its.all, until, string, its.channel, seen or b"", entry.id)
-
-    async def expire(self, key: str) -> bool:
-        return bool(await self._changed(names(key), self._expiring(key)))
-
-    def _expiring(self, key: str) -> Command:
-        its = names(key)
-        return self._scripts.expire([its.entry, its.lease], b"%d" % FOREVER, its.channel)
-
-    async def invalidate(self, key: str) -> bool:
-        return bool(await self._changed(names(key), self._invalidating(key)))
-
-    def _invalidating(self, key: str) -> Command:
-        its = names(key)
-        return self._scripts.invalidate(its.all, its.channel)
+        await self.changed(key, self.commands.set(key, entry))
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         """All in one round trip."""
         now, sample = time.monotonic(), self._generations.sample()
         self._news.follow()
-        commands = [self._command(each) for each in asked]
+        commands = [self.commands.of(each) for each in asked]
         questions = [self._asking(scope, noted=True) for scope in scopes]
         try:
             if _size_of(commands) > LARGE:
@@ -419,7 +371,7 @@ class Keys(Versioned):
         ]
         return [bool(reply) for reply in replies[: len(commands)]], generations
 
-    async def _changed(self, its: Names, command: Command) -> Any:
+    async def changed(self, key: str, command: Command) -> Any:
         """The reply; what was read here before it is true no more, at once: the news may still be on their way."""
         try:
             return await self._line.ask(command)
@@ -427,7 +379,7 @@ class Keys(Versioned):
             await self._judge(error, [command])
             raise
         finally:
-            self._void(its)
+            self._void(names(key))
 
     def _void(self, its: Names) -> None:
         self._ends.forget(its.entry)
