@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from stampede.engines.generations import MOST, NOTED, Beliefs, hard_part, names_of, new_generation
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.holds import TRIES, Line, Link
+from stampede.engines.memcached.holds import TRIES, Line, Link, taken
 from stampede.engines.memcached.servers import Server
 from stampede.errors import EngineError
 from stampede.ports import Store
@@ -63,8 +63,7 @@ class Generations(Store):
         """Its own number and that of all scopes, of which each server has one: so only one is to be asked."""
         names = [_ALL, _scope_name(scope)]
         asked = b"".join(map(meta.look, [*names, *(map(_note, names) if noted else ())]))
-        link = await self._line.take(names[1])
-        try:
+        async with taken(self._line, names[1]) as link:
             for _ in range(TRIES):
                 whole, own, *ended = await link.ask(asked, 4 if noted else 2, twice=True)
                 missing = [name for name, reply in zip(names, (whole, own), strict=True) if reply.code != b"VA"]
@@ -75,8 +74,6 @@ class Generations(Store):
                     return names_of(wholes, owns)
                 additions = [meta.add(name, *_body(new_generation())) for name in missing]
                 await link.ask(b"".join(additions), len(additions), twice=True)
-        finally:
-            self._line.give(link)
         raise EngineError("the server forgets generations as soon as they are stored")
 
     async def soften(self, scope: str) -> None:

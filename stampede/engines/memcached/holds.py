@@ -21,7 +21,7 @@ from stampede.engines.memcached.meta import VIVID, Reply
 from stampede.engines.memcached.servers import Server, Servers
 from stampede.threads import begun
 
-__all__ = ["TRIES", "Line", "Link", "OwnLease", "OwnLeases", "Signer", "alias", "is_alias"]
+__all__ = ["TRIES", "Line", "Link", "OwnLease", "OwnLeases", "Signer", "alias", "is_alias", "taken"]
 
 
 TRIES = 100
@@ -56,6 +56,23 @@ class Line(Protocol):
     def forsake(self, link: Link, name: bytes, reply: Reply | None) -> None:
         """Who has claimed that name was interrupted, with or without the reply: what he has won goes."""
         ...
+
+
+class taken:
+    """One connection with the server of a name, for as long as the block takes."""
+
+    __slots__ = ("_line", "_link", "_name")
+
+    def __init__(self, line: Line, name: bytes) -> None:
+        self._line = line
+        self._name = name
+
+    async def __aenter__(self) -> Link:
+        self._link = await self._line.take(self._name)
+        return self._link
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._line.give(self._link)
 
 
 class OwnLease:

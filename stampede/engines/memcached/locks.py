@@ -10,7 +10,7 @@ from stampede import record
 from stampede.colour import Colour
 from stampede.engines.looking import pause
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.holds import TRIES, Line
+from stampede.engines.memcached.holds import TRIES, Line, taken
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.verbs import changed
 from stampede.errors import EngineError
@@ -34,8 +34,7 @@ class MemcachedLocks:
 
     async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         its = items.name_of(name, b"l")
-        link = await self._line.take(its)
-        try:
+        async with taken(self._line, its) as link:
             for _ in range(TRIES):
                 body = items.write(_held(token, lease))
                 added = (await link.ask(meta.add(its, *body), twice=True))[0]
@@ -46,12 +45,10 @@ class MemcachedLocks:
                 if held is not None and held.token != token:
                     return Busy(held.token, items.left_of(held.end - SKIPPED))
                 if seen.code == b"VA":  # our own, whose reply was lost; or nobody's
-                    taken = (await link.ask(meta.put(its, *body, seen.cas)))[0]
-                    if taken.code == b"HD":
-                        return Granted(fence=int(taken.cas))
+                    again = (await link.ask(meta.put(its, *body, seen.cas)))[0]
+                    if again.code == b"HD":
+                        return Granted(fence=int(again.cas))
             raise EngineError(f"others take and leave the lock {name!r} faster than it can be asked for")
-        finally:
-            self._line.give(link)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await self._changed(name, lambda was, _: record.renew(was, token, _seconds(lease), 0.0))
@@ -61,11 +58,8 @@ class MemcachedLocks:
 
     async def _changed(self, name: str, ask: Callable[[Record, Reply], Change[bool]]) -> bool:
         its = items.name_of(name, b"l")
-        link = await self._line.take(its)
-        try:
+        async with taken(self._line, its) as link:
             return await changed(link, its, ask)
-        finally:
-            self._line.give(link)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         its, began = items.name_of(name, b"l"), time.monotonic()
@@ -75,11 +69,8 @@ class MemcachedLocks:
                 await self._colour.park(closing, min(pause(waited, 0.0, random()), max(timeout - waited, 0.0)))
                 if time.monotonic() - began >= timeout:
                     return  # who asks for it now needs no look
-                link = await self._line.take(its)
-                try:
+                async with taken(self._line, its) as link:
                     seen = (await link.ask(meta.look(its), twice=True))[0]
-                finally:
-                    self._line.give(link)
                 if not record.standing(items.read(seen).lease, busy.token, 0.0):
                     return
 

@@ -17,7 +17,7 @@ from stampede.colour import Colour, run_blocking
 from stampede.engines.looking import Costs, pause
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.generations import Generations, KnownGenerations
-from stampede.engines.memcached.holds import TRIES, Line, Link, OwnLease, OwnLeases, alias, is_alias
+from stampede.engines.memcached.holds import TRIES, Line, Link, OwnLease, OwnLeases, alias, is_alias, taken
 from stampede.engines.memcached.items import PLAIN, Body
 from stampede.engines.memcached.servers import NoRoom
 from stampede.engines.whereabouts import here
@@ -65,7 +65,7 @@ class Keys(Generations, Versioned):
     async def look(self, key: str, patience: float = inf) -> Found | None:
         name = items.name_of(key)
         link = await self._line.take(name)
-        try:
+        try:  # `taken` would cost each hit a little
             reply = (await link.ask(meta.look(name), twice=True))[0]
         finally:
             self._line.give(link)
@@ -252,11 +252,8 @@ class Keys(Generations, Versioned):
         hold.lease = lease
         if not hold.signed and (hold.link or hold.witness) is not None and self.sign(hold):
             return True
-        link = await self._line.take(name)
-        try:
+        async with taken(self._line, name) as link:
             return await self._renewed(link, hold)
-        finally:
-            self._line.give(link)
 
     async def _renewed(self, link: Link, hold: OwnLease) -> bool:
         if hold.bare and hold.known_to(link) and await self._sign(link, hold, NOTHING, hold.cas):
@@ -297,11 +294,8 @@ class Keys(Generations, Versioned):
                 if waited >= timeout:
                     return None
                 await self._colour.park(closing, min(pause(waited, cost, random()), timeout - waited))
-                link = await self._line.take(name)
-                try:
+                async with taken(self._line, name) as link:
                     reply = (await link.ask(meta.look(name), twice=True))[0]
-                finally:
-                    self._line.give(link)
                 there = _there(reply)
                 if there.lease is not None and is_alias(awaited) and not is_alias(there.lease.token):
                     awaited = there.lease.token  # it has been signed
@@ -335,53 +329,40 @@ class Keys(Generations, Versioned):
         """One command for each name, one round trip per server and `AT_ONCE` of them."""
         replies: dict[int, meta.Reply] = {}
         for group in self._line.servers.groups(names):
-            link = await self._line.take(names[group[0]])
-            try:
+            async with taken(self._line, names[group[0]]) as link:
                 for start in range(0, len(group), AT_ONCE):
                     some = group[start : start + AT_ONCE]
                     answers = await link.ask(b"".join([command(names[at]) for at in some]), len(some), twice=True)
                     replies.update(zip(some, answers, strict=True))
-            finally:
-                self._line.give(link)
         return [replies[at] for at in range(len(names))]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         name, body = items.name_of(key), items.plain(entry)
-        link = await self._line.take(name)
         try:
-            _fits(link, name, body)
-            await link.ask(meta.put(name, *body), twice=True)
+            async with taken(self._line, name) as link:
+                _fits(link, name, body)
+                await link.ask(meta.put(name, *body), twice=True)
         except NoRoom as full:
             raise TooLarge(str(full)) from full
-        finally:
-            self._line.give(link)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         name = items.name_of(key)
-        link = await self._line.take(name)
         try:
-            _fits(link, name, items.plain(entry))
-            return await changed(link, name, lambda was, _: record.replace(was, seen, entry, 0.0))
+            async with taken(self._line, name) as link:
+                _fits(link, name, items.plain(entry))
+                return await changed(link, name, lambda was, _: record.replace(was, seen, entry, 0.0))
         except NoRoom as full:
             raise TooLarge(str(full)) from full
-        finally:
-            self._line.give(link)
 
     async def expire(self, key: str) -> bool:
         name = items.name_of(key)
-        link = await self._line.take(name)
-        try:
+        async with taken(self._line, name) as link:
             return await changed(link, name, lambda was, _: record.expire(was, 0.0))
-        finally:
-            self._line.give(link)
 
     async def invalidate(self, key: str) -> bool:
         name = items.name_of(key)
-        link = await self._line.take(name)
-        try:
+        async with taken(self._line, name) as link:
             seen, _ = await link.ask(meta.look(name) + meta.delete(name), 2, twice=True)
-        finally:
-            self._line.give(link)
         return record.invalidate(items.read(seen), 0.0)[1]
 
 
