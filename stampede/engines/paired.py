@@ -102,6 +102,14 @@ class _Computations(Owned[str, _Computation]):
     def begin(self, key: str, token: bytes, seen: bytes | None, failed_before: bool) -> None:
         self.put(key, token, _Computation(seen, self._clock(), failed_before))
 
+    def get(self, name: str, token: bytes) -> _Computation | None:
+        own = super().get(name, token)
+        return None if own is None or self._is_late(own) else own
+
+    def pop(self, name: str, token: bytes) -> _Computation | None:
+        own = super().pop(name, token)
+        return None if own is None or self._is_late(own) else own
+
     def _is_late(self, own: _Computation) -> bool:
         return self._clock() - own.began >= self.max_hold
 

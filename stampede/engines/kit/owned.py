@@ -30,13 +30,10 @@ class Owned(Generic[N, T]):
         self._owned[name, token] = own
 
     def get(self, name: N, token: bytes) -> T | None:
-        return self._standing(self._owned.get((name, token)))
+        return self._owned.get((name, token))
 
     def pop(self, name: N, token: bytes) -> T | None:
-        return self._standing(self._owned.pop((name, token), None))
-
-    def _standing(self, own: T | None) -> T | None:
-        return None if own is None or self._is_over(own) else own
+        return self._owned.pop((name, token), None)
 
     def clear(self) -> None:
         """In a forked child: what is being computed is the parent's."""

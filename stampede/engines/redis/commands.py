@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stampede.engines.redis.scripts import Command, Scripts
-from stampede.engines.redis.wire import FOREVER, ms, names, packed, verdict_string
+from stampede.engines.redis.wire import FOREVER, expiry, ms, names, pack, verdict_string
 from stampede.entry import Entry, Verdict
 from stampede.ports import Asked
 
@@ -29,7 +29,7 @@ class Commands:
         return command
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
-        its, (until, string) = names(key), packed(entry)
+        its, (until, string) = names(key), _packed(entry)
         return self._scripts.fill(its.all, token, entry.id, until, string, its.channel, b"%d" % SMALL)
 
     def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
@@ -43,11 +43,11 @@ class Commands:
         return self._scripts.prolong([names(key).lease], token, ms(lease))
 
     def set(self, key: str, entry: Entry[Any]) -> Command:
-        its, (until, string) = names(key), packed(entry)
+        its, (until, string) = names(key), _packed(entry)
         return self._scripts.set(its.all, until, string, its.channel)
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> Command:
-        its, (until, string) = names(key), packed(entry)
+        its, (until, string) = names(key), _packed(entry)
         return self._scripts.replace(its.all, until, string, its.channel, seen or b"", entry.id)
 
     def expire(self, key: str) -> Command:
@@ -57,3 +57,9 @@ class Commands:
     def invalidate(self, key: str) -> Command:
         its = names(key)
         return self._scripts.invalidate(its.all, its.channel)
+
+
+def _packed(entry: Entry[Any]) -> tuple[bytes, bytes]:
+    """Ms until the entry's key ends, if it does, and the entry as a string."""
+    end = expiry(entry)
+    return b"" if end is None else b"%d" % end, pack(entry, end)

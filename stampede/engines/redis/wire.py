@@ -21,6 +21,7 @@ __all__ = [
     "all_of",
     "claim_args",
     "entry_of",
+    "expiry",
     "fresh_of",
     "is_large",
     "kept",
@@ -28,7 +29,7 @@ __all__ = [
     "ms",
     "names",
     "news_of",
-    "packed",
+    "pack",
     "pattern",
     "reply_of",
     "shown",
@@ -108,7 +109,7 @@ def ms(seconds: float) -> bytes:
     return b"%d" % _whole_ms(seconds)
 
 
-def _expiry(entry: Entry[Any]) -> int | None:
+def expiry(entry: Entry[Any]) -> int | None:
     """Ms until the entry's key ends: kept, and a moment longer for those who were waiting. None: never."""
     if entry.fresh == inf:
         return None
@@ -117,16 +118,14 @@ def _expiry(entry: Entry[Any]) -> int | None:
     return _whole_ms(max(entry.keep, entry.fresh + GRACE))
 
 
-def packed(entry: Entry[Any]) -> tuple[bytes, bytes]:
-    """The ms until its key ends, or nothing, and the entry as a string; TooLarge if Redis can't hold it."""
+def pack(entry: Entry[Any], end: int | None) -> bytes:
+    """The entry as a string; TooLarge if Redis can't hold it."""
     value: bytes = entry.value
-    end = _expiry(entry)
     if len(value) > _LONGEST - _HEAD.size:
         raise TooLarge(f"{len(value)} bytes are more than Redis keeps in one string")
     lag, keeplag = (0.0, 0.0) if end is None else (end - 1000 * entry.fresh, end - 1000 * entry.keep)
     flags = _RAISED if entry.raised else 0
-    head = _HEAD.pack(_VERSION, flags, entry.id, lag, keeplag, entry.cost, entry.margin, entry.ttl)
-    return b"" if end is None else b"%d" % end, head + value
+    return _HEAD.pack(_VERSION, flags, entry.id, lag, keeplag, entry.cost, entry.margin, entry.ttl) + value
 
 
 def entry_of(string: bytes, left: float) -> Entry[Any]:
