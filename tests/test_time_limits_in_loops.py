@@ -97,7 +97,8 @@ def of(module: str, *names: str) -> Callable[[FrameType], bool]:
 @loops
 @pytest.mark.parametrize(
     "module, name",
-    [("kit/pipe", name) for name in ("_connect", "_flush", "landed", "heard")]
+    [("kit/pipe", name) for name in ("_connect", "_flush", "heard")]
+    + [("kit/wire", "landed")]
     + [("{}/suspending", name) for name in ("reach", "written", "check")],
 )
 @engines
@@ -116,7 +117,7 @@ def test_it_comes_out_of_a_call(engine: str, module: str, name: str, new_loop: A
 
 @loops
 @engines
-@pytest.mark.parametrize("module", ["{}/suspending", "kit/pipe", "kit/landing", "kit/attendant"])
+@pytest.mark.parametrize("module", ["{}/suspending", "kit/pipe", "kit/wire", "kit/landing", "kit/attendant"])
 def test_it_is_no_outage(engine: str, module: str, new_loop: Any) -> None:
     """Whatever a loop does for all would end with one worker's time, and the engine count as down."""
     where = of(module.format(engine))

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from stampede.engines.kit.pipe import Pipe, Pipes, Question, Wire
+from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.replies import MORE
 from stampede.engines.kit.transport import doubled
+from stampede.engines.kit.wire import Question, Wire
 from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, claimed, parse

@@ -4,8 +4,9 @@ lua/         a script for each verb: whatever must be one step
 scripts.py   calls them by their hashes
 wire.py      keys' names, arguments and replies
 verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise
+commands.py  the verbs that change a key, as they are sent
 ends.py      what a look needn't ask twice
-blocking.py, suspending.py   the line of each colour
+line.py      what is asked is answered, mended or told as trouble;  blocking.py, suspending.py   in each colour
 news.py      subscriptions, and what keeps tickets true;  readers.py   the ends of connections that nobody looks at
 clients.py   what is behind a URL: how connections to a server are made
 shard.py     one server's ports;  sentinel.py   the server that sentinels name

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from stampede.engines.kit.pipe import Pipe, Pipes, Question, Wire
+from stampede.engines.kit.pipe import Pipe, Pipes
+from stampede.engines.kit.wire import Question, Wire
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.inside import note_reader, refusal, streams_of, take_streams
 from stampede.engines.redis.line import ServerLine
