@@ -271,7 +271,8 @@ def test_what_is_none_of_ours_is_nothing(cell: Counting, engine: CellEngine) -> 
     (seen,) = cell.read(["s:other"])
     assert seen.data is not None
     flipped = bytes([*seen.data[:-1], seen.data[-1] ^ 1])
-    for data in (b"", b"x", b"SC", seen.data, seen.data[:40], flipped, b"\x00" * 300):
+    others: list[Any] = ["text", "long text" * 9, 12, 1.5]  # of a column that takes anything
+    for data in (b"", b"x", b"SC", seen.data, seen.data[:40], flipped, b"\x00" * 300, *others):
         (there,) = cell.read(["s:k"])
         assert not isinstance(cell.swap("s:k", there.version, data, LONG), Faster)
         assert run_blocking(engine.store.get(["k"])) == [None]

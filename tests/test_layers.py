@@ -78,6 +78,7 @@ AT_THE_TOP = {
     "codec/django.py": {"django"},
     "contrib/sqlalchemy.py": {"sqlalchemy"},
     "engines/sql.py": {"sqlalchemy"},  # imported with the first URL that needs them
+    "engines/database.py": {"sqlalchemy"},
     "engines/dynamodb.py": {"boto3", "botocore"},
     "contrib/dogpile/*.py": {"dogpile"},
     "testing/conformance/machine.py": {"hypothesis"},  # imported by the suite that has need of it

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -14,7 +16,9 @@ pytest.importorskip("psycopg")
 pytest.importorskip("pymysql")
 pytest.importorskip("sqlalchemy")
 
+import pymysql
 import sqlalchemy as sa
+from herd import Herd
 from mariadb_server import shared_mariadb
 from postgres_server import shared_postgres
 
@@ -176,6 +180,98 @@ def test_connections_that_the_server_has_ended_cost_nobody_anything(cell: SqlCel
         line.close()
         other.exec_driver_sql(end.format(number))
     assert cell.read(["k"])[0].data == b"1"
+
+
+HOSTILE = [
+    *("data = 'text of another program, and a long one'", "data = 12", "data = NULL", "data = x'00'"),
+    *("version = 'abc'", "version = 1.5", "version = -5", "version = 9223372036854775807"),
+    *("written = 'abc'", "written = -1e300", "written = 9000000000000000000", "ends = 'abc'", "ends = -1"),
+]
+
+
+@pytest.mark.parametrize("wrong", HOSTILE)
+def test_what_others_write_concerns_its_key_alone(tmp_path: Path, wrong: str) -> None:
+    """SQLite's columns take anything: one such row would be an error of its callers, or take the whole cache away."""
+    with Cache(f"sql+sqlite:///{tmp_path}/cache.db", early=0) as cache, sqlite3.connect(tmp_path / "cache.db") as other:
+        assert cache.get_or_compute("k", lambda: "mine") == "mine"
+        other.execute(f"UPDATE stampede SET {wrong} WHERE name LIKE 's:%k'")
+        other.commit()
+        assert cache.get_or_compute("k", lambda: "mine") == "mine"
+        assert cache.get_or_compute("l", lambda: 1) == 1
+        cache.set("k", "new")
+        assert cache.get("k") == "new"
+        assert cache.stats().engine_downs == 0
+    other.close()
+
+
+@pytest.mark.parametrize("level", ["serializable", "repeatable\\ read"])
+def test_a_server_that_wants_a_serial_order_is_asked_again(level: str) -> None:
+    """Where PostgreSQL is set up so, each of two writers at once would be an error, and the cache be taken for down."""
+    server = shared_postgres()
+    server.empty()
+    url = f"{server.url}&options={quote(f'-c default_transaction_isolation={level}')}"
+    with Cache(url, early=0) as one, Cache(url, early=0) as other:
+
+        def write(cache: Cache) -> int:
+            for number in range(20):
+                cache.set("k", number)
+            return cache.stats().engine_downs
+
+        assert Herd(*[lambda cache=cache: write(cache) for cache in (one, other)] * 2).join() == [0] * 4
+        assert one.get("k") == 19
+
+
+class Limit(Exception):
+    """What a worker's time limit raises, wherever it finds its thread."""
+
+
+def test_an_answer_that_nobody_has_read_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was interrupted leaves a connection whose next question would be answered by it: a lease for two."""
+    server = shared_mariadb()
+    server.empty()
+    cell = sql.from_url(server.url)
+    version = cell.swap("k", None, b"1", 60)
+    asks = pymysql.connections.Connection._execute_command
+
+    def interrupted(*args: Any) -> None:
+        asks(*args)
+        raise Limit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pymysql.connections.Connection, "_execute_command", interrupted)
+        with pytest.raises(Limit):
+            cell.swap("k", version, b"2", 60)
+    assert isinstance(cell.swap("l", 123, b"2", 60), Faster)
+    assert cell.read(["l"]) == [Seen(None)]
+    cell.close()
+
+
+def test_a_place_in_the_pool_that_was_lost_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time limit that hits as a connection is given back would take one more away, until there is none."""
+    cell = sql.from_url(f"sql+sqlite:///{tmp_path}/cache.db", pool_size=1, max_overflow=0, pool_timeout=0.05)
+    cell.swap("k", None, b"1", 60)
+
+    def interrupted(*_: Any) -> None:
+        raise Limit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sa.QueuePool, "_do_return_conn", interrupted)
+        with pytest.raises(Limit):
+            cell.read(["k"])
+    with pytest.raises(sa.exc.TimeoutError):
+        cell.read(["k"])
+    assert cell.read(["k"])[0].data == b"1"
+    cell.close()
+
+
+def test_values_are_not_shown(cell: SqlCell) -> None:
+    """An error would bring what is kept of users into the logs."""
+    version = cell.swap("k", None, b"hunter2", 60)
+    with cell._engine.connect() as line:
+        line.exec_driver_sql("DROP TABLE stampede")
+    with pytest.raises(sa.exc.DBAPIError) as told:
+        cell.swap("k", version, b"hunter2", 60)
+    assert "hunter2" not in str(told.value)
 
 
 @pytest.mark.parametrize(

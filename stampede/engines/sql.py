@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from math import ceil
-from typing import Any, TypeAlias
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
-from stampede.engines.kit.overdue import Overdue
+from stampede.engines.database import Database, Where, is_overtaken
 from stampede.engines.url import Kind, flag, number, safe_url, text
-from stampede.errors import EngineError, MissingExtra, OptionError
+from stampede.errors import EngineError, OptionError
 
 __all__ = ["SqlCell", "check_url", "from_url", "of_client", "schema"]
-
-Database: TypeAlias = str | sa.URL | sa.Engine
 
 TABLE = "stampede"
 OURS: dict[str, Kind] = {"table": text, "create": flag, "timeout": number}
@@ -33,10 +32,6 @@ MOMENTS = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
 }
 """Microseconds since 1970, by the clock of the database."""
-
-_ALL = dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), "connect_timeout read_timeout write_timeout")
-LIMITS = _ALL | {"psycopg": "connect_timeout", "psycopg2": "connect_timeout", "pysqlite": "timeout"}
-"""By which names drivers are told how long a question may take."""
 
 SWEEP = 128  # writes of a process between two sweeps, and rows that are swept at once
 GRAVE = 3600.0  # seconds for which a removed row leaves its version to the next one of its name
@@ -74,28 +69,32 @@ class SqlCell(Cell):
     at_once = 500
 
     def __init__(
-        self, database: Database, table: str = TABLE, create: bool = True, timeout: float = 3.0, **options: Any
+        self, database: Where, table: str = TABLE, create: bool = True, timeout: float = 3.0, **options: Any
     ) -> None:
-        self._engine = _engine(database, timeout, options)
+        self._database = Database(database, timeout, options, self._prepare)
+        self._engine = self._database.engine
         dialect = self._engine.dialect.name.replace("mariadb", "mysql")
-        self._table, self._create, self._ready = _table(table), create, False
-        self._writes, self.silence, self._overdue, self._mysql = count(1), timeout, Overdue(timeout), dialect == "mysql"
+        self._table, self._create = _table(table), create
+        self._writes, self.silence, self._mysql = count(1), timeout, dialect == "mysql"
         now, row = sa.literal_column(MOMENTS.get(dialect, MOMENT), sa.BigInteger), self._table.c
         names = row.name.in_(sa.bindparam("names", expanding=True))
         values = {"data": sa.bindparam("d"), "written": now, "ends": now + sa.bindparam("left", type_=sa.BigInteger)}
         self._select = sa.select(row.name, row.data, row.version, now - row.written).where(names)
         # The clock makes the first version, beyond those that rows of this name have taken with them.
         first = sa.func.last_insert_id(now) if self._mysql else now  # MySQL can't return what it inserts
-        new = sa.insert(self._table).values(name=sa.bindparam("n"), version=first, **values)
+        insert = postgresql.insert if dialect == "postgresql" else sa.insert
+        new: Any = insert(self._table).values(name=sa.bindparam("n"), version=first, **values)
+        if dialect == "postgresql":  # whose log would tell of each that came too late
+            new = new.on_conflict_do_nothing()
         self._insert = new if self._mysql else new.returning(row.version)
         seen = row.name == sa.bindparam("n"), row.version == sa.bindparam("v")
-        self._update = sa.update(self._table).where(*seen).values(version=row.version + 1, **values)
+        self._update = sa.update(self._table).where(*seen).values(version=sa.bindparam("new"), **values)
         self._over = sa.select(row.name).where(row.ends < now).limit(SWEEP)
         # By names: by the index of `ends`, it would wait for a swap that waits for it.
         self._delete = sa.delete(self._table).where(names, row.ends + 0 < now)
 
     def read(self, names: Sequence[str]) -> list[Seen]:
-        rows = self._all(self._select, names=names)
+        rows = self._database.all(self._select, names=names)
         seen = {name: Seen(data, version, age / 1e6) for name, data, version, age in rows}
         return [seen.get(name, Seen(None)) for name in names]
 
@@ -104,43 +103,32 @@ class SqlCell(Cell):
             return None
         left = ttl if data is not None else GRAVE
         values = {"n": name, "d": data, "left": ceil(left * 1e6) if left < EVER else None}
-        new = self._first(values) if version is None else self._next({**values, "v": version})
+        try:
+            new = self._first(values) if version is None else self._next(version, values)
+        except DBAPIError as trouble:
+            if not is_overtaken(trouble):
+                raise
+            return Faster()
         if next(self._writes) % SWEEP == 0:
-            with suppress(DBAPIError):  # what was asked for is done
+            with suppress(SQLAlchemyError, EngineError):  # what was asked for is done
                 self._sweep()
         return new
 
     def _first(self, values: dict[str, Any]) -> Version | Faster:
-        try:
-            return self._ask(lambda done: done.lastrowid if self._mysql else done.scalar_one(), self._insert, values)
-        except IntegrityError:
-            return Faster()
+        def taken(done: Any) -> Version | Faster:
+            return done.lastrowid if self._mysql else done.scalars().one_or_none() or Faster()
 
-    def _next(self, values: dict[str, Any]) -> Version | Faster:
-        return values["v"] + 1 if self._ask(lambda done: done.rowcount, self._update, values) else Faster()
+        return self._database.ask(taken, self._insert, values)
+
+    def _next(self, seen: Version, values: dict[str, Any]) -> Version | Faster:
+        # Others may have written anything there.
+        new = seen + 1 if type(seen) is int and 0 < seen < 1 << 62 else time.time_ns() // 1000
+        values = {**values, "v": seen, "new": new}
+        return new if self._database.ask(lambda done: done.rowcount, self._update, values) else Faster()
 
     def _sweep(self) -> None:
-        if over := self._all(self._over):
-            self._ask(lambda done: done.rowcount, self._delete, {"names": [name for (name,) in over]})
-
-    def _all(self, query: sa.Select[Any], **values: Any) -> Any:
-        begun = time.monotonic()
-        try:
-            return self._ask(lambda found: found.all(), query, values)
-        except DBAPIError as trouble:  # has the server only ended a connection that nobody used for long?
-            if not trouble.connection_invalidated or time.monotonic() - begun > self.silence / 2:
-                raise
-            return self._ask(lambda found: found.all(), query, values)
-
-    def _ask(self, take: Callable[[Any], Any], statement: sa.Executable, values: dict[str, Any]) -> Any:
-        try:
-            with self._engine.connect() as line, self._overdue.asking(line.connection.driver_connection):
-                if not self._ready:
-                    self._prepare(line)
-                return take(line.execute(statement, values))
-        except DBAPIError as trouble:
-            self._ready = isinstance(trouble, IntegrityError)  # or its table may be gone
-            raise
+        if over := self._database.all(self._over):
+            self._database.ask(lambda done: done.rowcount, self._delete, {"names": [name for (name,) in over]})
 
     def _prepare(self, line: sa.Connection) -> None:
         if line.dialect.name == "sqlite":
@@ -153,31 +141,12 @@ class SqlCell(Cell):
                 self._table.create(line)
         if not there(line, name):
             raise EngineError(f"there is no table {name!r}; make it by: {schema(line.dialect.name, name)}")
-        self._ready = True
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     def start_again(self) -> None:
-        self._engine.dispose(close=False)
-
-
-def _engine(database: Database, timeout: float, options: dict[str, Any]) -> sa.Engine:
-    if isinstance(database, sa.Engine):
-        options["pool"] = database.pool.recreate()
-        database = database.url
-    if not isinstance(database, str | sa.URL) or (url := sa.make_url(database)).get_dialect().is_async:
-        raise OptionError(f"a cache can't be on {database!r}: give a URL, or an Engine, of a driver that blocks")
-    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        raise OptionError("a database in the memory of one connection is nobody else's: give a file, or take memory://")
-    if "pool" not in options:
-        limits = dict.fromkeys({*LIMITS.get(url.get_driver_name(), "").split()} - url.query.keys(), ceil(timeout))
-        pool = {"pool_size": 16, "max_overflow": 16, "pool_timeout": timeout, "pool_recycle": 240}
-        options = {**pool, **options, "connect_args": {**limits, **options.get("connect_args", {})}}
-    try:  # a question is one statement, and nothing else is sent
-        return sa.create_engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **options)
-    except ModuleNotFoundError as missing:
-        raise MissingExtra(f"{url.drivername} needs the driver {missing.name!r}, which is not installed") from missing
+        self._database.start_again()
 
 
 def from_url(url: str, **options: Any) -> SqlCell:

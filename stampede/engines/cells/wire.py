@@ -56,9 +56,10 @@ def sealed(name: str, body: bytes, wall: float) -> bytes:
     return head + _CRC.pack(_checksum(name, head, body)) + body
 
 
-def opened(name: str, data: bytes) -> tuple[memoryview, float] | None:
-    """The body, and when it was written by its writer's wall clock. None: these are no bytes of ours."""
-    if len(data) < _START:
+def opened(name: str, data: object) -> tuple[memoryview, float] | None:
+    """The body, and when it was written by its writer's wall clock. None: these are no bytes of ours, or no bytes, as
+    others may have written where a column takes anything."""
+    if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) < _START:
         return None
     magic, version, _, wall = _HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION or not -inf < wall < inf:
@@ -69,7 +70,7 @@ def opened(name: str, data: bytes) -> tuple[memoryview, float] | None:
     return body, wall
 
 
-def _checksum(name: str, head: bytes, body: bytes | memoryview) -> int:
+def _checksum(name: str, head: bytes | bytearray | memoryview, body: bytes | memoryview) -> int:
     return crc32(body, crc32(head, crc32(name.encode("ascii"))))
 
 
