@@ -13,7 +13,18 @@ from typing import Any
 import pytest
 from herd import Herd, Origin, until
 
-from stampede import Cache, CodecError, ComputationFailed, EngineError, Lock, core, events, front, try_lock
+from stampede import (
+    Cache,
+    CodecError,
+    ComputationFailed,
+    EngineError,
+    Lock,
+    events,
+    front,
+    generations,
+    scope,
+    try_lock,
+)
 from stampede.colour import run_blocking
 from stampede.engines.disk import rows
 from stampede.engines.memory import MemoryEngine
@@ -360,7 +371,7 @@ def test_time_left_counts_from_before_the_request(
 ) -> None:
     """A slow reply would lengthen a value's life by as long as it was under way."""
     clock = FakeClock()
-    for module in (core, front):
+    for module in (scope, generations, front):
         monkeypatch.setattr(module, "_clock", clock)
     world = World()
     inner = MemoryEngine(sealed=True, clock=clock)
