@@ -199,8 +199,7 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
             return granted(call, reply)
         call.owes(False)
     except GeneratorExit:
-        drop(call)
-        raise
+        raise  # nothing can be awaited: what it may owe is given back with its flight
     except BaseException:
         await release(call)
         raise

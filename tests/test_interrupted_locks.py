@@ -16,9 +16,9 @@ from itertools import count
 from pathlib import Path
 from threading import Condition, Event
 from time import monotonic, sleep
+from types import FrameType
 from typing import Any
 
-import interrupting
 import pytest
 from interrupting import interrupted, ours, points_of
 from memcached_server import shared_memcached
@@ -279,12 +279,13 @@ class Looked:
         self.seen.set()
 
 
-def test_who_is_interrupted_half_in_a_condition_stops_no_other(
-    other: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_interrupted_half_in_a_condition_stops_no_other(other: ThreadPoolExecutor) -> None:
     """A condition's `__enter__` and `__exit__` are Python's: nobody would be looked after, or renewed, ever again."""
     theirs = {each.__code__ for each in (Condition.__enter__, Condition.__exit__, Condition.notify)}
-    monkeypatch.setattr(interrupting, "ours", lambda frame, ours=ours: ours(frame) or frame.f_code in theirs)
+
+    def where(frame: FrameType) -> bool:
+        return ours(frame) or frame.f_code in theirs
+
     with closing(open_engine("memory://")) as engine:
         assert engine.locks is not None
         lock = Lock("a", on=engine, lease=0.01)  # so short that its keeper is told of it
@@ -300,6 +301,6 @@ def test_who_is_interrupted_half_in_a_condition_stops_no_other(
 
         add()
         for number in count():
-            if interrupted(add, number) is None:
+            if interrupted(add, number, where=where) is None:
                 break
             assert other.submit(added).result(3 * LONG)
