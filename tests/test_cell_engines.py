@@ -101,7 +101,7 @@ def test_a_herd_of_processes_computes_once(url: str) -> None:
     assert len(set.union(*got)) == 1
     assert sum(computations) == 1
     stored = had[computations.index(1)]  # who has computed it returns when it is stored
-    assert max(had) - stored <= (0.2 if url.startswith("dynamodb") else 0.06)  # moto takes one question after another
+    assert max(had) - stored <= 0.5  # as eight processes need on two cores: who sleeps to the next look takes a second
 
 
 # -- holders that die, and that sleep -------------------------------------------------------------------------------

@@ -39,16 +39,20 @@ engines = pytest.mark.parametrize("engine", ["redis", "memcached"])
 WAIT, SOON = 0.1, 0.3
 """Seconds: a caller's patience, and what is not much more on a busy machine (an engine that hangs takes 1.0)."""
 
+LATER, HANGS = 1.5, 6.0
+"""The same where an engine that hangs takes so long."""
 
-def hanging(engine: str, before: Before) -> tuple[Proxy, str]:
-    """What can be made to hang, emptied; and its URL, with all times as they are by default."""
+
+def hanging(engine: str, before: Before, seconds: float | None = None) -> tuple[Proxy, str]:
+    """What can be made to hang, emptied; and its URL. For so long it may take for an answer; None: as by default."""
     if engine == "redis":
         shared_redis().cli("FLUSHALL")
         proxy = before(shared_redis())
     else:
         shared_memcached().empty()
         proxy = before(shared_memcached())
-    return proxy, f"{engine}://127.0.0.1:{proxy.port}"
+    option = {"redis": "socket_timeout", "memcached": "timeout"}[engine]
+    return proxy, f"{engine}://127.0.0.1:{proxy.port}" + ("" if seconds is None else f"?{option}={seconds}")
 
 
 @both
@@ -82,7 +86,7 @@ def test_nor_for_the_value_to_be_stored(
     before: Before, face: Faces, engine: str, colour: str, change: tuple[str, ...] | None
 ) -> None:
     """The value is there: only the engine doesn't take it; or isn't to have it any more."""
-    proxy, url = hanging(engine, before)
+    proxy, url = hanging(engine, before, HANGS)
     asked = face(url, colour)
     asked("warm", lambda: 1)
     ends: list[float] = []
@@ -95,7 +99,7 @@ def test_nor_for_the_value_to_be_stored(
         return 1
 
     assert asked("k", origin, wait=WAIT) == 1
-    assert time.monotonic() - ends[0] < SOON
+    assert time.monotonic() - ends[0] < LATER
     proxy.let_go()
     if change is None:
         until(lambda: asked.run("get", "k") == 1)  # it was on its way
@@ -369,7 +373,7 @@ def test_nor_to_keep_what_was_found(before: Before, face: Faces, colour: str) ->
     proxy.at(b"|k\r\n", after=stop)
     began = time.monotonic()
     assert asked("k", lambda: 2, wait=8 * WAIT) == 1
-    assert time.monotonic() - began < 8 * WAIT + 0.25
+    assert time.monotonic() - began < 12 * WAIT  # of thirteen
     assert proxy.met == 1
     proxy.let_go()
 
@@ -385,14 +389,14 @@ def test_nor_for_the_engine_when_the_leader_has_gone(before: Before, face: Faces
     def origin() -> None:
         proxy.hold()
         begun.set()
-        time.sleep(3 * WAIT)
+        time.sleep(6 * WAIT)
         raise KeyboardInterrupt
 
     leader = Herd(lambda: asked("k", origin, wait=0.0))
     assert begun.wait(PATIENCE)
     began = time.monotonic()
-    assert asked("k", lambda: 2, wait=4 * WAIT) == 2
-    assert time.monotonic() - began < 4 * WAIT + 0.25
+    assert asked("k", lambda: 2, wait=10 * WAIT) == 2
+    assert time.monotonic() - began < 14 * WAIT  # of sixteen
     assert isinstance(leader.join()[0], KeyboardInterrupt)
 
 
@@ -405,11 +409,11 @@ def test_nor_for_what_was_first_asked_slowly(before: Before, face: Faces, engine
     begun, end = threading.Event(), threading.Event()
     herd = Herd(lambda: holder("k", lambda: (begun.set(), end.wait(LONG))[1]))
     assert begun.wait(LONG)
-    proxy.delay = 4 * WAIT
+    proxy.delay = 8 * WAIT
     began = time.monotonic()
     with suppress(WaitTimeout):
-        waiter("k", lambda: 2, wait=5 * WAIT)
-    assert time.monotonic() - began < 5 * WAIT + 0.25
+        waiter("k", lambda: 2, wait=10 * WAIT)
+    assert time.monotonic() - began < 16 * WAIT  # of eighteen
     proxy.delay = 0.0
     end.set()
     assert herd.join() == [True]
@@ -418,7 +422,7 @@ def test_nor_for_what_was_first_asked_slowly(before: Before, face: Faces, engine
 @engines
 def test_nor_does_one_who_is_followed_to_say_that_it_failed(before: Before, face: Faces, engine: str) -> None:
     """It asks whether its lease stood, for its followers, and gives that back: each would take as long as it takes."""
-    proxy, url = hanging(engine, before)
+    proxy, url = hanging(engine, before, HANGS)
     asked = face(url)
     asked("warm", lambda: 1)
     begun, followed, ends = threading.Event(), threading.Event(), []
@@ -441,7 +445,7 @@ def test_nor_does_one_who_is_followed_to_say_that_it_failed(before: Before, face
     (flight,) = asked.cache._core.flights._flights.values()
     until(lambda: flight.callers > 1)
     followed.set()
-    assert leader.join()[0] < WAIT + 0.25
+    assert leader.join()[0] < LATER
     follower.join()
 
 
@@ -451,7 +455,7 @@ def test_nor_does_a_batch_for_one_key_after_the_other(before: Before, face: Face
     """For each key that somebody else computes it would have all its time again."""
     _, url = hanging(engine, before)
     holder, waiter = face(url), face(url, colour)
-    keys, herds = [f"k{number}" for number in range(5)], []
+    keys, herds = [f"k{number}" for number in range(12)], []
     ends = [threading.Event() for _ in keys]
     for key, end in zip(keys, ends, strict=True):
         begun = threading.Event()
@@ -462,7 +466,9 @@ def test_nor_does_a_batch_for_one_key_after_the_other(before: Before, face: Face
         threading.Timer((number + 1) * 1.5 * WAIT, end.set).start()
     with pytest.raises(WaitTimeout):
         waiter.run("get_or_compute_many", keys, lambda keys: dict.fromkeys(keys, 2), wait=2 * WAIT)
-    assert time.monotonic() - began < 2 * WAIT + 0.25
+    assert time.monotonic() - began < 12 * WAIT  # of eighteen
+    for end in ends:
+        end.set()
     for herd in herds:
         assert herd.join() == [True]
 
@@ -471,16 +477,16 @@ def test_nor_does_a_batch_for_one_key_after_the_other(before: Before, face: Face
 @engines
 def test_nor_does_a_batch(before: Before, face: Faces, engine: str, colour: str) -> None:
     """It would wait for as long as the engine has for an answer: to its claims, and to all that it stores."""
-    proxy, url = hanging(engine, before)
+    proxy, url = hanging(engine, before, HANGS)
     asked = face(url, colour, lease=LONG)
     asked("warm", lambda: 1)
     proxy.hold()
     began = time.monotonic()
     assert asked.many(["a", "b"], lambda keys: dict.fromkeys(keys, 1), wait=WAIT) == {"a": 1, "b": 1}
-    assert time.monotonic() - began < WAIT + 0.25
+    assert time.monotonic() - began < LATER
     proxy.let_go()
     until(lambda: not asked.down)
-    until(lambda: asked.many(["a", "b"], lambda keys: dict.fromkeys(keys, 2), wait=WAIT) == {"a": 2, "b": 2})
+    until(lambda: asked.many(["a", "b"], lambda keys: dict.fromkeys(keys, 2), wait=LONG) == {"a": 2, "b": 2})
     ends: list[float] = []
 
     def loader(keys: list[str]) -> dict[str, int]:
@@ -489,7 +495,7 @@ def test_nor_does_a_batch(before: Before, face: Faces, engine: str, colour: str)
         return dict.fromkeys(keys, 3)
 
     assert asked.many(["c", "d"], loader, wait=WAIT) == {"c": 3, "d": 3}
-    assert time.monotonic() - ends[0] < WAIT + 0.25
+    assert time.monotonic() - ends[0] < LATER
     proxy.let_go()
     until(lambda: asked.run("get", "c") == asked.run("get", "d") == 3)
 
