@@ -92,6 +92,8 @@ class Suite:
                     self.drop_engine(self.peer)
         finally:
             self.drop_engine(self.engine)
+            for name in ("engine", "peer"):  # pytest keeps all instances to its end
+                vars(self).pop(name, None)
 
     def test_it_declares_what_it_can(self) -> None:
         """A cache could not tell what to rely on."""
