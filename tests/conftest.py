@@ -45,8 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`--quick` doesn't even look into files of which it would run nothing."""
-    return True if config.getoption("quick") and marks.is_never_quick(collection_path) else None
+    """Files of which nothing would be run are not even looked into: that takes longer than some tests."""
+    if config.getoption("quick") and marks.is_never_quick(collection_path):
+        return True
+    return True if config.getoption("half") == "alone" and marks.is_never_alone(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

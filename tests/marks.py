@@ -182,6 +182,11 @@ def is_never_quick(path: Path) -> bool:
     return path.name in SLOW or bool(SERVERS & {*path.stem.split("_")[1:2]})
 
 
+def is_never_alone(path: Path) -> bool:
+    """A file of tests that doesn't even have the word."""
+    return path.match("test_*.py") and "mark.alone" not in path.read_text()
+
+
 def comes_first(item: pytest.Item) -> bool:
     return bool(FIRST & {item.path.name, f"{item.path.name}::{item.name}"})
 
