@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from math import inf
@@ -12,12 +15,15 @@ import pytest
 pytest.importorskip("boto3")
 pytest.importorskip("moto")
 
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import ClientError
 from dynamodb_server import shared_dynalite, shared_moto
 
 from stampede import Cache, EngineError, events
 from stampede.engines import dynamodb, open_engine
 from stampede.engines.cells import Faster, Seen
-from stampede.engines.dynamodb import DynamoCell, ServiceClock
+from stampede.engines.dynamodb import DynamoCell
+from stampede.engines.kit.dates import ServiceClock
 from stampede.errors import OptionError
 
 
@@ -176,3 +182,88 @@ def test_a_wrong_url_is_told_the_right_one(url: str, told: str) -> None:
     """A slip of the pen would be found out in production, or never."""
     with pytest.raises(OptionError, match=told):
         open_engine(url)
+
+
+# -- what others do to it --------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    {"data": {"B": b"of another program"}},
+    {"version": {"S": "1.0.0"}, "data": {"S": "text"}},
+    {"version": {"N": "1.5"}, "data": {"B": b"x"}, "written": {"S": "yesterday"}},
+    {"version": {"N": "9" * 38}, "data": {"NULL": True}, "written": {"N": "-1"}},
+    {"version": {"N": "-7"}, "written": {"N": "9e37"}},
+]
+
+
+@pytest.mark.parametrize("item", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_others_write_concerns_its_key_alone(cell: DynamoCell, item: dict[str, Any]) -> None:
+    """One item of another program would take the whole cache away, or stay for ever."""
+    name, other = os.urandom(4).hex(), os.urandom(4).hex()  # dynalite keeps what it has
+    first = cell.swap(other, None, b"1", 60)
+    cell._client().put_item(TableName=cell._table, Item={"name": {"S": name}, **item})
+    there, beside = cell.read([name, other])
+    assert beside.version == first
+    assert there.data in (None, b"", b"x")
+    assert isinstance(cell.swap(name, 1, b"late", 60), Faster)
+    version = cell.swap(name, there.version, b"mine", 60)
+    assert cell.read([name])[0][:2] == (b"mine", version)
+
+
+class Refusal(io.BytesIO):
+    """The body of an answer, as botocore reads one."""
+
+    def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
+        yield self.read()
+
+
+def refuse(cell: DynamoCell, times: int) -> list[str]:
+    """Have so many questions refused since there are too many, on their way to the server; those that were."""
+    asked: list[str] = []
+
+    def sent(request: Any, **_: Any) -> AWSResponse | None:
+        if len(asked) >= times:
+            return None
+        asked.append(request.headers["X-Amz-Target"])
+        told = b'{"__type": "com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException"}'
+        return AWSResponse(request.url, 400, {"content-type": "application/x-amz-json-1.0"}, Refusal(told))
+
+    cell._client().meta.events.register("before-send.dynamodb", sent)
+    return asked
+
+
+def test_who_asks_too_much_asks_again() -> None:
+    """A table that is busy would be taken for down, and every process compute for itself: just then."""
+    shared_moto().empty()
+    cell = dynamodb.from_url(shared_moto().url)
+    version = cell.swap("k", None, b"1", 60)
+    assert len(refuse(cell, 2)) == 0
+    assert cell.swap("k", version, b"2", 60) > version
+    asked = refuse(cell, 2)
+    assert cell.read(["k"])[0].data == b"2"
+    assert len(asked) == 2
+    asked = refuse(cell, 1000)
+    began = time.monotonic()
+    with pytest.raises(ClientError, match="ProvisionedThroughputExceeded"):
+        cell.read(["k"])
+    assert time.monotonic() - began < 5
+    assert 3 <= len(asked) < 20
+    cell.close()
+
+
+def test_an_answer_in_parts_makes_nobody_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy table gives back what it hasn't done, at once: it would be asked for that as fast as can be."""
+    shared_moto().empty()
+    cell, asked = dynamodb.from_url(shared_moto().url), []
+    cell.swap("k", None, b"1", 60)
+
+    def in_parts(verb: str, **terms: Any) -> Any:
+        asked.append(verb)
+        return {"Responses": {}, "UnprocessedKeys": terms["RequestItems"]}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cell, "_call", in_parts)
+        with pytest.raises(EngineError, match="answers only part"):
+            cell.read(["k", "l"])
+    assert 3 <= len(asked) < 20
+    assert cell.read(["k", "l"])[0].data == b"1"
+    cell.close()

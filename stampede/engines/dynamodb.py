@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from functools import cache
-from math import ceil, inf, isinf
+from math import ceil, isinf
 from typing import Any
 
 import boto3
@@ -16,6 +15,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
+from stampede.engines.kit.dates import ServiceClock
+from stampede.engines.kit.rests import rests
 from stampede.engines.url import Kind, flag, number, options_of, parts_of, safe_url, text
 from stampede.errors import EngineError, OptionError
 
@@ -25,23 +26,8 @@ _TEXTS = "region_name endpoint_url profile_name aws_access_key_id aws_secret_acc
 OPTIONS: dict[str, Kind] = {"create": flag, "timeout": number, **dict.fromkeys(_TEXTS.split(), text)}
 
 GRAVE = 3600.0  # seconds for which a removed item leaves its version to the next one of its name
+BUSY = {"ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"}
 MAKING = 20.0  # seconds for which the first question of a table that isn't there waits until it is
-DRIFT = 1e-4  # seconds by which two clocks come apart in one
-
-
-class ServiceClock:
-    """The service's clock, by the dates of its answers: whole seconds, so that each answer narrows it down."""
-
-    def __init__(self) -> None:
-        self.told = -inf, inf, 0.0  # ahead of ours at least, and at most; as of when
-
-    def heard(self, date: str, sent: float) -> None:
-        """It has answered what was sent then."""
-        received, said = time.monotonic(), parsedate_to_datetime(date).timestamp()
-        drift = DRIFT * (received - self.told[2])
-        news, known = (said - received, said + 1.0 - sent), (self.told[0] - drift, self.told[1] + drift)
-        both = max(news[0], known[0]), min(news[1], known[1])
-        self.told = *(both if both[0] <= both[1] else news), received  # one of the two was set
 
 
 class DynamoCell(Cell):
@@ -67,21 +53,21 @@ class DynamoCell(Cell):
     def read(self, names: Sequence[str]) -> list[Seen]:
         if len(names) == 1:
             return [self._seen(self._ask("get_item", Key=_key(names[0]), ConsistentRead=True).get("Item"))]
-        found, table, end = dict[str, Any](), self._table, time.monotonic() + self.silence
+        found, table, again = dict[str, Any](), self._table, rests()
         rest: Any = {table: {"Keys": [*map(_key, names)], "ConsistentRead": True}}
         while rest:
-            if time.monotonic() > end:
-                raise EngineError(f"the table {table!r} answers only part of what it is asked")
             some = self._ask("batch_get_item", RequestItems=rest)
             found.update((item["name"]["S"], item) for item in some["Responses"].get(table, ()))
             rest = some.get("UnprocessedKeys")
+            if rest and not next(again, False):
+                raise EngineError(f"the table {table!r} answers only part of what it is asked")
         return [self._seen(found.get(name)) for name in names]
 
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         if version is None and data is None:
             return None
         now = self._now()[1]  # at the latest: no lease is taken for older than it is
-        new = max(int(now * 1e6), (version or 0) + 1)
+        new = max(int(now * 1e6), version + 1 if type(version) is int and version < 1 << 62 else 0)
         item = {**_key(name), "version": {"N": str(new)}, "written": {"N": str(int(now * 1e6))}}
         if data is not None:
             item["data"] = {"B": data}
@@ -90,7 +76,7 @@ class DynamoCell(Cell):
         terms: dict[str, Any] = {"ConditionExpression": "attribute_not_exists(version)"}
         if version is not None:
             terms["ConditionExpression"] = "version = :seen"
-            terms["ExpressionAttributeValues"] = {":seen": {"N": str(version)}}
+            terms["ExpressionAttributeValues"] = {":seen": {"N": str(version)} if type(version) is int else version}
         try:
             self._ask("put_item", Item=item, ReturnValuesOnConditionCheckFailure="ALL_OLD", **terms)
         except ClientError as refused:
@@ -101,10 +87,13 @@ class DynamoCell(Cell):
         return new
 
     def _seen(self, item: Mapping[str, Any] | None) -> Seen:
-        if not item:
+        """What others have written there may be anything."""
+        if not item or "version" not in item:
             return Seen(None)
-        age = max(self._now()[0] - int(item["written"]["N"]) / 1e6, 0.0)
-        return Seen(item["data"]["B"] if "data" in item else None, int(item["version"]["N"]), age)
+        data = item["data"].get("B", b"") if "data" in item else None
+        written, version = _number(item.get("written")), _number(item["version"])
+        age = None if written is None else max(self._now()[0] - written / 1e6, 0.0)
+        return Seen(data, item["version"] if version is None else version, age)
 
     def _now(self) -> tuple[float, float]:
         """Seconds since 1970, at least and at most, by the service's clock."""
@@ -121,14 +110,18 @@ class DynamoCell(Cell):
         return self._made
 
     def _ask(self, verb: str, **terms: Any) -> Any:
-        """What it answers; a table that isn't there is made."""
+        """What it answers. A table that isn't there is made; where too much is asked of it, it is asked again."""
         if verb != "batch_get_item":
             terms["TableName"] = self._table
-        try:
-            return self._call(verb, **terms)
-        except ClientError as refused:
-            if _code(refused) != "ResourceNotFoundException" or not self._create:
-                raise
+        again = rests()
+        while True:
+            try:
+                return self._call(verb, **terms)
+            except ClientError as refused:  # and nothing was written
+                if _code(refused) == "ResourceNotFoundException" and self._create:
+                    break
+                if _code(refused) not in BUSY or not next(again, False):
+                    raise
         self._make()
         return self._call(verb, **terms)
 
@@ -175,6 +168,12 @@ _clock = cache(lambda address: ServiceClock())
 
 def _key(name: str) -> dict[str, Any]:
     return {"name": {"S": name}}
+
+
+def _number(told: Mapping[str, Any] | None) -> int | None:
+    """None: it is none of ours."""
+    text = (told or {}).get("N", "")
+    return int(text) if text.isdecimal() else None
 
 
 def _code(refused: ClientError) -> str:

@@ -7,6 +7,8 @@ replies.py                   what a server says, as it comes in pieces
 feed.py, stamps.py           news of changes, and what they void
 together.py                  many verbs at once, for blocking callers
 progress.py                  time-outs that count since the last byte
+dates.py                     the clock of a service, by the dates of its answers
+rests.py                     before who is refused asks again
 overdue.py                   time-outs for clients that have none
 vigil.py                     a server that hangs is found out once, for all who wait
 landing.py, attendant.py     no byte and no turn of a loop is lost without a word, whatever a signal's handler raises
