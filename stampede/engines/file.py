@@ -12,15 +12,14 @@ from hashlib import blake2b
 from pathlib import Path
 from random import uniform
 from typing import Any
-from urllib.parse import unquote
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.flock import pid_here, process, try_lock, unlock
 from stampede.engines.leases import NamedLocks
-from stampede.engines.url import options_of, parts_of, safe_url
+from stampede.engines.url import options_of, path_of
 from stampede.engines.wake import LOOK, Post
-from stampede.errors import EngineClosed, EngineError, OptionError
+from stampede.errors import EngineClosed, EngineError
 from stampede.interruptions import pass_on
 from stampede.ports import Busy, Engine, Granted
 from stampede.threads import begun
@@ -65,21 +64,16 @@ class FileEngine(Engine):
 def from_url(url: str, **options: Any) -> FileEngine:
     """`file:///run/lock/app`; `file://~/locks` is in the home; `file://` alone is this user's own directory."""
     options_of(url, options, {})
-    path = _path_of(url)
-    return FileEngine(path.removeprefix("/") if path.startswith("/~") else path) if path.strip("/") else FileEngine()
+    path = path_of(url, _EXAMPLE)
+    return FileEngine(path) if path.strip("/") else FileEngine()
 
 
 def check_url(url: str) -> None:
     options_of(url, {}, {})
-    _path_of(url)
+    path_of(url, _EXAMPLE)
 
 
-def _path_of(url: str) -> str:
-    parts = parts_of(url)
-    path = unquote(parts.netloc + parts.path)
-    if "\0" in path:
-        raise OptionError(f"{safe_url(url)!r} names no directory: write file:///run/app, or file:// alone")
-    return path
+_EXAMPLE = "file:///run/app, or file:// alone"
 
 
 def default_directory() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from stampede.errors import OptionError
 from stampede.policy import nearest, seconds
@@ -18,6 +18,7 @@ __all__ = [
     "number",
     "options_of",
     "parts_of",
+    "path_of",
     "safe_url",
     "scheme_of",
     "text",
@@ -49,6 +50,15 @@ def parts_of(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as exc:
         raise OptionError(f"{safe_url(url)!r} is no URL: {exc}") from exc
+
+
+def path_of(url: str, example: str) -> str:
+    """What stands behind `scheme://`, as a path of this machine; OptionError if it can be none."""
+    parts = parts_of(url)
+    path = unquote(parts.netloc + parts.path)
+    if "\0" in path:
+        raise OptionError(f"{safe_url(url)!r} names no directory: write {example}")
+    return path.removeprefix("/") if path.startswith("/~") else path
 
 
 def options_of(url: str, given: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from random import uniform
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
@@ -17,7 +16,7 @@ from stampede.engines.disk.database import Database
 from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
 from stampede.engines.disk.trouble import Locked
 from stampede.engines.kit.errands import Errands, Run, here
-from stampede.engines.url import integer, number, options_of, parts_of, safe_url
+from stampede.engines.url import integer, number, options_of, path_of, safe_url
 from stampede.engines.wake import LOOK
 from stampede.errors import OptionError
 from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Ticket, Versioned
@@ -93,12 +92,9 @@ _KINDS = {"max_bytes": integer, "timeout": number}
 
 def directory_of(url: str) -> Path:
     """The directory that a URL names: absolute after three slashes, else in the home or the working directory."""
-    parts = parts_of(url)
-    path = unquote(parts.netloc + parts.path)
-    if path.startswith("/~"):
-        path = path[1:]
-    if path in ("", "/") or "\0" in path:
-        raise OptionError(f"{safe_url(url)!r} names no directory: write {parts.scheme}:///var/cache/app, for example")
+    path = path_of(url, "disk:///var/cache/app, for example")
+    if path in ("", "/"):
+        raise OptionError(f"{safe_url(url)!r} names no directory: write disk:///var/cache/app, for example")
     return Path(path).expanduser()
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from ssl import SSLWantReadError, SSLWantWriteError
 from typing import Any
 
@@ -38,23 +39,16 @@ AT_ONCE = 1.0
 CHUNK = 1 << 16
 
 
+@dataclass(eq=False)
 class _Line:
     """One connection, and what it owes."""
 
-    def __init__(
-        self,
-        sock: Any,
-        claims: Sequence[bytes],
-        replies: Sequence[meta.Reply],
-        rest: bytes | bytearray,
-        server: Server | None,
-    ) -> None:
-        self.sock = sock
-        self._server = server
-        self.until = time.monotonic() + LONGEST
-        self._claims = claims
-        self._replies = list(replies)
-        self._rest = bytearray(rest)
+    sock: Any
+    until: float
+    _claims: Sequence[bytes]
+    _replies: list[meta.Reply]
+    _rest: bytearray
+    _server: Server | None
 
     def owes(self, now: float) -> bool:
         """Hear what has come: whether there is more to come."""
@@ -119,7 +113,7 @@ class Unheard:
         none; `replies`: those which have come; `rest`: the bytes that came behind them. `server`: when it is closed
         here, it has a second yet."""
         sock.settimeout(0)
-        line = _Line(sock, claims, replies, rest, server)
+        line = _Line(sock, time.monotonic() + LONGEST, claims, list(replies), bytearray(rest), server)
         with self._lock:
             self._lines.append(line)
             for old in self._lines[:-MOST]:
