@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from stampede.colour import Colour, run_blocking, settled
@@ -133,13 +134,7 @@ class RoutedKeys(Versioned):
         async def change(keys: Keys, some: Sequence[Asked]) -> list[Any]:
             return (await keys.change(some, []))[0]
 
-        if not self._colour.suspending:
-            return await done(), await told()
-        answers: list[Any] = await settled([done(), told()])
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        changed, generations = answers
+        changed, generations = await _at_once(self._colour, [done, told])
         return changed, generations
 
     def generation_at_hand(self, scope: str) -> str | None:
@@ -199,19 +194,23 @@ async def _by_shard(
                 return [error] * len(some)
         return [answer for number in numbers for answer in await part([number])]
 
-    if colour.suspending:
-        found = []
-        for answers_of_one in await settled([part(numbers) for numbers in parts.values()]):
-            if isinstance(answers_of_one, BaseException):
-                raise answers_of_one
-            found.append(answers_of_one)
-    else:
-        found = [await part(numbers) for numbers in parts.values()]
+    found = await _at_once(colour, [partial(part, numbers) for numbers in parts.values()])
     answers: list[Any] = [None] * len(items)
     for numbers, some in zip(parts.values(), found, strict=True):
         for number, answer in zip(numbers, some, strict=True):
             answers[number] = answer
     return answers
+
+
+async def _at_once(colour: Colour, work: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    """What each gives, from an event loop beside each other; or what the first has raised that has."""
+    if not colour.suspending:
+        return [await each() for each in work]
+    found = await settled([each() for each in work])
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found
 
 
 def _is_about_one(error: EngineError) -> bool:
