@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
-from inspect import get_annotations, getclosurevars, unwrap
+from inspect import get_annotations, getclosurevars
 from types import NoneType, SimpleNamespace
 from typing import Any, ForwardRef, TypeVar, get_args, get_origin
 
@@ -17,6 +17,7 @@ from stampede.codec.data import package_of
 from stampede.codec.rows import is_row, related
 from stampede.codec.values import STANDARD
 from stampede.interruptions import pass_on
+from stampede.keys.names import inmost_of
 
 __all__ = [
     "BUILTIN",
@@ -43,20 +44,12 @@ def returns_of(function: Callable[..., Any]) -> Any:
     annotation = getattr(function, "__annotations__", {}).get("return")
     if not unresolved(annotation):
         return annotation
-    function = _inmost(function)  # where the annotation was written; a decorator's wrapper has other names around it
+    function = inmost_of(function)  # where the annotation was written; a decorator's wrapper has other names around it
     try:
         around = getclosurevars(function).nonlocals  # a class of the enclosing function
     except (TypeError, ValueError):
         around = {}
     return _resolve(annotation, getattr(function, "__globals__", {}), dict(around))
-
-
-def _inmost(function: Callable[..., Any]) -> Callable[..., Any]:
-    try:
-        inmost: Callable[..., Any] = unwrap(function)
-    except ValueError:  # it says that it wraps itself
-        return function
-    return inmost
 
 
 def values_of(annotation: Any) -> Any:

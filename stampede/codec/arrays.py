@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stampede.codec.values import Raise, Shape, Shapes, expect
+from stampede.codec.values import Raise, Shapes, expect, tagged
 from stampede.errors import CodecError
 
 __all__ = ["array_of", "dtype_of", "dtype_parts", "of", "parts_of"]
@@ -176,17 +176,13 @@ def _check(array: Any) -> None:
             raise CodecError("a character that is none")
 
 
-def _array(value: Any) -> tuple[Any, ...]:
-    return ("numpy.array", *parts_of(value))
-
-
 # -- scalars ----------------------------------------------------------------------------------------------------------
 
 
 def _scalar(value: Any) -> tuple[Any, ...]:
     if value.dtype.names is not None:
         _refuse_broken(np.asarray(value))
-    return "numpy.scalar", dtype_parts(value.dtype), value.tobytes()
+    return dtype_parts(value.dtype), value.tobytes()
 
 
 def _make_scalar(dtype: Any, raw: Any) -> Any:
@@ -205,9 +201,9 @@ def _exactly(kind: type, make: Callable[[Any], Any]) -> Raise:
 
 
 _SHAPES = (
-    Shape("numpy.array", np.ndarray, _array, array_of),
-    Shape("numpy.scalar", np.generic, _scalar, _make_scalar),
-    Shape("numpy.str", np.str_, lambda value: ("numpy.str", str.__str__(value)), _exactly(str, np.str_)),
-    Shape("numpy.bytes", np.bytes_, lambda value: ("numpy.bytes", bytes(value)), _exactly(bytes, np.bytes_)),
-    Shape("numpy.dtype", np.dtype, lambda value: ("numpy.dtype", dtype_parts(value)), dtype_of),
+    tagged("numpy.array", np.ndarray, parts_of, array_of),
+    tagged("numpy.scalar", np.generic, _scalar, _make_scalar),
+    tagged("numpy.str", np.str_, lambda value: (str.__str__(value),), _exactly(str, np.str_)),
+    tagged("numpy.bytes", np.bytes_, lambda value: (bytes(value),), _exactly(bytes, np.bytes_)),
+    tagged("numpy.dtype", np.dtype, lambda value: (dtype_parts(value),), dtype_of),
 )

@@ -17,7 +17,7 @@ import pandas as pd
 from pandas.tseries.frequencies import to_offset
 
 from stampede.codec.arrays import array_of, dtype_of, dtype_parts, parts_of
-from stampede.codec.values import Shape, Shapes, expect
+from stampede.codec.values import Shapes, expect, tagged
 from stampede.errors import CodecError
 
 __all__ = ["of"]
@@ -219,7 +219,7 @@ def _offset(freq: Any) -> Any:
 
 def _index(value: Any) -> tuple[Any, ...]:
     freq = _frequency(value.freq) if isinstance(value, (pd.DatetimeIndex, pd.TimedeltaIndex)) else None
-    return "pandas.Index", type(value).__name__, _column(_values(value)), value.name, freq
+    return type(value).__name__, _column(_values(value)), value.name, freq
 
 
 def _make_index(kind: Any, parts: Any, name: Any, freq: Any) -> Any:
@@ -233,10 +233,6 @@ def _make_index(kind: Any, parts: Any, name: Any, freq: Any) -> Any:
     return made
 
 
-def _range(value: Any) -> tuple[Any, ...]:
-    return "pandas.RangeIndex", value.start, value.stop, value.step, value.name
-
-
 def _make_range(start: Any, stop: Any, step: Any, name: Any) -> Any:
     expect((start, stop, step), int, int, int)
     return pd.RangeIndex(start, stop, step, name=name)
@@ -244,7 +240,7 @@ def _make_range(start: Any, stop: Any, step: Any, name: Any) -> Any:
 
 def _multi(value: Any) -> tuple[Any, ...]:
     codes = tuple(_column(np.asarray(codes)) for codes in value.codes)
-    return "pandas.MultiIndex", tuple(value.levels), codes, tuple(value.names), value.sortorder
+    return tuple(value.levels), codes, tuple(value.names), value.sortorder
 
 
 def _make_multi(levels: Any, codes: Any, names: Any, order: Any) -> Any:
@@ -275,7 +271,7 @@ def _values(series: Any) -> Any:
 
 
 def _series(value: Any) -> tuple[Any, ...]:
-    return "pandas.Series", _column(_values(value)), value.index, value.name, *_beside(value)
+    return _column(_values(value)), value.index, value.name, *_beside(value)
 
 
 def _make_series(parts: Any, index: Any, name: Any, attrs: Any, duplicates: Any) -> Any:
@@ -286,7 +282,7 @@ def _make_series(parts: Any, index: Any, name: Any, attrs: Any, duplicates: Any)
 
 def _frame(value: Any) -> tuple[Any, ...]:
     columns = tuple(_column(_values(value.iloc[:, place])) for place in range(value.shape[1]))
-    return "pandas.DataFrame", columns, value.columns, value.index, *_beside(value)
+    return columns, value.columns, value.index, *_beside(value)
 
 
 def _make_frame(columns: Any, names: Any, index: Any, attrs: Any, duplicates: Any) -> Any:
@@ -318,7 +314,7 @@ def _one_per_row(arrays: list[Any], index: Any) -> None:
 
 def _timestamp(value: Any) -> tuple[Any, ...]:
     moment = value.asm8
-    return "pandas.Timestamp", dtype_parts(moment.dtype), moment.tobytes(), _zone(value.tzinfo)
+    return dtype_parts(moment.dtype), moment.tobytes(), _zone(value.tzinfo)
 
 
 def _make_timestamp(dtype: Any, raw: Any, zone: Any) -> Any:
@@ -327,11 +323,7 @@ def _make_timestamp(dtype: Any, raw: Any, zone: Any) -> Any:
 
 
 def _timedelta(value: Any) -> tuple[Any, ...]:
-    return "pandas.Timedelta", dtype_parts(value.asm8.dtype), value.asm8.tobytes()
-
-
-def _make_timedelta(dtype: Any, raw: Any) -> Any:
-    return pd.Timedelta(_ticks(dtype, raw, "m"))
+    return dtype_parts(value.asm8.dtype), value.asm8.tobytes()
 
 
 def _ticks(dtype: Any, raw: Any, kind: str) -> Any:
@@ -345,17 +337,9 @@ def _ticks(dtype: Any, raw: Any, kind: str) -> Any:
 _UNITS = [(unit, 1) for unit in ("s", "ms", "us", "ns")]
 
 
-def _period(value: Any) -> tuple[Any, ...]:
-    return "pandas.Period", int(value.ordinal), _frequency(value.freq)
-
-
 def _make_period(ordinal: Any, freq: Any) -> Any:
     expect((ordinal, freq), int, str)
     return pd.Period(ordinal=ordinal, freq=_offset(freq))
-
-
-def _interval(value: Any) -> tuple[Any, ...]:
-    return "pandas.Interval", value.left, value.right, value.closed
 
 
 def _make_interval(left: Any, right: Any, closed: Any) -> Any:
@@ -370,15 +354,15 @@ _PLAIN_INDEXES = (
     pd.Index, pd.DatetimeIndex, pd.TimedeltaIndex, pd.PeriodIndex, pd.IntervalIndex, pd.CategoricalIndex,
 )  # fmt: skip
 _SHAPES = (
-    *(Shape("pandas.Index", kind, _index, _make_index) for kind in _PLAIN_INDEXES),
-    Shape("pandas.RangeIndex", pd.RangeIndex, _range, _make_range),
-    Shape("pandas.MultiIndex", pd.MultiIndex, _multi, _make_multi),
-    Shape("pandas.Series", pd.Series, _series, _make_series),
-    Shape("pandas.DataFrame", pd.DataFrame, _frame, _make_frame),
-    Shape("pandas.Timestamp", pd.Timestamp, _timestamp, _make_timestamp),
-    Shape("pandas.Timedelta", pd.Timedelta, _timedelta, _make_timedelta),
-    Shape("pandas.Period", pd.Period, _period, _make_period),
-    Shape("pandas.Interval", pd.Interval, _interval, _make_interval),
-    Shape("pandas.NaT", type(pd.NaT), lambda value: ("pandas.NaT",), lambda: pd.NaT),
-    Shape("pandas.NA", type(pd.NA), lambda value: ("pandas.NA",), lambda: pd.NA),
+    *(tagged("pandas.Index", kind, _index, _make_index) for kind in _PLAIN_INDEXES),
+    tagged("pandas.RangeIndex", pd.RangeIndex, lambda v: (v.start, v.stop, v.step, v.name), _make_range),
+    tagged("pandas.MultiIndex", pd.MultiIndex, _multi, _make_multi),
+    tagged("pandas.Series", pd.Series, _series, _make_series),
+    tagged("pandas.DataFrame", pd.DataFrame, _frame, _make_frame),
+    tagged("pandas.Timestamp", pd.Timestamp, _timestamp, _make_timestamp),
+    tagged("pandas.Timedelta", pd.Timedelta, _timedelta, lambda dtype, raw: pd.Timedelta(_ticks(dtype, raw, "m"))),
+    tagged("pandas.Period", pd.Period, lambda v: (int(v.ordinal), _frequency(v.freq)), _make_period),
+    tagged("pandas.Interval", pd.Interval, lambda v: (v.left, v.right, v.closed), _make_interval),
+    tagged("pandas.NaT", type(pd.NaT), lambda v: (), lambda: pd.NaT),
+    tagged("pandas.NA", type(pd.NA), lambda v: (), lambda: pd.NA),
 )

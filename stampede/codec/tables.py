@@ -11,7 +11,7 @@ from struct import error as StructError
 from struct import unpack_from
 from typing import Any
 
-from stampede.codec.values import Shape, Shapes
+from stampede.codec.values import Shapes, tagged
 from stampede.errors import CodecError
 from stampede.interruptions import pass_on
 
@@ -175,12 +175,12 @@ def _pyarrow() -> Shapes:
     def batch(value: Any) -> tuple[Any, ...]:
         if not value.num_rows:
             raise CodecError("a RecordBatch without rows can't be stored: return a Table")
-        return "pyarrow.RecordBatch", write(pa.Table.from_batches([value]))
+        return (write(pa.Table.from_batches([value])),)
 
     shapes = (
-        Shape("pyarrow.Table", pa.Table, lambda value: ("pyarrow.Table", write(value)), read),
-        Shape("pyarrow.RecordBatch", pa.RecordBatch, batch, make_batch),
-        Shape("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: ("pyarrow.ChunkedArray", pack(value)), unpack),
+        tagged("pyarrow.Table", pa.Table, lambda value: (write(value),), read),
+        tagged("pyarrow.RecordBatch", pa.RecordBatch, batch, make_batch),
+        tagged("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: (pack(value),), unpack),
     )
     advice = {"Array": "return pa.chunked_array([it]), or its .to_pylist()", "Scalar": "return its .as_py()"}
     return Shapes(shapes, advice)
@@ -225,7 +225,7 @@ def _polars() -> Shapes:
         return frame.to_series()
 
     shapes = (
-        Shape("polars.DataFrame", pl.DataFrame, lambda value: ("polars.DataFrame", lower(value)), make),
-        Shape("polars.Series", pl.Series, lambda value: ("polars.Series", lower(value.to_frame())), make_series),
+        tagged("polars.DataFrame", pl.DataFrame, lambda value: (lower(value),), make),
+        tagged("polars.Series", pl.Series, lambda value: (lower(value.to_frame()),), make_series),
     )
     return Shapes(shapes, {"LazyFrame": "return its .collect()"})

@@ -68,6 +68,11 @@ def expect(args: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> None:
             raise CodecError(f"a value with an argument of type {type(arg).__name__}")
 
 
+def tagged(tag: str, type_: type, lower: Lower, rebuild: Raise) -> Shape:
+    """The shape of a lowering that gives the arguments only."""
+    return Shape(tag, type_, lambda value: (tag, *lower(value)), rebuild)
+
+
 def _plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...], make: Raise | None = None) -> Shape:
     make = make or type_
 
@@ -75,7 +80,7 @@ def _plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...],
         expect(args, *kinds)
         return make(*args)
 
-    return Shape(tag, type_, lambda value: (tag, *lower(value)), rebuild)
+    return tagged(tag, type_, lower, rebuild)
 
 
 def _text(tag: str, type_: Any) -> Shape:
@@ -104,7 +109,7 @@ def _bare(value: Any) -> Iterable[tuple[Any, Any]]:
 
 def _uuid(value: UUID) -> tuple[Any, ...]:
     safe = value.is_safe
-    return ("uuid", value.bytes) if safe is SafeUUID.unknown else ("uuid", value.bytes, safe.name)
+    return (value.bytes,) if safe is SafeUUID.unknown else (value.bytes, safe.name)
 
 
 def _make_uuid(raw: bytes, safe: str = "unknown") -> UUID:
@@ -184,7 +189,7 @@ STANDARD: tuple[Shape, ...] = (
     _plain("zone", ZoneInfo, _zone, str),
     _text("decimal", Decimal),
     _plain("fraction", Fraction, lambda v: (v.numerator, v.denominator), int, int),
-    Shape("uuid", UUID, _uuid, _make_uuid),
+    tagged("uuid", UUID, _uuid, _make_uuid),
     _text("posixpath", PosixPath),
     _text("windowspath", WindowsPath),
     _text("pureposixpath", PurePosixPath),
@@ -195,8 +200,8 @@ STANDARD: tuple[Shape, ...] = (
     _text("ipv6net", IPv6Network),
     _text("ipv4if", IPv4Interface),
     _text("ipv6if", IPv6Interface),
-    Shape("ordered", OrderedDict, lambda v: ("ordered", *_pairs(_bare(v))), lambda *f: _fill(OrderedDict(), f)),
-    Shape("counter", Counter, lambda v: ("counter", *_pairs(_bare(v))), lambda *f: _fill(Counter(), f)),
-    Shape("defaultdict", defaultdict, lambda v: ("defaultdict", *_defaultdict(v)), _make_defaultdict),
-    Shape("deque", deque, lambda v: ("deque", v.maxlen, *v), _make_deque),
+    tagged("ordered", OrderedDict, lambda v: _pairs(_bare(v)), lambda *f: _fill(OrderedDict(), f)),
+    tagged("counter", Counter, lambda v: _pairs(_bare(v)), lambda *f: _fill(Counter(), f)),
+    tagged("defaultdict", defaultdict, _defaultdict, _make_defaultdict),
+    tagged("deque", deque, lambda v: (v.maxlen, *v), _make_deque),
 )

@@ -181,22 +181,6 @@ def _int(value: int, left: int) -> str:
         return str(Decimal(value))
 
 
-def _float(value: float, left: int) -> str:
-    return float.__repr__(value)
-
-
-def _complex(value: complex, left: int) -> str:
-    return f"complex({value.real!r},{value.imag!r})"
-
-
-def _bytes(value: bytes, left: int) -> str:
-    return bytes.__repr__(value)
-
-
-def _bytearray(value: bytearray, left: int) -> str:
-    return f"bytearray({bytes(value)!r})"
-
-
 def _texts(values: Iterable[object], left: int) -> list[str]:
     return [_write(value, left - 1) for value in values]
 
@@ -226,14 +210,6 @@ def _dict(value: dict[object, object], left: int) -> str:
     return f"{{{','.join(sorted(_pairs(dict.items(value), left)))}}}"
 
 
-def _ordered(value: OrderedDict[object, object], left: int) -> str:
-    return f"OrderedDict({','.join(_pairs(OrderedDict.items(value), left))})"
-
-
-def _proxy(value: MappingProxyType[object, object], left: int) -> str:
-    return f"mappingproxy({_write(value.copy(), left - 1)})"
-
-
 def _datetime(value: datetime, left: int) -> str:
     return f"datetime({datetime.isoformat(_local(value))}{_zone(value, left)})"
 
@@ -251,10 +227,6 @@ def _zone(value: datetime | time, left: int) -> str:
     return f"{zone},fold=1" if value.fold else zone
 
 
-def _date(value: date, left: int) -> str:
-    return f"date({date.isoformat(value)})"
-
-
 def _timedelta(value: timedelta, left: int) -> str:
     return f"timedelta({value.days},{value.seconds},{value.microseconds})"
 
@@ -269,14 +241,6 @@ def _zoneinfo(value: ZoneInfo, left: int) -> str:
     if value.key is None:
         raise KeyingError(f"a ZoneInfo that was made from a file without a key has no stable identity: {REMEDIES}")
     return f"ZoneInfo({_str(value.key, left)})"
-
-
-def _uuid(value: UUID, left: int) -> str:
-    return f"UUID({UUID.__str__(value)})"
-
-
-def _decimal(value: Decimal, left: int) -> str:
-    return f"Decimal({Decimal.__str__(value).upper()})"  # upper: the decimal context chooses between 1e+3 and 1E+3
 
 
 def _fraction(value: Fraction, left: int) -> str:
@@ -300,25 +264,25 @@ _WRITERS: dict[type, Writer] = {
     int: _int,
     NoneType: lambda value, left: "None",
     bool: lambda value, left: "True" if value else "False",
-    float: _float,
-    complex: _complex,
-    bytes: _bytes,
-    bytearray: _bytearray,
+    float: lambda value, left: float.__repr__(value),
+    complex: lambda value, left: f"complex({value.real!r},{value.imag!r})",
+    bytes: lambda value, left: bytes.__repr__(value),
+    bytearray: lambda value, left: f"bytearray({bytes(value)!r})",
     tuple: _tuple,
     list: _list,
     dict: _dict,
-    OrderedDict: _ordered,
-    MappingProxyType: _proxy,
+    OrderedDict: lambda value, left: f"OrderedDict({','.join(_pairs(OrderedDict.items(value), left))})",
+    MappingProxyType: lambda value, left: f"mappingproxy({_write(value.copy(), left - 1)})",
     set: _set,
     frozenset: _frozenset,
     datetime: _datetime,
-    date: _date,
+    date: lambda value, left: f"date({date.isoformat(value)})",
     time: _time,
     timedelta: _timedelta,
     timezone: _timezone,
     ZoneInfo: _zoneinfo,
-    UUID: _uuid,
-    Decimal: _decimal,
+    UUID: lambda value, left: f"UUID({UUID.__str__(value)})",
+    Decimal: lambda value, left: f"Decimal({Decimal.__str__(value).upper()})",  # the context chooses 1e+3 or 1E+3
     Fraction: _fraction,
     range: _range,
     EllipsisType: lambda value, left: "...",

@@ -13,13 +13,12 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from inspect import unwrap
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, get_args
 
 from stampede.errors import KeyingError
 from stampede.keys.contents import Contents
-from stampede.keys.names import GENERATED, MAIN, found_by_name, found_for_good, module_of, name_of
+from stampede.keys.names import GENERATED, MAIN, found_by_name, found_for_good, inmost_of, module_of, name_of
 
 __all__ = ["Identity", "identity_of"]
 
@@ -45,7 +44,7 @@ class Identity:
 
 def identity_of(function: Callable[..., Any], ignored: Collection[str] = ()) -> Identity:
     """Of a function that is decorated. What is in its key goes without saying, and so do `ignored` parameters."""
-    inmost = _unwrapped(function)
+    inmost = inmost_of(function)
     seen = _Seen({ignored} if isinstance(ignored, str) else ignored)
     text = seen.function(function)
     return Identity(
@@ -104,13 +103,6 @@ def _is_named(function: Any, inmost: Any) -> bool:
     home = sys.modules.get(module)
     variables = getattr(inmost, "__globals__", None)
     return home is not None and (variables is None or variables is vars(home))  # or it came out of an `exec`
-
-
-def _unwrapped(function: Any) -> Any:
-    try:
-        return unwrap(function)
-    except ValueError:  # it says that it wraps itself
-        return function
 
 
 class _Seen:
@@ -190,7 +182,7 @@ class _Seen:
     def _named(self, value: Any) -> str | None:
         """The text of what goes by its name, or is code."""
         if isinstance(value, FunctionType):
-            inmost = _unwrapped(value)
+            inmost = inmost_of(value)
             if not isinstance(inmost, FunctionType):
                 return f"<{name_of(inmost)}>" if hasattr(inmost, "__qualname__") else None
             return f"<{name_of(value)}>" if _is_named(value, inmost) else self.function(value)

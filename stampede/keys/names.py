@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ MAIN = ("__main__", "__mp_main__")  # the second: what multiprocessing's spawn m
 def name_of(thing: Any) -> str:
     """`module:qualname`; a script goes by its file's name, so that who runs it and who imports it agree."""
     return f"{module_of(thing)}:{thing.__qualname__}"
+
+
+def inmost_of(function: Any) -> Any:
+    """What decorators have wrapped."""
+    try:
+        return unwrap(function)
+    except ValueError:  # it says that it wraps itself
+        return function
 
 
 def found_for_good(cls: type) -> bool:
