@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+from pathlib import Path
+
+import pytest
 
 from stampede.engines.disk import DiskEngine
 from stampede.ports import Engine
@@ -13,17 +14,15 @@ from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
 class TestDisk(ClaimsSuite, StoreSuite, LocksSuite):
     short = 0.1
 
+    @pytest.fixture(autouse=True)
+    def _directory(self, memory_path: Path) -> None:
+        self.directory = memory_path
+
     def make_engine(self) -> DiskEngine:
-        return DiskEngine(tempfile.mkdtemp(prefix="stampede-test-"))
+        return DiskEngine(self.directory)
 
     def make_peer(self, engine: Engine) -> DiskEngine:
-        assert isinstance(engine, DiskEngine)
-        return DiskEngine(engine.directory)
-
-    def drop_engine(self, engine: Engine) -> None:
-        assert isinstance(engine, DiskEngine)
-        engine.close()
-        shutil.rmtree(engine.directory, ignore_errors=True)
+        return DiskEngine(self.directory)
 
 
 class TestDiskAsync(TestDisk):
