@@ -264,6 +264,21 @@ def test_a_place_in_the_pool_that_was_lost_comes_back(tmp_path: Path, monkeypatc
     cell.close()
 
 
+def test_a_file_that_was_replaced_is_left(tmp_path: Path) -> None:
+    """Some processes would go on in the one that nobody sees any more: two caches, and no invalidation reaches both."""
+    url = f"sql+sqlite:///{tmp_path}/cache.db"
+    one = sql.from_url(url)
+    one.swap("k", None, b"old", 60)
+    for each in tmp_path.iterdir():
+        each.unlink()
+    assert one.read(["k"]) == [Seen(None)]  # its table is made anew
+    other = sql.from_url(url)
+    version = other.swap("k", None, b"new", 60)
+    assert one.read(["k"])[0][:2] == (b"new", version)
+    for cell in (one, other):
+        cell.close()
+
+
 def test_values_are_not_shown(cell: SqlCell) -> None:
     """An error would bring what is kept of users into the logs."""
     version = cell.swap("k", None, b"hunter2", 60)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from math import ceil
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from stampede.engines.kit.overdue import Overdue
 from stampede.errors import EngineError, MissingExtra, OptionError
+from stampede.interruptions import pass_on
 
 __all__ = ["Database", "Where", "is_overtaken"]
 
@@ -40,6 +42,9 @@ class Database:
         self._timeout, self._overdue = timeout, Overdue(timeout)
         self._prepare, self._ready = prepare, False
         self._having: set[object] = set()  # a connection
+        if self.engine.dialect.name == "sqlite":
+            sa.event.listen(self.engine, "connect", lambda _, its: its.info.update(file=self._file()))
+            sa.event.listen(self.engine, "checkout", self._same_file)
 
     def all(self, query: sa.Select[Any], **values: Any) -> Any:
         begun = time.monotonic()
@@ -77,6 +82,20 @@ class Database:
             raise
         finally:
             self._having.discard(question)
+
+    def _file(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(str(self.engine.url.database))
+        except OSError as error:
+            pass_on(error)
+            return None
+        return found.st_dev, found.st_ino
+
+    def _same_file(self, _: Any, its: Any, __: Any) -> None:
+        """A connection leads to the file that was there, which may have been removed, or replaced, since."""
+        if its.info["file"] != self._file():
+            self._ready = False
+            raise DisconnectionError
 
     def close(self) -> None:
         self.engine.dispose()
