@@ -226,14 +226,23 @@ def _led_to(item: pytest.Item) -> frozenset[str]:
         if info is not None:
             for definitions in info.name2fixturedefs.values():
                 functions += [each.func for each in definitions]
-        for base in getattr(kind, "__mro__", ()):  # what a suite's engine is made of
-            functions += [getattr(each, "fget", each) for name, each in vars(base).items() if name[:5] != "test_"]
-        found = _led[known] = frozenset().union(*map(_reached, functions))
+        found = _led[known] = frozenset().union(_made_of(kind), *map(_reached, functions))
     return found
 
 
 _led: dict[tuple[Path, type | None, Any], frozenset[str]] = {}
 """The same for all parameters of a test: there are three times as many tests as functions."""
+
+
+@cache
+def _made_of(kind: type | None) -> frozenset[str]:
+    """What the engine of a suite leads to."""
+    found: set[str] = set()
+    for base in getattr(kind, "__mro__", ()):
+        found.update(
+            *(_reached(getattr(each, "fget", each)) for name, each in vars(base).items() if name[:5] != "test_")
+        )
+    return frozenset(found)
 
 
 def _reached(function: Any) -> frozenset[str]:
