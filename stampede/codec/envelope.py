@@ -56,6 +56,8 @@ _clock = time.time
 
 _CRC, _WRITTEN = Struct(">I"), Struct(">d")
 _SIZE = HEADER.size
+_SEALED = Struct(HEADER.format + "I").unpack_from  # with the checksum, where that is the seal
+_LEAST = HEADER.size + _CRC.size
 
 
 class Header(NamedTuple):
@@ -76,14 +78,10 @@ class Header(NamedTuple):
 
 def header_of(blob: bytes) -> Header:
     """The header of an entry's bytes, unverified; CodecError if there is none."""
-    return Header._make(_unpack(blob))
-
-
-def _unpack(blob: bytes) -> tuple[Any, ...]:
     if len(blob) < _SIZE:
         raise CodecError(f"{len(blob)} bytes are too few for an entry")
-    header = HEADER.unpack_from(blob)
-    if header[0] != MAGIC or header[1] not in (VERSION, SIGNED_VERSION):
+    header = Header._make(HEADER.unpack_from(blob))
+    if header.magic != MAGIC or header.version not in (VERSION, SIGNED_VERSION):
         raise CodecError("no entry of ours, or of a version that is not known here")
     return header
 
@@ -113,7 +111,7 @@ class Codec:
         self._version = SIGNED_VERSION if keys else VERSION
         self._head = HEADER.size + (_WRITTEN.size if keys else 0)  # what stands before the seal
         self._start = self._head + (32 if keys else _CRC.size)  # of the body
-        self._expected = self._version, body.number, self._signed, body.fingerprint
+        self._expected = MAGIC, self._version, body.number, self._signed, body.fingerprint
 
     def encode(self, key: str, entry: Entry[Any]) -> bytes:
         """The entry's bytes, good for this key only. CodecError: the value can't be held; TooLarge: it is too big."""
@@ -130,16 +128,24 @@ class Codec:
     def decode(self, key: str, blob: bytes) -> Entry[Any]:
         """The entry that `encode` was given. Bytes that are not exactly such: CodecError, whatever they hold."""
         try:  # all of it in here: this is most of a hit
-            _, version, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint = _unpack(blob)
-            known = (version, codec, flags & SIGNED, fingerprint) == self._expected
-            if not known or isnan(cost + margin + ttl + fresh + keep):
-                self._complain(version, codec, flags, fingerprint)
-            start, size = self._start, len(blob)
+            size = len(blob)
+            if size < _LEAST:
+                raise CodecError(f"{size} bytes are too few for an entry")
+            magic, version, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint, crc = _SEALED(blob)
+            if (magic, version, codec, flags & SIGNED, fingerprint) != self._expected or isnan(
+                cost + margin + ttl + fresh + keep
+            ):
+                self._complain(header_of(blob))
+            start = self._start
             body: bytes | memoryview = blob[start:] if size < COPIED else memoryview(blob)[start:]
             if self._max_bytes is not None and size - start > self._max_bytes:
                 raise CodecError(f"{size - start} bytes are more than max_bytes, {self._max_bytes}")
-            head, seal = blob[: self._head], blob[self._head : start]
-            if not (self._is_signed(key, head, body, seal) if self._keys else _checksum(key, head, body) == seal):
+            head = blob[: self._head]
+            if self._keys:
+                whole = self._is_signed(key, head, body, blob[self._head : start])
+            else:
+                whole = _checksum(key, head, body) == crc
+            if not whole:
                 raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
             if self._keys and (spent := _clock() - _WRITTEN.unpack_from(blob, _SIZE)[0] - SKEW) > 0:
                 fresh, keep = min(fresh, fresh - spent), min(keep, keep - spent)
@@ -172,19 +178,19 @@ class Codec:
             entry.id, entry.cost, entry.margin, entry.ttl, entry.fresh, entry.keep, self._body.fingerprint,
         )  # fmt: skip
         if not self._keys:
-            return head + _checksum(key, head, body) + body
+            return head + _CRC.pack(_checksum(key, head, body)) + body
         head += _WRITTEN.pack(_clock())
         return head + _signature(self._keys[0], key, head, body) + body
 
-    def _complain(self, version: int, codec: int, flags: int, fingerprint: int) -> None:
-        """Say what is wrong with a header."""
-        if codec != self._body.number:
+    def _complain(self, header: Header) -> None:
+        """Say what is wrong with it."""
+        if header.codec != self._body.number:
             raise CodecError("the entry was written by another codec")
-        if flags & SIGNED != self._signed:
+        if header.flags & SIGNED != self._signed:
             raise CodecError("the entry is not signed" if self._signed else "the entry is signed, and no key is known")
-        if version != self._version:
+        if header.version != self._version:
             raise CodecError("the entry is of another layout")  # signed, perhaps, without a moment: good for ever
-        if fingerprint != self._body.fingerprint:
+        if header.fingerprint != self._body.fingerprint:
             raise CodecError("the entry was written for another return type")
         raise CodecError("a duration is not a number")
 
@@ -215,8 +221,8 @@ def _check_raised(value: Any) -> None:
         _check_raised((name, tuple(args), more))
 
 
-def _checksum(key: str, head: bytes, body: bytes | memoryview) -> bytes:
-    return _CRC.pack(crc32(body, crc32(head, crc32(key.encode("utf-8", "surrogatepass")))))
+def _checksum(key: str, head: bytes, body: bytes | memoryview) -> int:
+    return crc32(body, crc32(head, crc32(key.encode("utf-8", "surrogatepass"))))
 
 
 def _signature(secret: bytes, key: str, head: bytes, body: bytes | memoryview) -> bytes:
