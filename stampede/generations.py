@@ -119,11 +119,11 @@ class Generations:
         """What the generations of its scopes, as they were said to be since that epoch, make of a prefix."""
         owns, wholes = (*generations, [""])[:2]
         today = self._keep_prefix(epoch, owns[0], wholes[0])
+        if not self._left and len(owns) == len(wholes) == 1:
+            return today, []
         # What this process knew a moment ago, too: of what an emptied server can't tell any more. Each process asks for
         # both generations at moments of its own, so it may know of a newer one, and believe in the older other.
         left = [known for known in self._left.copy() if _clock() - known[2] < HEARD]
-        if not left and len(owns) == len(wholes) == 1:
-            return today, []
         owns = [*owns, *[own for own, _, _ in left]]
         wholes = [*wholes, *[whole for _, whole, _ in left]]
         prefixes = {self._prefix_of(own, whole) for whole in wholes for own in owns}
@@ -132,8 +132,8 @@ class Generations:
     def _recall(self) -> str | None:
         """The same, where the engine knows it at once: without the price of coroutines. Not of one that is down, which
         is asked for this first."""
-        recalls = self.core.engine.recalls
-        if recalls is None or self.core.is_down():
+        recalls, outage = self.core.engine.recalls, self.core.outage
+        if recalls is None or (outage is not None and outage.breaker.outage is not None):
             return None
         known, epoch, own = self._known, self.core.epoch, recalls.generation_at_hand(self.name)
         whole = recalls.generation_at_hand(self.namespace) if self._nested else ""

@@ -188,7 +188,7 @@ def claim(record: Record, token: bytes, ask: Ask, now: float, *, fence: int = 0,
     found = hit(kept, ask, now) if kept is not None else None
     if found is not None:
         return record, found, None
-    entry = served(kept, now)
+    entry = served(kept, now) if kept is not None else None
     if not ask.force:
         failed = past.answer(ask.awaited, entry, now) if past is not None else None
         if failed is not None:

@@ -159,7 +159,7 @@ class Stored(Generations):
             return done
         finally:
             # Whoever begins a new generation, another thread perhaps, may not have got to these keys' residents yet.
-            before = {known, *self._older.copy()} - {physical}
+            before = {known, *self._older.copy()} - {physical} if self._older or known != physical else ()
             for key in changes:
                 core.forget(physical + key, hard=hard)  # after, for those who read the old one while it was changed
                 for prefix in before:
@@ -174,9 +174,9 @@ class Stored(Generations):
         Another process may have begun a new generation a moment ago, and its keys are the ones to change. A third may
         not have heard of it, and would go on to find in the older one what is older than this change.
         """
-        done, guess, epoch = None, self._at_hand(), self.core.epoch
-        believed = self._known
-        if self.core.engine.changes and self._of_engine(believed) and guess == believed[1]:
+        done, epoch, believed = None, self.core.epoch, self._known
+        guess = self._at_hand() if self.core.engine.changes else ""
+        if guess == believed[1] and self._of_engine(believed):
             done, generations = await self._changed(colour, verb, guess, changes, self._scopes)
             today, ended = self._told(epoch, generations)
             ended = [each for each in ended if each != guess]
@@ -199,13 +199,14 @@ class Stored(Generations):
             for each in args:
                 if isinstance(each, Entry):
                     each.id = self.era.id_of(each.id)
+        together = self.core.engine.changes or (len(changes) > 1 and (colour.suspending or many is not None))
+        if not together:
+            return [await getattr(store, verb)(prefix + key, *args) for key, args in changes.items()], ()
         asked = [Asked(verb, (prefix + key, *args)) for key, args in changes.items()]
         if self.core.engine.changes:
             return await cast("Changes", store).change(asked, scopes)
-        if colour.suspending and len(asked) > 1:
+        if colour.suspending or many is None:
             done = await settled([getattr(store, verb)(*each.args) for each in asked])
-        elif many is None or len(asked) == 1:
-            return [await getattr(store, verb)(*each.args) for each in asked], ()
         else:
             coded = self._coded  # all before the first is sent: a value that is refused leaves the others as they were
             done = many.ask_many(coded.sealed(asked) if coded is not None else asked)

@@ -180,13 +180,13 @@ class _Keys(Names):
         self.great_bumps = 0
         self.fading: deque[tuple[float, str]] = deque()
 
-    def change(self, key: str, ask: Callable[[Record, float], Change[T]]) -> T:
-        """The answer. By then what the question has made of the key is there, and who waited is woken."""
+    def change(self, key: str, question: Callable[..., Change[T]], *asked: Any) -> T:
+        """The answer, as `record` has it. By then what was made of the key is there, and who waited is woken."""
         with decisions.lock:
             now = self.clock()
             kept, noted = self.shelf.get(key), self.records.get(key, NOTHING)
             was = noted if kept is None else Record(kept, noted.lease, noted.past)
-            after, answer, fallen = ask(was, now)
+            after, answer, fallen = question(was, *asked, now)
             if after is not was:
                 if self.closed:
                     self.check()
@@ -195,7 +195,7 @@ class _Keys(Names):
                     if self.records.get(key, NOTHING) is not noted:
                         # Some value's finalizer has changed the key in the middle of our put: all is decided anew.
                         self.shelf.drop(key)
-                        return self.change(key, ask)
+                        return self.change(key, question, *asked)
                 self.note(key, after, now)
             hung = self.waited.pop(fallen, None) if fallen is not None else None
         if hung is not None:
@@ -235,19 +235,19 @@ class _Verbs(Versioned):
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         keys = self._keys
-        resident = keys.shelf.get(key)
+        resident = keys.shelf.get(key) if key not in keys.records else None
         if resident is not None:  # for most claims that is all: they need no record
             with decisions.lock:
                 found = record.hit(resident, ask, keys.clock())
             if found is not None:
                 return found
-        return keys.change(key, lambda was, now: record.claim(was, token, ask, now))
+        return keys.change(key, record.claim, token, ask)
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        return self._keys.change(key, lambda was, now: record.fill(was, token, entry, now))
+        return self._keys.change(key, record.fill, token, entry)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        return self._keys.change(key, lambda was, now: record.abandon(was, token, verdict, rest, now))
+        return self._keys.change(key, record.abandon, token, verdict, rest)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         await self._keys.wait(key, busy, timeout, self._colour)
@@ -274,11 +274,11 @@ class _Verbs(Versioned):
         return [each.key for each in kept if each.keep > now and each.key.startswith(prefix)], None
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        return self._keys.change(key, lambda was, now: record.set(was, entry, now))
+        return self._keys.change(key, record.set, entry)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         self._keys.check()
-        return self._keys.change(key, lambda was, now: record.replace(was, seen, entry, now))
+        return self._keys.change(key, record.replace, seen, entry)
 
     async def expire(self, key: str) -> bool:
         self._keys.check()
