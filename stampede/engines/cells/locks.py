@@ -60,8 +60,7 @@ class CellLocks:
             return after, released, fallen
 
         its = name_of(name, b"l").decode()
-        released, _, _ = await self._records.change(its, decide, self._records.owned.pop(its, token))
-        return released
+        return await self._records.answer(its, decide, self._records.owned.pop(its, token))
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await self._records.wait(name_of(name, b"l").decode(), busy, timeout)

@@ -120,6 +120,10 @@ class Records:
 
     # -- change
 
+    async def answer(self, name: str, decide: Decide[T], known: tuple[Version, Record] | None = None) -> T:
+        """What is answered. By then what that has made of the record is there."""
+        return (await self.change(name, decide, known))[0]
+
     async def change(
         self, name: str, decide: Decide[T], known: tuple[Version, Record] | None = None, undo: Undo | None = None
     ) -> tuple[T, Version, Record]:

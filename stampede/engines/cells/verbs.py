@@ -40,7 +40,7 @@ class CellKeys(Versioned):
     # -- claims -------------------------------------------------------------------------------------------------
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        name = name_of(key).decode()
+        name = _named(key)
         news = self._tells and not (ask.force or ask.seen or ask.awaited or ask.since)
         reply, version, there = await self._records.change(
             name,
@@ -57,7 +57,7 @@ class CellKeys(Versioned):
         return reply
 
     async def look(self, key: str, patience: float) -> Found | None:
-        name = name_of(key).decode()
+        name = _named(key)
         _, there, now = await self._records.look(name)
         if there.kept is None:
             return None
@@ -70,25 +70,21 @@ class CellKeys(Versioned):
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         self._records.fits(len(entry.value))
-        name = name_of(key).decode()
+        name = _named(key)
         self._costs.learn(name, entry)
         known = self._owned.pop(name, token)
-        stored, _, _ = await self._records.change(name, lambda it, now: record.fill(it, token, entry, now), known)
-        return stored
+        return await self._records.answer(name, lambda it, now: record.fill(it, token, entry, now), known)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        name = name_of(key).decode()
+        name = _named(key)
         known = self._owned.pop(name, token)
-        fallen, _, _ = await self._records.change(
-            name, lambda it, now: record.abandon(it, token, verdict, rest, now), known
-        )
-        return fallen
+        return await self._records.answer(name, lambda it, now: record.abandon(it, token, verdict, rest, now), known)
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return await self._records.renew(name_of(key).decode(), token, lease)
+        return await self._records.renew(_named(key), token, lease)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        name = name_of(key).decode()
+        name = _named(key)
         there, waited, now = await self._records.wait(name, busy, timeout, self._costs.get(name, 0.0), OFTEN)
         kept = there.kept
         if kept is None or (busy.entry is not None and busy.entry.id == kept.entry.id):
@@ -99,12 +95,12 @@ class CellKeys(Versioned):
     # -- store --------------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        names = [name_of(key).decode() for key in keys]
+        names = [_named(key) for key in keys]
         found, now = await self._records.looks(names)
         return [record.served(found[name].kept, now) for name in names]
 
     async def show(self, key: str) -> Shown:
-        _, there, now = await self._records.look(name_of(key).decode())
+        _, there, now = await self._records.look(_named(key))
         entry, lease = record.served(there.kept, now), there.lease
         if lease is None or lease.end <= now:
             return Shown(entry, b"")
@@ -112,22 +108,17 @@ class CellKeys(Versioned):
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         self._records.fits(len(entry.value))
-        await self._records.change(name_of(key).decode(), lambda it, now: record.set(it, entry, now))
+        await self._records.answer(_named(key), lambda it, now: record.set(it, entry, now))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         self._records.fits(len(entry.value))
-        stored, _, _ = await self._records.change(
-            name_of(key).decode(), lambda it, now: record.replace(it, seen, entry, now)
-        )
-        return stored
+        return await self._records.answer(_named(key), lambda it, now: record.replace(it, seen, entry, now))
 
     async def expire(self, key: str) -> bool:
-        fresh, _, _ = await self._records.change(name_of(key).decode(), record.expire)
-        return fresh
+        return await self._records.answer(_named(key), record.expire)
 
     async def invalidate(self, key: str) -> bool:
-        there, _, _ = await self._records.change(name_of(key).decode(), record.invalidate)
-        return there
+        return await self._records.answer(_named(key), record.invalidate)
 
     # -- generations --------------------------------------------------------------------------------------------
 
@@ -146,3 +137,7 @@ class CellKeys(Versioned):
 
     async def soften(self, scope: str) -> None:
         await self._generations.change(self._records, scope, soft=True)
+
+
+def _named(key: str) -> str:
+    return name_of(key).decode()
