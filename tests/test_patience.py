@@ -405,7 +405,8 @@ def test_nor_for_what_was_first_asked_slowly(before: Before, face: Faces, engine
     """Who is told at last that somebody computes would wait for that as if it had only just come."""
     proxy, url = hanging(engine, before)
     holder, waiter = face(f"{engine}://127.0.0.1:{proxy.target}"), face(url)
-    waiter("warm", lambda: 1)
+    for _ in range(30):
+        waiter("warm", lambda: 1)  # until it looks first, as it expects to find
     begun, end = threading.Event(), threading.Event()
     herd = Herd(lambda: holder("k", lambda: (begun.set(), end.wait(LONG))[1]))
     assert begun.wait(LONG)
