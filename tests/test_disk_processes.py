@@ -61,6 +61,7 @@ def compute_or_wait(engine: DiskEngine, work: Any) -> tuple[bytes, float]:
 
 
 def herd_of_threads(pipe: Connection, directory: Path, threads: int) -> None:
+    disk.SAFETY = 2 * PATIENCE  # nobody looks for himself
     engine = DiskEngine(directory)
     computed: list[float] = []
     served: list[float] = []
@@ -103,7 +104,7 @@ def test_herd_of_processes(engine: DiskEngine) -> None:
         leader.tell()
         reports = [each.hear() for each in herd]
     assert sum(len(computed) for computed, _ in reports) == 1
-    assert max(last for _, last in reports) - stored < 0.5  # the figure is in benchmarks/disk.py; a poll takes 1 s
+    assert max(last for _, last in reports) - stored < PATIENCE / 3  # the figure is in benchmarks/disk.py
 
 
 def herd_of_tasks(pipe: Connection, directory: Path, tasks: int) -> None:
@@ -409,8 +410,9 @@ def test_a_daemons_writes_are_not_lost(tmp_path: Path) -> None:
         engine.close()
 
 
-def test_forks_while_others_write(engine: DiskEngine) -> None:
+def test_forks_while_others_write(tmp_path: Path) -> None:
     """A fork in the middle of another thread's transaction would leave a child that can never write."""
+    engine = DiskEngine(tmp_path / "cache", timeout=15)  # for which a busy machine may keep it from its turn
     done = threading.Event()
 
     def write() -> None:
@@ -438,6 +440,7 @@ def test_forks_while_others_write(engine: DiskEngine) -> None:
         for writer in writers:
             writer.join()
     assert None not in run_blocking(engine.store.get([f"child {number}" for number in range(10)]))
+    engine.close()
 
 
 def test_an_end_nobody_noticed_is_an_end(engine: DiskEngine) -> None:
