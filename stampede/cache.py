@@ -208,7 +208,7 @@ class Cache:
 
     async def _computed(self, colour: Colour, key: str, function: Callable[[], Any], options: Mapping[str, Any]) -> Any:
         """The value of what is not at hand; or of what may have to go another way."""
-        block = self._around()
+        block = around(lambda: self)
         if block is not None and block.straight:
             return await colour.call(function)
         found = self._at_hand(key, options, block) if switch.thrown else None
@@ -219,9 +219,6 @@ class Cache:
         policy = self.policy.with_options(**options)
         landing = await self._root.fetch(colour, self._key(key), function, policy, once=block)
         return called(partial(landed, landing, policy))  # which may end in the function's own StopIteration
-
-    def _around(self) -> Block | None:
-        return around(lambda: self) if switch.thrown else None
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value if it is fresh, else `default`. Nobody computes.
@@ -400,7 +397,7 @@ class Cache:
     async def _many(
         self, colour: Colour, keys: Iterable[str], function: Callable[[list[str]], Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        block = self._around()
+        block = around(lambda: self)
         if block is not None and block.straight:
             return dict(await colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)

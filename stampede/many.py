@@ -21,7 +21,7 @@ from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import Nothing
 from stampede.policy import Policy, seconds
 from stampede.scope import Scope
-from stampede.switch import Block, around, switch
+from stampede.switch import Block, around
 from stampede.verbs import VERBS, Arguments
 
 __all__ = ["Many", "ManyMethod"]
@@ -70,7 +70,7 @@ class Many:
     async def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
         ids, call = self._place.among(args, kwargs)
         wanted = ids_of(ids)
-        block = around(lambda: self.one.home) if switch.thrown else None
+        block = around(lambda: self.one.home)
         if block is not None and block.straight:
             return await self._straight(wanted, call)
         return await self.one.in_open_cache(lambda scope: self._kept(scope, wanted, call, block))

@@ -101,7 +101,9 @@ switch.turn(os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0"))
 
 
 def around(cache: Callable[[], Any]) -> Block | None:
-    """The innermost open block around the caller that is about this cache; to be asked where the switch is thrown."""
+    """The innermost open block around the caller that is about this cache."""
+    if not switch.thrown:
+        return None
     if switch.off:
         return _off
     for block in reversed(_around.get()):

@@ -16,7 +16,7 @@ from stampede.outcome import landed
 from stampede.policy import Policy
 from stampede.scope import Scope
 from stampede.status import status
-from stampede.switch import Block, around, switch
+from stampede.switch import Block, around
 
 __all__ = ["VERBS", "Verbs"]
 
@@ -107,7 +107,7 @@ class Verbs(ABC):
         return self._run(self._refresh(args, kwargs))
 
     async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scope, block = self.scope, around(lambda: self.home) if switch.thrown else None
+        scope, block = self.scope, around(lambda: self.home)
         once = None if block is None or block.straight else block  # what is refreshed inside is refreshed for all of it
         work = self.fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True, once=once)
         return landed(await work, scope.policy)
@@ -245,7 +245,7 @@ class Verbs(ABC):
         return self._run(self._many([call_arguments(call, *first) for call in calls], workers))
 
     async def _many(self, calls: list[Arguments], workers: int) -> list[Any]:
-        block = around(lambda: self.home) if switch.thrown else None
+        block = around(lambda: self.home)
         if block is not None and block.straight:
             return [await self.colour.call(call.of(self.function)) for call in calls]
         return await self.in_open_cache(lambda scope: self._all_of(scope, calls, workers, block))

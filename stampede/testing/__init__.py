@@ -29,16 +29,8 @@ __all__ = [
 ]
 
 # The suites need pytest and the explorer is large: who only isolates a test pays for neither.
-_LATE = {
-    "CellSuite": "conformance",
-    "ClaimsSuite": "conformance",
-    "CodecSuite": "conformance",
-    "HistoriesSuite": "conformance",
-    "LocksSuite": "conformance",
-    "StoreSuite": "conformance",
-    "explore": "explorer",
-    "roam": "explorer",
-}
+_SUITES = {name: "conformance" for name in __all__ if name.endswith("Suite")}
+_LATE = {**_SUITES, "explore": "explorer", "roam": "explorer"}
 
 
 def __getattr__(name: str) -> Any:

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CacheRegion", "DogpileEngine", "StampedeBackend", "make_region"]
 
-_WHERE = {
-    "CacheRegion": "region",
-    "DogpileEngine": "engine",
-    "StampedeBackend": "backend",
-    "make_region": "region",
-}
+_WHERE = {"CacheRegion": "region", "DogpileEngine": "engine", "StampedeBackend": "backend", "make_region": "region"}
 
 
 def __getattr__(name: str) -> Any:

@@ -50,7 +50,6 @@ def _dbm(arguments: Arguments) -> Arguments:
 def _redis(arguments: Arguments) -> Arguments:
     url, connection = arguments.pop("url", None), _connection(arguments)
     pool = arguments.pop("connection_pool", None)
-    _expiry(arguments, "redis_expiration_time", "valkey_expiration_time")
     if pool is None and url is not None and not connection:
         return {"url": url.replace("valkey", "redis", 1) if url.startswith("valkey") else url, **arguments}
     import redis
@@ -71,7 +70,6 @@ def _sentinel(arguments: Arguments) -> Arguments:
     for name in ("username", "password"):
         if name in connection:
             own.setdefault(name, connection[name])
-    _expiry(arguments, "redis_expiration_time", "valkey_expiration_time")
     sentinel = Sentinel(arguments.pop("sentinels"), sentinel_kwargs=own, **connection)
     return {"url": sentinel.master_for(arguments.pop("service_name", "mymaster")), **arguments}
 
@@ -80,7 +78,6 @@ def _cluster(arguments: Arguments) -> Arguments:
     from redis.cluster import RedisCluster
 
     url, nodes, connection = arguments.pop("url", None), arguments.pop("startup_nodes", None), _connection(arguments)
-    _expiry(arguments, "redis_expiration_time", "valkey_expiration_time")
     connection.pop("db", None)
     client = RedisCluster.from_url(url, **connection) if url else RedisCluster(startup_nodes=nodes, **connection)
     return {"url": client, **arguments}
@@ -93,7 +90,8 @@ _CONNECTION = (
 
 
 def _connection(arguments: Arguments) -> Arguments:
-    """What is said of connections to Redis, taken out of the arguments."""
+    """What is said of connections to Redis, taken out of the arguments; and what goes with them."""
+    _expiry(arguments, "redis_expiration_time", "valkey_expiration_time")
     said = {name: arguments.pop(name) for name in _CONNECTION if name in arguments}
     return {**(arguments.pop("connection_kwargs", None) or {}), **{k: v for k, v in said.items() if v is not None}}
 
