@@ -528,6 +528,8 @@ def test_times_are_whole_and_never_for_ever(server: MemcachedServer, engine: Mem
     assert renew(engine, token, ttl)
     run_blocking(engine.store.invalidate("k"))
     assert renew(engine, granted(engine, lease=ttl), ttl)
+    put(engine, some(fresh=-ttl - 10, keep=0.0), "over")
+    assert int((server.say(b"mg s:over t\r\n").split() or [b"HD", b"t0"])[1][1:]) in (0, 1)
 
 
 def test_clocks_are_never_compared(engine: MemcachedEngine, monkeypatch: pytest.MonkeyPatch) -> None:

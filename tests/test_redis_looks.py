@@ -20,7 +20,7 @@ from stampede.engines.kit.progress import LARGE
 from stampede.engines.redis import RedisEngine, wire
 from stampede.engines.redis.ends import MOST, Ends
 from stampede.entry import Entry, new_id
-from stampede.errors import EngineError
+from stampede.errors import EngineError, RecursiveComputation
 from stampede.ports import Ask, Asked, Found, Granted, Ticket
 
 LONG = 60.0
@@ -71,6 +71,40 @@ def spent(server: RedisServer, ask: Callable[[], object]) -> dict[str, int]:
     ask()
     after = {name: number - before.get(name, 0) for name, number in counts(server).items()}
     return {name: number for name, number in after.items() if number and name not in ("info", "ping")}
+
+
+def test_of_a_herd_two_look(own: RedisServer) -> None:
+    """Each task that wants what is there would ask for it: and not one, and one for all who came when it had asked."""
+    with Cache(own.url, early=0) as cache:
+        cache.set("k", 1)
+
+        async def herd() -> list[Any]:
+            return await asyncio.gather(*[cache.aget_or_compute("k", lambda: 2) for _ in range(20)])
+
+        for _ in range(20):
+            cache.get_or_compute("k", lambda: 2)  # so that a hit is likely
+        asyncio.run(herd())
+        assert spent(own, lambda: asyncio.run(herd())).get("getex", 0) <= 2
+
+
+def test_who_computes_looks_in_no_flight_of_its_own(server: RedisServer) -> None:
+    """A function that invalidates its own value and asks for it would compute it within itself, without an end."""
+    met = []
+
+    with Cache(server.url, early=0) as cache:
+        for _ in range(20):
+            cache.get_or_compute("k", lambda: 1)  # so that a hit is likely
+        cache.invalidate("k")
+
+        def origin() -> int:
+            cache.invalidate("k")
+            with pytest.raises(RecursiveComputation) as caught:
+                cache.get_or_compute("k", lambda: met.append("computed"))
+            met.append(caught.type)
+            return 2
+
+        assert cache.get_or_compute("k", origin) == 2
+    assert met == [RecursiveComputation]
 
 
 @pytest.mark.parametrize("local", [False, True])
