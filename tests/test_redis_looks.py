@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from math import inf, nan
@@ -130,6 +131,25 @@ def test_what_a_hit_costs_the_server(own: RedisServer, run: Any, local: bool) ->
         assert spent(own, lambda: ask(10)) == (followed if local else {"pttl": 10, "getex": 10})
         if not local:
             assert spent(own, lambda: ask(10)) == {"getex": 10}
+
+
+def test_what_a_hit_costs_its_caller(own: RedisServer) -> None:
+    """Each call of a function on its way is paid by every hit, and added easily."""
+    with Cache(own.url) as cache:
+
+        @cache.cached
+        def report(number: int) -> int:
+            return number
+
+        for _ in range(10):  # it mostly hits
+            report(1)
+        calls: list[str] = []
+        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_qualname) if event == "call" else None)
+        try:
+            report(1)
+        finally:
+            sys.setprofile(None)
+        assert len(calls) <= 70, calls  # 62, where no finalizer comes in between
 
 
 def test_a_look_has_what_is_left_of_wait(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
