@@ -139,7 +139,7 @@ class LocksSuite(Suite):
         if self.clock is not None:
             raise unittest.SkipTest("a holder goes by its own clock")
         first = Lock("l", self.engine, lease=self.short, max_hold=self.short / 100, wait=0)
-        second = Lock("l", self.peer, lease=self.short, wait=SOON)
+        second = Lock("l", self.peer, lease=LONG, wait=SOON)
         try:
             assert await self.taken(first)
             assert await self.taken(second)
