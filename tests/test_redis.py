@@ -1533,4 +1533,4 @@ def test_a_closed_cache_leaves_nothing_open(server: RedisServer) -> None:
         assert cache.get_or_compute("k", lambda: 1) == 1
         assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
         assert descriptors() > before
-    assert descriptors() == before
+    until(lambda: descriptors() <= before)  # a thread of another test's may have one more for a moment

@@ -110,9 +110,10 @@ def herd(cache: Cache, failing: Failing) -> None:
 def late(cache: Cache, failing: Failing) -> None:
     failing.go.clear()
     with pytest.raises(WaitTimeout):
-        cache.get_or_compute("k", failing, deadline=0.01)
+        cache.get_or_compute("k", failing, deadline=0.1)
     with pytest.raises(WaitTimeout):
-        cache.get_or_compute_many(["a", "b"], failing, deadline=0.01)
+        cache.get_or_compute_many(["a", "b"], failing, deadline=0.1)
+    until(lambda: failing.held)
     failing.go.set()
 
 
