@@ -193,7 +193,7 @@ class Records:
     ) -> tuple[Record, float, float]:
         """Until its lease has fallen or ended, or the time is over: what is there, how long that took, and now."""
         began, mine, opened, pace = time.monotonic(), Waiter(name), self.common.open, Pace()
-        waited = took = 0.0
+        waited = took = last = 0.0
         left = busy.lease
         with opened.waiting(mine.ring), self.common.lookout.has(mine):
             end = await self._way.watch(name, mine.ring) if opened.watches else None
@@ -201,13 +201,14 @@ class Records:
                 while True:
                     bell = mine.fresh()
                     if end is not None or waited:
-                        there, took = await self._seen(mine)
+                        last, (there, took) = took, await self._seen(mine)
                         lease, now = there.lease, self.clock()
                         if lease is None or not record.standing(lease, busy.token, now):
                             return there, waited, now
                         left = lease.end - now
                     rest = SAFETY * uniform(0.9, 1.1) if end is not None else pause(waited, cost, random(), longest)
-                    rest = max(min(max(rest, took), left, timeout - waited), 0.001)
+                    rest = max(rest, min(took, last))  # one that is slow, and not for once, has as long a rest
+                    rest = max(min(rest, left, timeout - waited), 0.001)
                     mine.due = time.monotonic() + rest
                     await self._colour.park(bell, rest)
                     if end is not None and (crowded := pace.rest(time.monotonic())):
