@@ -329,17 +329,24 @@ def test_a_forked_child_has_mutexes_of_its_own(url: str) -> None:
     region, origin = made(url), Origin()
     herd = Herd(lambda: region.get_or_create("k", origin))
     origin.has_begun()
+    mine: Any = region.backend.get_mutex("mine")
+    assert mine.acquire(False)  # by the very thread that forks
     child = os.fork()
     if not child:
         try:
             mutex = region._mutex("k")
-            good = not mutex._takers and region.get_or_create("other", lambda: 2) == 2
+            good = (
+                mine._mutexes.held_here(mine.key) is None
+                and not mutex._takers
+                and region.get_or_create("other", lambda: 2) == 2
+            )
             if "memory" not in url:
                 good = good and mutex.locked() and not mutex.acquire(False)
             os._exit(0 if good else 1)
         finally:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
+    mine.release()
     origin.let_on()
     assert herd.join() == [1]
     assert region.get("k") == 1
