@@ -214,11 +214,18 @@ def _url_of(kind: str, its: Mapping[str, Any]) -> str:
 def made_with(options: Mapping[str, Any]) -> dict[str, Any]:
     """What a client's connections were made with, as far as it is good for ours."""
     given = {key: value for key, value in options.items() if key not in _FOREIGN}
-    for name in ("ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "ssl_ocsp_context", "ssl_ocsp_expected_cert"):
+    for name in _ONE_COLOUR:
         if not given.get(name):
-            given.pop(name, None)  # which one colour doesn't know
+            given.pop(name, None)
     timeouts = {key for key in ("socket_timeout", "socket_connect_timeout") if given.get(key, 0) is None}
     return {key: value for key, value in given.items() if key not in timeouts}
+
+
+_ONE_COLOUR = (
+    "ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "ssl_ocsp_context", "ssl_ocsp_expected_cert",
+    "ssl_password", "ssl_ca_path",  # not in redis-py 5.3
+)  # fmt: skip
+"""What the connections of an event loop don't know: where it says nothing, it is not said."""
 
 
 def trouble(server: str, error: Exception) -> EngineError:
