@@ -885,6 +885,11 @@ def test_a_refused_block_that_ends_in_another_task(on: str) -> None:
             assert await asyncio.create_task(step(refused)) is None
             assert mine.held
             assert not free("a", on)
+            refused = kept()
+            assert await asyncio.create_task(step(refused)) is False
+            assert await step(refused) is None  # by the very one who has it
+            assert mine.held
+            assert not free("a", on)
         granted = kept()
         assert await asyncio.create_task(step(granted)) is True
         assert await asyncio.create_task(step(granted)) is None
