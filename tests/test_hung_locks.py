@@ -21,7 +21,7 @@ from memcached_server import shared_memcached
 from proxy import Proxy
 from servers import shared_redis
 
-from stampede import Cache, EngineError, Lock, LockTimeout, try_lock
+from stampede import Cache, EngineError, Lock, LockTimeout, guarded_locks, stalls, try_lock
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.engines.redis.verbs import LOOK
@@ -315,6 +315,31 @@ def test_a_slow_server_keeps_nobody_for_more_than_one_question(world: Worlds, en
         assert time.monotonic() - began < wait + 1.75 * question
         its.rest(question)  # it leaves the queue, and keeps a connection for that
     its.proxy.delay = 0.0
+    held.release()
+    until(its.is_free, bound=5)
+
+
+@both
+def test_what_is_withdrawn_takes_a_moment_or_none(world: Worlds, colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who gives up would wait for as long again, to leave the queue of a server that is slow, or hangs."""
+    its, waits, real = world("redis", colour), list[float](), guarded_locks.within
+
+    async def counted(colour: Any, work: Any, seconds: float, late: Any) -> Any:
+        waits.append(seconds)
+        return await real(colour, work, seconds, late)
+
+    monkeypatch.setattr(guarded_locks, "within", counted)
+    its.warm()
+    held = Lock("l", on=its.direct, lease=LEASE)
+    assert held.acquire()
+    assert not its.acquire(its.lock(wait=2 * LOOK))
+    assert waits and max(waits) <= stalls.LATE
+    its.proxy.hold()
+    assert took(lambda: its.acquire(its.lock("t"), 0), "hangs")
+    waits.clear()
+    assert took(lambda: its.acquire(its.lock("u"), 0), "hangs")
+    assert waits == []
+    its.proxy.let_go()
     held.release()
     until(its.is_free, bound=5)
 
