@@ -59,7 +59,7 @@ def test_any_number_in_one_batch_and_beside_all_callers(
     try:
         proxy = before(server)
         proxy.delay = 0.005
-        asked = face(proxy.url, "async", timeout=0.3)
+        asked = face(proxy.url, "async", timeout=1.5)
         asked("warm", lambda: 1)
         server.freeze()
 
