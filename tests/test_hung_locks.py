@@ -390,9 +390,11 @@ def test_who_waits_for_long_takes_no_thread_for_it(world: Worlds, colour: str) -
         asking.append(names.count("stampede-ask") + names.count("stampede-wait"))
 
     count()
-    threading.Timer(WAIT, lambda: (count(), held.release())).start()
+    letting_go = threading.Timer(WAIT, lambda: (count(), held.release()))
+    letting_go.start()
     lock = its.lock(wait=LEASE)
     assert its.acquire(lock)
+    letting_go.join()
     assert asking[0] == asking[1]
     its.release(lock)
 
@@ -421,8 +423,10 @@ def test_who_finds_no_place_to_wait_in_has_its_lock_all_the_same(
     held, lock = Lock("l", on=its.direct, lease=LEASE), its.lock(wait=HUNG)
     assert held.acquire()
     assert not lock.acquire(WAIT)
-    threading.Timer(WAIT, held.release).start()
+    letting_go = threading.Timer(WAIT, held.release)
+    letting_go.start()
     assert lock.acquire()
+    letting_go.join()
     lock.release()
 
 
