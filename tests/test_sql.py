@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from postgres_server import shared_postgres
 from stampede import Cache, EngineError, events
 from stampede.engines import open_engine, sql
 from stampede.engines.cells import Cell, Faster, Seen
+from stampede.engines.database import Database
 from stampede.engines.sql import SqlCell, schema
 from stampede.errors import MissingExtra, OptionError
 
@@ -262,6 +264,23 @@ def test_a_place_in_the_pool_that_was_lost_comes_back(tmp_path: Path, monkeypatc
         cell.read(["k"])
     assert cell.read(["k"])[0].data == b"1"
     cell.close()
+
+
+def test_who_was_overtaken_while_the_table_was_made_looks_again(tmp_path: Path) -> None:
+    """Somebody else made it at that moment, or not all of it: what is left to prepare would never be."""
+    prepared: list[str] = []
+
+    def prepare(line: sa.Connection) -> None:
+        prepared.append("once more")
+        if len(prepared) == 1:
+            raise sa.exc.IntegrityError("CREATE TABLE", None, sqlite3.IntegrityError())
+
+    database = Database(f"sqlite:///{tmp_path}/cache.db", 3.0, {}, prepare)
+    for expected in (pytest.raises(sa.exc.IntegrityError), nullcontext()):
+        with expected:
+            database.ask(lambda found: found.all(), sa.text("SELECT 1"), {})
+    assert len(prepared) == 2
+    database.close()
 
 
 def test_a_file_that_was_replaced_is_left(tmp_path: Path) -> None:

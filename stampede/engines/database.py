@@ -73,7 +73,7 @@ class Database:
                     line.invalidate()
                     raise
         except DBAPIError as trouble:
-            self._ready = is_overtaken(trouble)  # or its table may be gone
+            self._ready = self._ready and is_overtaken(trouble)  # or its table may be gone
             raise
         except PoolTimeout:
             pool: Any = self.engine.pool
