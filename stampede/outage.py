@@ -187,7 +187,8 @@ class GuardedClaims:
         if outage.closed:
             raise EngineClosed(outage.engine)
         probing = outage.down
-        if not probing or outage.may_ask():
+        # Else to ask for its generation has just been the try: by an older one it would find what was cleared since.
+        if not probing or (ask.since and outage.may_ask()):
             try:
                 reply: Reply | Late
                 if guarded is None:

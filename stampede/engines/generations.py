@@ -1,4 +1,4 @@
-"""Generations, where an engine's author keeps them: what they are called, and for how long one is believed in.
+"""Generations: what they are called, where an engine's author keeps them, and for how long one is believed in.
 
 Each is told by the id of all scopes and by a scope's own. Behind a `~` in these stands what has only made them softer.
 """
@@ -6,19 +6,33 @@ Each is told by the id of all scopes and by a scope's own. Behind a `~` in these
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+from weakref import ref
 
-__all__ = ["KNOWN", "MOST", "NOTED", "Beliefs", "hard_part", "names_of", "new_generation"]
+from stampede.colour import Bell, Colour, Loop, running_loop
+from stampede.engines.kit.stamps import Stamps
+from stampede.errors import EngineError
+from stampede.ports import Ticket
+
+__all__ = ["KNOWN", "MOST", "NOTED", "Beliefs", "Generations", "News", "hard_part", "names_of", "new_generation"]
 
 KNOWN = 1.0
 """Seconds for which a generation is believed where nobody is to tell of the next."""
+
+BRIEFLY = 0.05
+"""The same where somebody is to, and doesn't just now: the news are about to come, or to come back."""
 
 NOTED = 3.0
 """Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
 
 MOST = 32
 """As many, at most."""
+
+SAFETY = 1.0
+"""Seconds that one waits for another's question, before one's own."""
 
 
 class Beliefs:
@@ -39,6 +53,124 @@ class Beliefs:
 
     def clear(self) -> None:
         self._known.clear()
+
+
+class News(Protocol):
+    """What is to be known of the news of one server."""
+
+    stamps: Stamps
+
+    @property
+    def told(self) -> int:
+        """Which connection is told of changes; 0 while there is none, and no tickets."""
+        ...
+
+    @property
+    def tracks(self) -> bool:
+        """Whether changes are to be told at all."""
+        ...
+
+    @property
+    def believed(self) -> float | None:
+        """Seconds for which what was read under a ticket is true; None: as long as the ticket holds."""
+        ...
+
+
+class _Asking:
+    """A question for a generation, for all who need it meanwhile: or a herd would ask it a thousand times."""
+
+    __slots__ = ("bell", "error", "name")
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self.name: str | None = None
+        self.error: EngineError | None = None
+
+
+class Generations:
+    """What this process takes for today's where a server tells of the next, for both colours. A ticket of theirs is of
+    one `slot`, which every bump voids."""
+
+    def __init__(self, news: News, slot: int) -> None:
+        self._news = news
+        self._slot = slot
+        self.start_again()
+
+    def start_again(self) -> None:
+        self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
+        self._bumps = 0
+        self._known: dict[str, tuple[str, Ticket | None, float, float]] = {}
+        self._asked: dict[tuple[str, ref[Loop] | None], _Asking] = {}  # whose loop may be closed in the middle of it
+
+    async def today(self, scope: str, colour: Colour, ask: Callable[[str], Awaitable[str]]) -> str:
+        """Today's, asked for by one for all who need it."""
+        known = self.get(scope, time.monotonic())
+        if known is not None:
+            return known
+        loop = running_loop() if colour.suspending else None
+        asked, asking = self._ask(scope, loop)
+        if not asking:
+            await colour.park(asked.bell, SAFETY)
+            if asked.error is not None:
+                raise EngineError(str(asked.error)) from asked.error
+            return asked.name or await ask(scope)
+        try:
+            asked.name = await ask(scope)
+        except EngineError as error:
+            asked.error = error
+            raise
+        finally:
+            self._answered(scope, loop, asked)
+        return asked.name
+
+    def _ask(self, scope: str, loop: Loop | None) -> tuple[_Asking, bool]:
+        """The question that is under way in this loop, or among threads; and whether it is for the caller to ask it."""
+        with self._lock:
+            whose = ref(loop) if loop is not None else None
+            asked = self._asked.get((scope, whose))
+            if asked is not None:
+                return asked, False
+            asked = self._asked[scope, whose] = _Asking()
+            return asked, True
+
+    def _answered(self, scope: str, loop: Loop | None, asked: _Asking) -> None:
+        with self._lock:
+            whose = ref(loop) if loop is not None else None
+            if self._asked.get((scope, whose)) is asked:
+                del self._asked[scope, whose]
+        asked.bell.ring()
+
+    def get(self, scope: str, now: float) -> str | None:
+        """Today's, as far as it is known to be so: by its ticket, else for a while."""
+        known = self._known.get(scope)
+        if known is None:
+            return None
+        name, ticket, until, _ = known
+        if ticket is None:
+            # Where entries have tickets it needs one too: of the next bump nobody would be told.
+            return name if now < until and not self._news.told else None
+        sure = self._news.believed is None or now < until
+        return name if sure and self._news.stamps[ticket.slot] == ticket.stamp else None
+
+    def sample(self) -> tuple[int, int]:
+        """To be taken before one is read."""
+        return self._bumps, self._news.stamps[self._slot]
+
+    def put(self, scope: str, name: str, sample: tuple[int, int], told: int, now: float) -> None:
+        bumps, stamp = sample
+        ticket = Ticket(self._news.stamps, self._slot, stamp) if told and told == self._news.told else None
+        with self._lock:
+            known = self._known.get(scope)
+            if bumps == self._bumps and (known is None or known[3] <= now):  # or it was asked before that one
+                briefly = self._news.tracks and self._news.believed is None
+                self._known[scope] = name, ticket, now + (BRIEFLY if briefly else KNOWN), now
+
+    def forget(self) -> None:
+        """Somebody here has begun a new one."""
+        with self._lock:
+            self._bumps += 1
+            self._known.clear()
+            self._asked.clear()  # what they are told may be old
 
 
 def new_generation() -> str:

@@ -73,6 +73,9 @@ class Paired(Engine):
     def ping(self) -> float:
         return sum(engine.ping() for engine in self._engines)
 
+    def advice(self) -> Sequence[str]:
+        return [f"{engine.called}: {each}" for engine in self._engines for each in engine.advice()]
+
     def close(self) -> None:
         for engine in self._engines:
             engine.close()

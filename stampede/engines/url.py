@@ -27,8 +27,12 @@ __all__ = [
 Kind: TypeAlias = Callable[[str, Any], Any]
 """What an option is to be: makes it of what the URL or the caller gave, or raises OptionError."""
 
-_PASSWORD = re.compile(r"(:/{1,2}[^/?#:]*:|^[^/?#:]*:(?!/))[^?#]*@")  # also where a slash, or the scheme, is missing
-_SECRET = re.compile(r"([?&][^=&#]*(?:pass|secret|token|signing)[^=&#]*=)[^&#]*", re.IGNORECASE)
+_ASKS = r"(?!\d{1,5}(?:/[^?#@]*)?\?[^@]*=)"  # a port, and a query in which the @ is
+# Also where a slash, or the scheme, is missing, or a password has in it what ends one elsewhere.
+_PASSWORD = re.compile(rf"(:/{{1,2}}[^/?#:]*:|^[^/?#:]*:(?!/))(?:[^?#]*|{_ASKS}.*)@", re.DOTALL)
+_SECRET = re.compile(  # `listen` is an address, of whatever form
+    r"([?&][^=&#]*(?:pass|secret|token|signing|listen|_key)[^=&#]*=)[^&]*", re.IGNORECASE
+)
 
 
 def safe_url(url: str) -> str:
@@ -49,6 +53,8 @@ def parts_of(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as exc:
+        if "netloc" in str(exc):  # it is quoted, with its password
+            raise OptionError(f"{safe_url(url)!r} is no URL: a name or a password is to be percent-encoded") from None
         raise OptionError(f"{safe_url(url)!r} is no URL: {exc}") from exc
 
 

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Protocol, TypeAlias
 
 from stampede.colour import Bell, running_loop
@@ -24,7 +25,7 @@ from stampede.engines.kit.stamps import Stamps
 from stampede.interruptions import pass_on
 from stampede.threads import begun
 
-__all__ = ["Channel", "Ear", "Feed", "Source"]
+__all__ = ["Channel", "Ear", "Feed", "Mute", "Source"]
 
 _log = logging.getLogger("stampede")
 
@@ -127,6 +128,10 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+class Mute(Exception):
+    """There is nothing to connect to, nor will there be."""
+
+
 class Feed(ABC):
     """One server's news."""
 
@@ -141,8 +146,8 @@ class Feed(ABC):
         self._begin()
 
     def _begin(self) -> None:
-        self.home = os.urandom(6).hex().encode()  # part of the channels on which this process alone listens
-        self.mute = False  # this user may not subscribe
+        self.home = os.urandom(6).hex()  # part of the channels on which this process alone listens
+        self.mute = False  # this user may not subscribe, or there is nobody who tells
         self._lock = threading.RLock()  # a finalizer, or a signal, may listen in the middle of this
         self._channels: dict[bytes, Channel] = {}
         self._todo: deque[tuple[bool, Channel]] = deque()  # what the thread is to ask
@@ -156,6 +161,11 @@ class Feed(ABC):
     @abstractmethod
     def connect(self) -> Source:
         """A new connection, by the thread."""
+
+    def want(self, channel: Channel) -> None:
+        """Have it asked for, soon; nobody else does anything meanwhile."""
+        self._todo.append((True, channel))
+        self.wake()
 
     def turn(self, source: Any) -> None:
         """By the thread, before it waits, which is never longer than TICK. It raises if this connection is of no use
@@ -180,8 +190,7 @@ class Feed(ABC):
                     channel.ready.ring()
                 else:
                     self._channels[name] = channel
-                    self._todo.append((True, channel))
-                    self.wake()
+                    self.want(channel)
             ear = Ear(channel, only)
             channel.add(ear)
         try:
@@ -288,12 +297,14 @@ class Feed(ABC):
         pid = os.getpid()
         try:
             while self._serves(poke):
-                source = None
+                source, seconds = None, AGAIN
                 try:
                     source = self.connect()
                     with self._lock:
                         self._down = self.mute = False
                     self._attend(source, poke)
+                except Mute:
+                    self.mute, seconds = True, inf
                 except Exception as error:  # whatever it was, there are no news until they are back
                     _log.debug("no news from %s: %s", self._kind, error)
                 finally:
@@ -302,7 +313,7 @@ class Feed(ABC):
                             self._lose()
                         if source is not None:
                             source.close()
-                self._rest(poke)
+                self._rest(poke, seconds)
         finally:
             if os.getpid() == pid:
                 for end in poke:
@@ -360,8 +371,8 @@ class Feed(ABC):
         for channel in channels:
             channel.lose()
 
-    def _rest(self, poke: _Pair) -> None:
-        end = time.monotonic() + AGAIN
+    def _rest(self, poke: _Pair, seconds: float) -> None:
+        end = time.monotonic() + seconds
         while self._serves(poke) and (left := end - time.monotonic()) > 0:
             if _speaks(poke[0], left):
                 _drain(poke[0])
@@ -377,7 +388,7 @@ def _pair() -> _Pair:
 def _speaks(sock: socket.socket, seconds: float) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
-        return bool(selector.select(seconds))
+        return bool(selector.select(seconds if seconds < inf else None))
 
 
 def _drain(poke: socket.socket) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from stampede import forks
 from stampede.engines.kit.attendant import Attendant
@@ -28,7 +28,14 @@ from stampede.stalls import NEXT, given_back, unhurried
 
 __all__ = ["Pipe", "Pipes"]
 
-P = TypeVar("P", bound="Pipe")
+P = TypeVar("P", bound="_Ends")
+
+
+class _Ends(Protocol):
+    """What a loop has of an engine."""
+
+    def close(self) -> None: ...
+    def disown(self) -> None: ...
 
 
 class Pipe(ABC):

@@ -16,12 +16,12 @@ try:
     from termios import TIOCOUTQ
 except ImportError:  # no such thing here: what the system has taken counts as sent
 
-    def _queued(sock: Any) -> int:
+    def queued(sock: Any) -> int:
         return 0
 
 else:
 
-    def _queued(sock: Any) -> int:
+    def queued(sock: Any) -> int:
         """Bytes that the other end has not taken yet from the system's own buffer."""
         try:
             return int(unpack("i", ioctl(sock.fileno(), TIOCOUTQ, b"\0\0\0\0"))[0])
@@ -30,7 +30,7 @@ else:
             return 0
 
 
-__all__ = ["LARGE", "LOOKS", "Progress", "comes", "send", "unsent"]
+__all__ = ["LARGE", "LOOKS", "Progress", "comes", "queued", "send", "unsent"]
 
 LARGE = 1 << 16
 """Bytes that take a while on a slow link."""
@@ -77,7 +77,7 @@ class Progress:
 
 def unsent(transport: Any) -> int:
     """Bytes that are still on this side of an event loop's connection."""
-    return int(transport.get_write_buffer_size()) + _queued(transport.get_extra_info("socket"))
+    return int(transport.get_write_buffer_size()) + queued(transport.get_extra_info("socket"))
 
 
 def comes(sock: Any, since: float, patience: float) -> bool:
@@ -110,7 +110,7 @@ def send(sock: Any, data: bytes) -> None:
     pace.sends(len(data))
     reply = select.poll()
     reply.register(sock, select.POLLIN)
-    while (left := pace.left(patience, _queued(sock), time.monotonic())) > 0:
+    while (left := pace.left(patience, queued(sock), time.monotonic())) > 0:
         if reply.poll(1000 * min(left, patience / LOOKS)):
             return
     raise TimeoutError("timed out")

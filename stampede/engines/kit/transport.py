@@ -6,7 +6,7 @@ import os
 from socket import socket
 from typing import Any
 
-__all__ = ["disown", "doubled", "shut"]
+__all__ = ["disown", "disown_number", "doubled", "shut"]
 
 
 def shut(transport: Any, *, at_once: bool = False) -> None:
@@ -45,11 +45,16 @@ def disown(transport: Any) -> None:
     shared = transport.get_extra_info("socket")
     number = -1 if shared is None else shared.fileno()
     if number >= 0:
-        os.close(number)
-        nowhere = os.open(os.devnull, os.O_RDWR)  # this very number, as a rule: it is the lowest that is free
-        if nowhere != number:
-            os.dup2(nowhere, number, inheritable=False)
-            os.close(nowhere)
+        disown_number(number)
+
+
+def disown_number(number: int) -> None:
+    """The same of a connection of which there is no more than this."""
+    os.close(number)
+    nowhere = os.open(os.devnull, os.O_RDWR)  # this very number, as a rule: it is the lowest that is free
+    if nowhere != number:
+        os.dup2(nowhere, number, inheritable=False)
+        os.close(nowhere)
 
 
 _inherited: list[Any] = []

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stampede.engines.kit.landing import Received
 from stampede.engines.kit.progress import LARGE, Progress, unsent
@@ -19,7 +19,7 @@ from stampede.engines.kit.transport import disown, shut
 if TYPE_CHECKING:
     from stampede.engines.kit.pipe import Pipe
 
-__all__ = ["Question", "Wire"]
+__all__ = ["Question", "Wire", "until_the_end"]
 
 
 class Question:
@@ -76,7 +76,7 @@ class Wire(Received):
         self._begun: list[Any] = []
         # No Python code, in which a signal may be served: uvloop would never go on with who waits for the connection.
         self.connection_made = self._begun.append  # type: ignore[assignment, method-assign]
-        self.ended = _until_the_end(self)
+        self.ended = until_the_end(self)
 
     def stand(self, transport: Any) -> None:
         """It leads there."""
@@ -175,7 +175,11 @@ class Wire(Received):
             self.pipe.gone()
 
 
-async def _until_the_end(wire: Wire) -> AsyncGenerator[None, None]:
+class _Ending(Protocol):
+    def loop_ends(self) -> None: ...
+
+
+async def until_the_end(wire: _Ending) -> AsyncGenerator[None, None]:
     """A loop that is shut down closes its generators, and not always its tasks."""
     try:
         yield

@@ -83,7 +83,7 @@ class RedisLocks:
 
     async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
         its = _names(name)
-        home, arrival = (self._news.home, self._arrivals.get(token, b"")) if waits else (b"", b"")
+        home, arrival = (self._news.home.encode(), self._arrivals.get(token, b"")) if waits else (b"", b"")
         keys = (its.lock, its.fence, its.queue, its.homes, its.turn)
         command = self._scripts.acquire(keys, token, ms(lease), its.channel, home, arrival, ms(QUEUE))
         taken, what, *place = await self._line.ask(command)
@@ -119,7 +119,7 @@ class RedisLocks:
         its, end, ahead = _names(name), monotonic() + timeout, 0
         channel, mine = its.channel, b""
         if isinstance(busy, _Queued):
-            channel, mine, ahead = its.channel + self._news.home, busy.mine, busy.ahead
+            channel, mine, ahead = its.channel + self._news.home.encode(), busy.mine, busy.ahead
         # Without news one that is far back may look more rarely, too, but not so that it would miss its turn.
         look = LOOK * (1 + min(ahead // 10, 9)) * uniform(0.9, 1.1)
         with self._news.listen(channel, mine) as ear:

@@ -6,13 +6,14 @@ from functools import partial
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
+from stampede.engines.generations import Generations
 from stampede.engines.redis.blocking import Blocking
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.locks import RedisLocks
-from stampede.engines.redis.news import News, refusal_of
+from stampede.engines.redis.news import GENERATIONS, News, refusal_of
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.suspending import Suspending
-from stampede.engines.redis.verbs import Generations, Keys, Line
+from stampede.engines.redis.verbs import Keys, Line
 
 __all__ = ["Shard"]
 
@@ -26,7 +27,7 @@ class Shard:
         self.name, self.silence = server.name, server.silence
         self.news = News(lambda: server.connection(protocol=3), tracks=tracking, sharded=sharded, current=server.still)
         server.on_move, server.on_meet = self.news.stray, self.news.start
-        self.generations = Generations(self.news)
+        self.generations = Generations(self.news, GENERATIONS)
         self.line = Blocking(server, scripts, self.news)
         self.aline = Suspending(server, scripts, self.news)
         self.news.on_tick = self.aline.close_dead

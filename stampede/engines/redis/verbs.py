@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
 from math import inf
 from random import uniform
 from typing import Any, Protocol
-from weakref import ref
 
-from stampede.colour import Bell, Colour, Loop, run_blocking, running_loop
-from stampede.engines.generations import KNOWN, MOST, new_generation
+from stampede.colour import Colour, run_blocking
+from stampede.engines.generations import KNOWN, MOST, Generations, new_generation
 from stampede.engines.kit.progress import LARGE
 from stampede.engines.redis.clients import is_about_rights, is_silence
 from stampede.engines.redis.commands import Commands
 from stampede.engines.redis.ends import Ends, Known
-from stampede.engines.redis.news import GENERATIONS, News
+from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
     Names,
@@ -38,17 +36,13 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket, Versioned
 
-__all__ = ["Generations", "Keys", "Line"]
+__all__ = ["Keys", "Line"]
 
 SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke: no push is durable."""
 
 LOOK = 0.1
 """The same where there are no news, or not yet."""
-
-BRIEFLY = 0.05
-"""The same where somebody is to, and doesn't just now: the news are about to come, or to come back."""
-
 
 NOTED = 2 * KNOWN
 """Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
@@ -74,80 +68,6 @@ class Line(Protocol):
     async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]: ...
     async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]: ...
     async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
-
-
-class _Asking:
-    """A question for a generation, for all who need it meanwhile: or a herd would ask it a thousand times."""
-
-    __slots__ = ("bell", "error", "name")
-
-    def __init__(self) -> None:
-        self.bell = Bell()
-        self.name: str | None = None
-        self.error: EngineError | None = None
-
-
-class Generations:
-    """What this process knows of generations, for both colours."""
-
-    def __init__(self, news: News) -> None:
-        self._news = news
-        self.start_again()
-
-    def start_again(self) -> None:
-        self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
-        self._bumps = 0
-        self._known: dict[str, tuple[str, Ticket | None, float, float]] = {}
-        self._asked: dict[tuple[str, ref[Loop] | None], _Asking] = {}  # whose loop may be closed in the middle of it
-
-    def ask(self, scope: str, loop: Loop | None) -> tuple[_Asking, bool]:
-        """The question that is under way in this loop, or among threads; and whether it is for the caller to ask it."""
-        with self._lock:
-            whose = ref(loop) if loop is not None else None
-            asked = self._asked.get((scope, whose))
-            if asked is not None:
-                return asked, False
-            asked = self._asked[scope, whose] = _Asking()
-            return asked, True
-
-    def answered(self, scope: str, loop: Loop | None, asked: _Asking) -> None:
-        with self._lock:
-            whose = ref(loop) if loop is not None else None
-            if self._asked.get((scope, whose)) is asked:
-                del self._asked[scope, whose]
-        asked.bell.ring()
-
-    def get(self, scope: str, now: float) -> str | None:
-        """Today's, as far as it is known to be so: by its ticket, else for a while."""
-        known = self._known.get(scope)
-        if known is None:
-            return None
-        name, ticket, until, _ = known
-        if ticket is None:
-            # Where entries have tickets it needs one too: of the next bump nobody would be told.
-            return name if now < until and not self._news.told else None
-        sure = self._news.believed is None or now < until
-        return name if sure and self._news.stamps[ticket.slot] == ticket.stamp else None
-
-    def sample(self) -> tuple[int, int]:
-        """To be taken before one is read."""
-        return self._bumps, self._news.stamps[GENERATIONS]
-
-    def put(self, scope: str, name: str, sample: tuple[int, int], told: int, now: float) -> None:
-        bumps, stamp = sample
-        ticket = Ticket(self._news.stamps, GENERATIONS, stamp) if told and told == self._news.told else None
-        with self._lock:
-            known = self._known.get(scope)
-            if bumps == self._bumps and (known is None or known[3] <= now):  # or it was asked before that one
-                briefly = self._news.tracks and self._news.believed is None
-                self._known[scope] = name, ticket, now + (BRIEFLY if briefly else KNOWN), now
-
-    def forget(self) -> None:
-        """Somebody here has begun a new one."""
-        with self._lock:
-            self._bumps += 1
-            self._known.clear()
-            self._asked.clear()  # what they are told may be old
 
 
 def _changing(verb: str) -> Any:
@@ -404,24 +324,7 @@ class Keys(Versioned):
         return self._generations.get(scope, time.monotonic())
 
     async def generation(self, scope: str) -> str:
-        known = self.generation_at_hand(scope)
-        if known is not None:
-            return known
-        loop = running_loop() if self._colour.suspending else None
-        asked, asking = self._generations.ask(scope, loop)
-        if not asking:
-            await self._colour.park(asked.bell, SAFETY)
-            if asked.error is not None:
-                raise EngineError(str(asked.error)) from asked.error
-            return asked.name or await self._generation(scope)
-        try:
-            asked.name = await self._generation(scope)
-        except EngineError as error:
-            asked.error = error
-            raise
-        finally:
-            self._generations.answered(scope, loop, asked)
-        return asked.name
+        return await self._generations.today(scope, self._colour, self._generation)
 
     async def _generation(self, scope: str) -> str:
         return (await self._asked_for(scope, noted=False))[0]

@@ -1,0 +1,230 @@
+"""Connections of the blocking side, each with one question at a time: who takes one, and what is tried on another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import ref
+
+from stampede.errors import EngineError
+from stampede.interruptions import pass_on
+
+__all__ = ["Pool", "Pooled"]
+
+A = TypeVar("A")
+Q = TypeVar("Q")
+W = TypeVar("W", bound="Pooled")
+
+
+class Pooled(Protocol):
+    """A connection, or what is to be one."""
+
+    asking: bool  # a question is under way, or was left without its answer
+
+    @property
+    def stands(self) -> bool:
+        """Is it connected?"""
+        ...
+
+    @property
+    def current(self) -> bool:
+        """Does it lead where a new one would?"""
+        ...
+
+    def disconnect(self) -> None: ...
+
+
+class _Server(Protocol):
+    name: str
+    closed: bool
+    max_connections: int
+    timeout: float  # seconds that one waits for a connection to come free
+    patience: float | None  # seconds that a reply may take
+
+
+class Pool(ABC, Generic[W, Q, A]):
+    """Asks a server, from any thread. Connections wait for their next question, the last used first.
+
+    The libraries' own pools look at a connection before they hand it out, or have threads of theirs make the next
+    one. Since our questions may be asked twice, it is enough to see that it was broken.
+    """
+
+    broken: tuple[type[BaseException], ...]
+    """What is raised over a connection that is of no use any more."""
+
+    hung: type[BaseException]
+    """What is raised where no reply came in time."""
+
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        self._idle: list[W] = []
+        self.all: list[W] = []
+        self._free: SimpleQueue[_Leave] = SimpleQueue()  # for each that may be in use: faster than a Semaphore
+        for _ in range(server.max_connections):
+            self._free.put(_Leave(self))
+        self._lock = threading.RLock()
+        self._returned = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
+        self._waiting = 0  # for the return of one that is connected
+        self._hung_at = 0.0  # when a reply was given up the last time
+
+    @abstractmethod
+    def made(self) -> W:
+        """One that is not connected yet."""
+
+    @abstractmethod
+    def exchange(self, wire: W, question: Q) -> A:
+        """The answer, over this one, which is connected first if it isn't."""
+
+    # -- a question ---------------------------------------------------------------------------------------------
+
+    def ask(self, question: Q) -> A:
+        """The answer. Where the server takes no new connection (it has too many, or another password by now), over one
+        that it has taken before."""
+        taken = self._take()
+        leave: _Leave | None = taken
+        try:
+            return self._tried(taken.wire, question)
+        except self.hung as hung:  # first, if it is one that is broken, too: nobody waits as long once more
+            pass_on(hung)
+            self._hung_at = time.monotonic()
+            raise
+        except self.broken as error:
+            pass_on(error)
+            leave = None  # before another thread may have it
+            self._give_back(taken)
+            leave = self._take_connected()
+            if leave is None:
+                raise
+            return self.exchange(leave.wire, question)
+        finally:
+            if leave is not None:
+                self._give_back(leave)
+
+    def _tried(self, wire: W, question: Q) -> A:
+        """The same over this one. It may have broken while it was idle: once more, then."""
+        if wire.asking or not wire.current:
+            wire.disconnect()
+        used = wire.stands
+        try:
+            return self.exchange(wire, question)
+        except self.broken as error:
+            pass_on(error)
+            if not used or self._server.closed or isinstance(error, self.hung):
+                raise
+            return self.exchange(wire, question)
+
+    def close(self) -> None:
+        for wire in list(self.all):
+            wire.disconnect()
+
+    # -- who has which ------------------------------------------------------------------------------------------
+
+    def _take(self) -> _Leave:
+        """The leave to use one, perhaps not connected, in this thread alone; who finds none free waits for one."""
+        try:
+            leave = self._free.get_nowait()
+        except Empty:
+            leave = self._wait()
+        try:
+            leave.wire = self._idle.pop()
+        except IndexError:
+            wire = self.made()
+            self.all.append(wire)
+            leave.wire = wire
+        return leave
+
+    def _wait(self) -> _Leave:
+        since = time.monotonic()
+        try:
+            leave = self._free.get(timeout=self._server.timeout)
+        except Empty:
+            waited = f"no connection has been free for {self._server.timeout:g} s"
+            raise EngineError(f"{self._server.name}: {waited}") from None
+        if self._hung_at > since:  # or one after the other would find that out for itself
+            self._free.put(leave)
+            raise EngineError(f"{self._server.name}: no reply, and no connection was free")
+        return leave
+
+    def _take_connected(self) -> _Leave | None:
+        """One that is connected, as soon as it is free. None if there are none, or it takes longer than a reply may."""
+        end = time.monotonic() + (self._server.patience or self._server.timeout)
+        with self._lock:
+            self._waiting += 1
+            try:
+                while any(_leads(each) for each in self.all):
+                    leave = self._idle_connected()
+                    if leave is not None:
+                        return leave
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        break
+                    self._returned.wait(left)  # and look again, also if we have not run since then
+            finally:
+                self._waiting -= 1
+        return None
+
+    def _idle_connected(self) -> _Leave | None:
+        try:
+            leave = self._free.get_nowait()
+        except Empty:
+            return None
+        try:
+            leave.wire = self._idle.pop()
+        except IndexError:
+            self._free.put(leave)
+            return None
+        if _leads(leave.wire):
+            return leave
+        self._idle.insert(0, leave.take())
+        self._free.put(leave)
+        return None
+
+    def _give_back(self, leave: _Leave) -> None:
+        wire = leave.take()
+        if wire is not None:
+            if self._server.closed:
+                wire.disconnect()  # or it stays: it may have been connected just after all were
+            if wire.stands:
+                self._idle.append(wire)
+            else:
+                self._idle.insert(0, wire)  # the last to be taken: the server may take no new ones
+            self._free.put(leave)
+        if self._waiting:
+            with self._lock:
+                self._returned.notify_all()
+
+    def lost(self, wire: W | None) -> None:
+        """Its leave was lost: there is another one."""
+        leave = _Leave(self)
+        leave.wire = wire
+        if wire is None:
+            self._free.put(leave)
+        else:
+            self._give_back(leave)
+
+
+def _leads(wire: Pooled) -> bool:
+    return wire.stands and wire.current
+
+
+class _Leave:
+    """To use a connection. If whoever had it was interrupted where nothing gives it back, it comes back by itself."""
+
+    __slots__ = ("_pool", "wire")
+
+    def __init__(self, pool: Pool[Any, Any, Any]) -> None:
+        self._pool = ref(pool)
+        self.wire: Any = None
+
+    def take(self) -> Any:
+        """The connection, which is not the leave's any more: never is one given to two."""
+        wire, self.wire = self.wire, None
+        return wire
+
+    def __del__(self) -> None:
+        pool = self._pool()
+        if pool is not None:
+            pool.lost(self.take())
