@@ -42,6 +42,7 @@ class Grip:
         self.answered = True  # each time that it was
         self.leaving = False  # it is being given back
         self.over = False  # it has been, or the keeper has been told to
+        self.session: Any = None  # the connection that it is bound to
         self._owner: ReferenceType[Any] | None = None  # None: the lock's object, which somebody keeps
         self._loop: ReferenceType[Loop] | None = None  # of the task whose block it is
         self._lock = ref(lock)
@@ -159,3 +160,7 @@ class Grip:
         """It has been given back."""
         self.over = True
         self._owner = None
+        session, self.session = self.session, None
+        sessions = self._engine.lock_engine.sessions
+        if session is not None and sessions is not None and not self.foreign:
+            sessions.close(session)

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
+from inspect import iscoroutine
 from math import inf
 from time import monotonic
 from types import TracebackType
@@ -23,11 +24,12 @@ from stampede.grip import Grip
 from stampede.guarded_locks import PlainLocks, locks_of
 from stampede.pace import Pace
 from stampede.policy import Seconds, seconds
-from stampede.ports import Engine, Granted
+from stampede.ports import Engine, Granted, Problem, Sessions
+from stampede.problems import problem_of
 from stampede.signatures import with_twins
 from stampede.stalls import LATE
 
-__all__ = ["Lock", "TryLock"]
+__all__ = ["Lock", "Release", "TryLock"]
 
 SELF = TypeVar("SELF", bound="Lock")
 
@@ -38,7 +40,8 @@ class Lock:
 
     One object may be used again after release, and by several threads and tasks, which exclude each other. It is not
     re-entrant. `release_via` gets the release at the end of the block and calls it when it sees fit (a database's
-    on-commit hook); renewal ends with the block, and an exception releases at once. `max_hold` seconds after it was
+    on-commit hook; a coroutine is awaited in `async with`); renewal ends with the block, and an exception releases at
+    once. `max_hold` seconds after it was
     taken the renewal ends, and up to one `lease` later the lock: then it is `lost`.
     Who lets go of the object without a release gets a ResourceWarning, and the lock is given back.
 
@@ -118,12 +121,48 @@ class Lock:
         grip = self._mine()
         return None if grip is None else grip.fence
 
+    @property
+    def connection(self) -> Any:
+        """A connection to the database that has the lock (`postgres://`): the lock ends with it, and it with the lock.
+
+        What must not be done by two is done there by who has the lock, or fails. It is made when it is first asked
+        for, one for each holder, in autocommit. LockLost if the lock is not held.
+        """
+        grip, sessions = self._bindable()
+        if grip.session is None:
+            grip.session = sessions.session(self.name, grip.token)
+        return self._session_of(grip)
+
+    async def aconnection(self) -> Any:
+        """`connection`, for an event loop."""
+        grip, sessions = self._bindable()
+        if grip.session is None:
+            grip.session = await sessions.asession(self.name, grip.token)
+        return self._session_of(grip)
+
+    def _bindable(self) -> tuple[Grip, Sessions]:
+        sessions, grip = self._engine.lock_engine.sessions, self._mine()
+        if sessions is None:
+            raise OptionError(f"{self._engine.scheme}:// has no connections that a lock could be bound to")
+        if self._release_via is not None:
+            raise OptionError("a lock with release_via outlives its block, and has no connection of its own")
+        if grip is None or not grip.held:
+            raise LockLost(f"the lock {self.name!r} is not held by this thread or task: released, lost, or never taken")
+        return grip, sessions
+
+    def _session_of(self, grip: Grip) -> Any:
+        if grip.session is None:
+            raise self._loss()
+        return grip.session
+
     def __bool__(self) -> bool:
         return self.held
 
     def __del__(self) -> None:
         for grip in [*getattr(self, "_grips", {}).values(), *getattr(self, "_asking", ())]:
             held = grip.stands and grip.hold is not None and not grip.hold.ended
+            if held and (records := self._engine.lock_engine.records) is not None:
+                records.failed(grip.token, Problem("ResourceWarning", "it was held, and never released", ""))
             grip.let_go()  # before the warning, which may be an error
             if held:
                 message = f"the lock {self.name!r} was held, and never released"
@@ -327,7 +366,9 @@ class Lock:
         grip.leaving = True
         grip.hold.end()
         try:
-            self._release_via(lambda: run_blocking(self._give_back(BLOCKING, grip, None)))
+            hooked = self._release_via(Release(self, grip))
+            if iscoroutine(hooked):
+                await _awaited(hooked, colour)
         except BaseException as failure:
             await self._give_back(colour, grip, failure)
             raise
@@ -341,6 +382,9 @@ class Lock:
         if grip.foreign:
             self._forget(grip)
             return  # a forked child: the lock is its parent's
+        records = self._engine.lock_engine.records
+        if error is not None and records is not None:
+            records.failed(grip.token, problem_of(error))
         try:
             kept = await colour.shielded(self._given_back(colour, grip)) and not lost
         except EngineError as trouble:
@@ -418,6 +462,26 @@ class Lock:
     def _forget(self, grip: Grip) -> None:
         self._take(grip)
         grip.end()
+
+
+async def _awaited(hooked: Coroutine[Any, Any, object], colour: Colour) -> None:
+    if not colour.suspending:
+        hooked.close()
+        raise OptionError("release_via gives a coroutine, which can be awaited at the end of an `async with` only")
+    await hooked
+
+
+class Release:
+    """What `release_via` gets. Called, it gives the lock back: LockLost if that had ended by then."""
+
+    __slots__ = ("_grip", "_lock", "name", "token")
+
+    def __init__(self, lock: Lock, grip: Grip) -> None:
+        self.name, self.token = lock.name, grip.token
+        self._lock, self._grip = lock, grip
+
+    def __call__(self) -> None:
+        run_blocking(self._lock._give_back(BLOCKING, self._grip, None))
 
 
 defaults = {name: each.default for name, each in inspect.signature(Lock).parameters.items()}

@@ -25,14 +25,17 @@ __all__ = [
     "Found",
     "Granted",
     "Hears",
+    "Held",
     "Lists",
     "Locks",
     "Looks",
     "Many",
     "Near",
     "Recalls",
+    "Released",
     "Releases",
     "Reply",
+    "Reports",
     "Shown",
     "Shows",
     "Softens",
@@ -334,6 +337,85 @@ class Locks(Protocol):
         ...
 
 
+class Problem(NamedTuple):
+    """How what was done under a lock has failed."""
+
+    exception: str  # its type
+    message: str
+    traceback: str
+
+
+class Records(Protocol):
+    """Of an engine that keeps a record of how its locks were held."""
+
+    def failed(self, token: bytes, problem: Problem) -> None:
+        """What was done under this lock has failed, as is to be in the record when it is released, next."""
+        ...
+
+
+class Sessions(Protocol):
+    """Of an engine that can bind a lock to a connection on which its holder works: the lock ends when that does."""
+
+    def session(self, name: str, token: bytes) -> Any:
+        """A new one, as its client library has it. None: the lock is lost."""
+        ...
+
+    async def asession(self, name: str, token: bytes) -> Any:
+        """The same, for an event loop."""
+        ...
+
+    def close(self, session: Any) -> None:
+        """Of either colour, once the lock has been given back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lock, and who has it."""
+
+    name: str
+    host: str | None
+    pid: int | None
+    program: str | None
+    fence: int
+    since: float  # the server's clock, in seconds since 1970
+    seconds: float  # for which it has been held
+    lease: float  # seconds for which it stands, unless it is renewed
+    bound: bool  # it ends with its holder's connection, too
+    waiting: int  # how many have a place in its queue
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """How a lock was held, or a computation ended."""
+
+    number: int | None  # None: a dead holder's, whose lock nobody has wanted yet
+    kind: str  # "lock", or "computation"
+    name: str
+    host: str | None
+    pid: int | None
+    program: str | None
+    fence: int | None
+    taken: float | None  # as `since` is above
+    released: float
+    problem: str  # "": there was none; "failed", "expired" or "disconnected"
+    exception: str | None
+    message: str | None
+    traceback: str | None
+
+
+class Reports(Protocol):
+    """Of an engine that can be asked who has its locks, and had them. Blocking; names that are no text are escaped."""
+
+    async def held(self) -> list[Held]:
+        """The locks that stand, the longest held first."""
+        ...
+
+    async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
+        """The record of the last `since` seconds, newest first, at most so many; `failed`: of what had a problem."""
+        ...
+
+
 class Engine(ABC):
     """One engine of one URL: a store, a lock, or both; blocking and suspending. Declared by inheriting from this.
 
@@ -366,6 +448,9 @@ class Engine(ABC):
     asoftens: Softens | None = None
     shows: Shows | None = None
     ashows: Shows | None = None
+    records: Records | None = None
+    sessions: Sessions | None = None
+    reports: Reports | None = None
     many: Many | None = None
     releases: Releases | None = None
     silence: float = 0.0  # seconds for which a verb may keep its caller when the engine hangs
@@ -412,6 +497,10 @@ class Engine(ABC):
     def refusal(self) -> str | None:
         """What a server refuses that a local tier would need, and what is done instead; asked now."""
         return None
+
+    def advice(self) -> Sequence[str]:
+        """What a person could change so that it does all that it can; asked now."""
+        return ()
 
     def follow(self) -> None:
         """A local tier stands in front from now on: let tickets be true. For engines to which news have a price."""

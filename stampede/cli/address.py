@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,16 +20,30 @@ from stampede.codec.pickled import Pickled
 from stampede.codec.sealed import Sealed
 from stampede.codec.structured import Structured
 from stampede.colour import BLOCKING, run_blocking
+from stampede.engines import open_engine
 from stampede.entry import Entry
 from stampede.errors import CodecError, OptionError, StampedeError
 from stampede.keys import function_in, in_namespace, quoted
 from stampede.method import Method
+from stampede.ports import Engine
 from stampede.registry import configure
 from stampede.scope import Scope
 from stampede.settings import CacheSettings, Settings, discover, load
 from stampede.status import Holder, status
 
-__all__ = ["NOTHING", "Unreadable", "cache_of", "find", "holder", "invalidate", "listed", "settings_of", "the_one"]
+__all__ = [
+    "NOTHING",
+    "Unreadable",
+    "cache_of",
+    "engine_of_locks",
+    "find",
+    "holder",
+    "invalidate",
+    "listed",
+    "settings_of",
+    "the_one",
+    "url_of_locks",
+]
 
 NOTHING = "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml"
 
@@ -62,6 +77,24 @@ def cache_of(settings: CacheSettings, *observers: events.Observer) -> Cache:
     if cache.engine.scheme in ("memory", "null") or not cache.engine.shared:
         raise OptionError(f"{cache.name} lives inside each process: from here there is nothing of it to be seen")
     return cache
+
+
+def url_of_locks(settings: Callable[[], CacheSettings], where: str | None) -> str:
+    """The address that a person has given, or of the engine that a cache of the settings has its locks on."""
+    if where is not None and "://" in where:
+        return where
+    cache = settings()
+    return cache.locks or cache.url
+
+
+@contextmanager
+def engine_of_locks(url: str) -> Iterator[Engine]:
+    """The one behind an address, for as long as it is asked."""
+    engine = open_engine(url)
+    try:
+        yield engine.lock_engine
+    finally:
+        engine.close()
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ def _notes(cache: Cache) -> Iterator[str]:
         yield f"the local tier gets no news: it may serve for {believed:g} s what another process has changed"
     if cache.settings.local and (refusal := engine.refusal()):
         yield refusal
+    yield from engine.advice()
 
 
 _WITHIN = {

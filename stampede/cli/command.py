@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 from stampede.cli.screen import screen
-from stampede.errors import StampedeError
+from stampede.engines import check_url, safe_url
+from stampede.errors import MissingExtra, OptionError, StampedeError
+from stampede.policy import seconds
 from stampede.settings import CacheSettings
 
 __all__ = ["main"]
@@ -58,7 +60,39 @@ def _parser() -> argparse.ArgumentParser:
         for add_more in add:
             add_more(command)
         command.set_defaults(run=run)
+    _add_locks(commands.add_parser("locks", help="who holds which lock since when, and how they were held before"))
+    _add_postgres(commands.add_parser("postgres", help="the tables of the Postgres engine"))
     return parser
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("where", metavar="URL|CACHE", nargs="?", help="an engine's address, or a cache of the settings")
+    parser.add_argument("--settings", type=Path, metavar="FILE", help="else $STAMPEDE_SETTINGS or ./stampede.toml")
+
+
+def _add_locks(parser: argparse.ArgumentParser) -> None:
+    parser.description = "The locks that are held, or with --history how they were held: on postgres://."
+    _add_where(parser)
+    parser.add_argument("--history", action="store_true", help="the record, newest first")
+    parser.add_argument("--failed", action="store_true", help="of what had a problem (with --history)")
+    parser.add_argument("--since", type=_duration, metavar="1h", help="of the last so long (with --history)")
+    parser.add_argument("--most", type=_number(1, 99_999_999), default=100, metavar="N", help="so many at most")
+    _add_json(parser)
+    parser.set_defaults(run=_locks)
+
+
+def _add_postgres(parser: argparse.ArgumentParser) -> None:
+    parser.description = "The tables of the Postgres engine."
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    init = commands.add_parser("init", help="make the tables and functions, or upgrade them")
+    init.description = (
+        "Make the tables and functions in the schema `stampede`, or upgrade them; once more does nothing."
+    )
+    _add_where(init)
+    init.add_argument("--sql", action="store_true", help="print what would be run, and connect to nothing")
+    init.add_argument("--durable", action="store_true", help="values outlive a crash, and are on replicas, at a price")
+    init.add_argument("--grant", metavar="ROLE", help="give this role the rights that a program needs")
+    init.set_defaults(run=_postgres_init)
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +158,42 @@ def _stats(options: argparse.Namespace) -> int:
     return stats(screen(), _cache(options))
 
 
+def _locks(options: argparse.Namespace) -> int:
+    from stampede.cli.locks import history, locks
+
+    if not options.history and (options.failed or options.since is not None):
+        raise OptionError("--failed and --since are of the record: give --history, too")
+    if not options.history:
+        return locks(screen(), _where(options), as_json=options.json)
+    since = inf if options.since is None else options.since
+    chosen = {"failed": options.failed, "since": since, "most": options.most}
+    return history(screen(), _where(options), **chosen, as_json=options.json)
+
+
+def _postgres_init(options: argparse.Namespace) -> int:
+    try:
+        from stampede.cli.postgres import init, print_sql
+    except ModuleNotFoundError as missing:
+        line = "pip install 'stampede-guard[postgres]'"
+        raise MissingExtra(f"postgres:// needs the package {missing.name!r}: {line}") from missing
+
+    if options.sql:
+        return print_sql(screen(), durable=options.durable, role=options.grant)
+    url = _where(options)
+    check_url(url)
+    if not url.startswith("postgres"):
+        raise OptionError(
+            f"{safe_url(url)} is no Postgres: give postgres://user@host/database, or a cache that is on one"
+        )
+    return init(screen(), url, durable=options.durable, role=options.grant)
+
+
+def _where(options: argparse.Namespace) -> str:
+    from stampede.cli.address import settings_of, the_one, url_of_locks
+
+    return url_of_locks(lambda: the_one(settings_of(options.settings), options.where), options.where)
+
+
 def _cache(options: argparse.Namespace) -> CacheSettings:
     from stampede.cli.address import settings_of, the_one
 
@@ -137,6 +207,13 @@ def _number(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def _duration(text: str) -> float:
+    try:
+        return seconds("--since", float(text) if text.replace(".", "", 1).isdecimal() else text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a time such as 90s, 10m, 1h or 7d") from error
 
 
 def _seconds(text: str) -> float:

@@ -13,7 +13,7 @@ from stampede.errors import OptionError
 from stampede.settings import CacheSettings
 from stampede.status import Holder
 
-__all__ = ["forget", "get", "keys"]
+__all__ = ["forget", "get", "keys", "long"]
 
 
 def get(screen: Screen, settings: CacheSettings, key: str, function: str | None, *, as_json: bool) -> int:
@@ -57,14 +57,14 @@ def _shown(entry: Entry[Any]) -> str:
 
 
 def _facts(entry: Entry[Any]) -> str:
-    facts = [f"stored {_long(entry.ttl - entry.fresh)} ago"] if 0 < entry.fresh < inf else []
-    facts.append(f"fresh for {_long(entry.fresh)}" if entry.fresh > 0 else f"stale since {_long(-entry.fresh)}")
-    facts.append(f"kept for {_long(entry.keep)}")
+    facts = [f"stored {long(entry.ttl - entry.fresh)} ago"] if 0 < entry.fresh < inf else []
+    facts.append(f"fresh for {long(entry.fresh)}" if entry.fresh > 0 else f"stale since {long(-entry.fresh)}")
+    facts.append(f"kept for {long(entry.keep)}")
     facts += [f"took {entry.cost:.3g} s to compute"] if entry.cost else []
     return ", ".join(facts)
 
 
-def _long(seconds: float) -> str:
+def long(seconds: float) -> str:
     """Seconds as a person would say them."""
     if seconds == inf:
         return "ever"

@@ -33,6 +33,10 @@ _KNOWN = {
     "sql": ("stampede.engines.sql", "sql"),
     "dynamodb": ("stampede.engines.dynamodb", "dynamodb"),
     "postgres": ("stampede.engines.postgres", "postgres"),
+    "postgresql": ("stampede.engines.postgres", "postgres"),
+    "postgresql+psycopg": ("stampede.engines.postgres", "postgres"),
+    "postgresql+psycopg_async": ("stampede.engines.postgres", "postgres"),
+    "postgresql+psycopg2": ("stampede.engines.postgres", "postgres"),
     "etcd": ("stampede.engines.etcd", "etcd"),
     "zookeeper": ("stampede.engines.zookeeper", "zookeeper"),
     "zmq": ("stampede.engines.zmq", "zmq"),
@@ -42,7 +46,7 @@ _KNOWN = {
 _OPEN = {"sql"}
 
 # package of a client object's class, or of one above it: scheme, whose module has `of_client(client) -> Engine | Cell`
-_CLIENTS = {"redis": "redis", "sqlalchemy": "sql"}
+_CLIENTS = {"redis": "redis", "sqlalchemy": "sql", "psycopg_pool": "postgres"}
 
 Opener = Callable[..., object]
 

@@ -100,7 +100,7 @@ class Settings:
         )
 
 
-_SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:passw|secret|token|key|credential)[^=&;]*=)[^&;]*")
+_SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:passw|secret|token|key|credential|listen)[^=&;]*=)[^&;]*")
 
 
 def without_secrets(url: str) -> str:

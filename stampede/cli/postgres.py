@@ -1,0 +1,60 @@
+"""`stampede postgres init`: the tables and functions that a database needs."""
+
+from __future__ import annotations
+
+import sys
+from getpass import getpass
+from typing import Any
+
+from psycopg import Connection, Error, OperationalError
+from psycopg.errors import InsufficientPrivilege, UndefinedObject
+
+from stampede.cli.screen import Screen
+from stampede.engines.postgres.connect import Server, of_url
+from stampede.engines.postgres.schema import grants, make, statements
+from stampede.errors import EngineError
+
+__all__ = ["init", "print_sql"]
+
+
+def print_sql(screen: Screen, *, durable: bool, role: str | None) -> int:
+    """What `init` would have run, for who migrates by hand. Nothing is connected."""
+    screen.say(statements(durable=durable).rstrip("\n"))
+    if role is not None:
+        screen.say("\n" + grants(role))
+    return 0
+
+
+def init(screen: Screen, url: str, *, durable: bool, role: str | None) -> int:
+    """Make what is missing, and say what was there."""
+    server = of_url(url, {})
+    try:
+        with _connection(server) as connection:
+            screen.say(f"{server.name}: {make(connection, durable=durable)}")
+            if role is not None:
+                connection.execute(grants(role).encode())
+                screen.say(f"{server.name}: {role} has the rights that a program needs, and no more")
+    except EngineError as error:
+        raise EngineError(f"{server.name}: {error}") from error
+    except Error as error:
+        raise EngineError(f"{server.name}: {str(error).strip()}{_advice(error, role)}") from error
+    return 0
+
+
+def _connection(server: Server) -> Connection[Any]:
+    try:
+        return server.unchecked()
+    except OperationalError as error:
+        if "no password supplied" not in str(error) or not sys.stdin.isatty():
+            raise
+        return server.unchecked(password=getpass("password: "))
+
+
+def _advice(error: Error, role: str | None) -> str:
+    if isinstance(error, InsufficientPrivilege):
+        return ": run it as one who may make a schema here, or have what --sql prints run"
+    if isinstance(error, UndefinedObject) and role is not None:
+        return f": CREATE ROLE it first, or give --grant the name of one that is there, as {role!r} is to be written"
+    if "no password supplied" in str(error):
+        return ": in PGPASSWORD, or ~/.pgpass"
+    return ""

@@ -1,0 +1,33 @@
+"""Django's settings, for the Postgres engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stampede.errors import OptionError
+
+__all__ = ["url_of"]
+
+
+def url_of(database: Mapping[str, Any]) -> str:
+    """The URL of `DATABASES["default"]`, or of `connections["default"].settings_dict`: `postgres://...`.
+
+    Of its OPTIONS those are taken that are libpq's, and `assume_role`.
+    """
+    engine = str(database.get("ENGINE") or "")
+    if not engine.endswith(("postgresql", "postgis", "postgresql_psycopg2")):
+        raise OptionError(f"{engine!r} is no Postgres: give another engine's URL, such as disk:///var/cache/shop")
+    from stampede.engines.postgres import address
+
+    options = dict(database.get("OPTIONS") or {})
+    if role := options.pop("assume_role", None):
+        escaped = "".join("\\" + each if each in " \\" else each for each in str(role))
+        options["options"] = f"{options.get('options', '')} -c role={escaped}".strip()
+    known = address.libpqs()
+    given = {name: value for name, value in options.items() if name in known}
+    own = {name: database.get(whose) for name, whose in _NAMES.items()}
+    return address.written({name: value for name, value in {**given, **own}.items() if value not in (None, "")})
+
+
+_NAMES = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}

@@ -1,0 +1,176 @@
+"""The Postgres engine: values, leases and locks in a database that teams have anyway, decided by functions in it.
+
+schema.sql   the tables, and what decides;  locks.sql   the same of locks, and the record of what failed
+schema.py    makes them, and tells those of another release
+connect.py   what is behind a URL: how connections are made
+wire.py      keys' names, arguments and rows
+verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise;  history.py   what is recorded;
+             sessions.py   connections that locks are bound to; reports.py   and told of that
+line.py      what is asked is answered, or told as trouble;  blocking.py, suspending.py   in each colour
+news.py      the connection that is told, and what keeps tickets true;  tell.py   how others are told
+sweep.py     removes what is over, and what there is no room for
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from stampede import forks
+from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
+from stampede.engines.generations import Generations
+from stampede.engines.kit.stamps import Stamps
+from stampede.engines.postgres.blocking import Blocking
+from stampede.engines.postgres.connect import Server, of_pool, of_url
+from stampede.engines.postgres.history import History
+from stampede.engines.postgres.line import Line
+from stampede.engines.postgres.locks import PostgresLocks
+from stampede.engines.postgres.news import GENERATIONS, Bumps, News
+from stampede.engines.postgres.reports import PostgresReports
+from stampede.engines.postgres.sessions import PostgresSessions
+from stampede.engines.postgres.suspending import Suspending
+from stampede.engines.postgres.sweep import Reaper, Sweeper
+from stampede.engines.postgres.tell import Teller
+from stampede.engines.postgres.verbs import Keys
+from stampede.ports import Engine, Hears, Ticket
+
+__all__ = ["PostgresEngine", "check_url", "from_url", "of_client"]
+
+
+class PostgresEngine(Engine):
+    """A database's tables, shared by all who connect to it. `stampede postgres init` makes them.
+
+    `url` takes every option of libpq's in its query; options given here win. Or hand over a `pool` of psycopg's, of
+    either colour: connections are made as its own are, and none of its own is used.
+    """
+
+    scheme = "postgres"
+    fenced = True
+    pushes = True
+    fair = True
+    looks = changes = True
+    coherent = True
+
+    def __init__(self, url: str | None = None, *, pool: Any = None, **options: Any) -> None:
+        server = of_pool(pool, options) if url is None else of_url(url, options)
+        self.url, self.silence = server.name, server.silence
+        self.audience = WeakSet[Hears]()
+        self._all = all = _All(server, self.audience)
+        self.claims = self.store = self.shows = self.lists = self.softens = self.recalls = self.many = all.claims
+        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = all.aclaims
+        self.locks, self.alocks = all.locks, all.alocks
+        self.releases, self.records = all.locks, all.history
+        self.reports, self.sessions = PostgresReports(all.line), PostgresSessions(server)
+        self._closing = forks.closing(self, all.close)
+        forks.in_child(self._start_again)
+
+    def stood(self, ticket: Ticket) -> bool:
+        return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
+
+    def follow(self) -> None:
+        self._all.news.track()
+
+    def close(self) -> None:
+        self._closing()
+
+    def ping(self) -> float:
+        start = time.perf_counter()
+        run_blocking(self._all.line.ask(("SELECT 1", ())))
+        return time.perf_counter() - start
+
+    def advice(self) -> Sequence[str]:
+        self.ping()  # or it isn't known yet
+        return self._all.advice()
+
+    def facts(self) -> Mapping[str, Mapping[str, str]]:
+        return {self.url: run_blocking(self._all.facts())}
+
+    def _start_again(self) -> None:
+        self._all.start_again()
+
+
+class _All:
+    """What the engine is made of, without it: closed when nobody has the engine any more."""
+
+    def __init__(self, server: Server, audience: WeakSet[Hears]) -> None:
+        self._server = server
+        self._audience = audience
+        self.news = News(server.listening)
+        self.news.on_refused = self._untold
+        self.generations = Generations(Bumps(self.news), GENERATIONS)
+        self.line, self.aline = Blocking(server), Suspending(server)
+        self.news.on_tick = self.aline.close_dead
+        self.teller = Teller(lambda command: run_blocking(self.line.ask(command)), self.news)
+        self.sweeper = Sweeper(lambda command: run_blocking(self.line.ask(command)), server.entries, server.max_bytes)
+        self.reaper = Reaper(lambda command: run_blocking(self.line.ask(command)))
+        self.news.on_left = self.reaper.unbind
+        self.history = History(*server.history, failures=server.failures)
+        self.claims, self.aclaims = self._keys(self.line, BLOCKING), self._keys(self.aline, SUSPENDING)
+        self.locks, self.alocks = self._names(self.line, BLOCKING), self._names(self.aline, SUSPENDING)
+
+    def _keys(self, line: Line, colour: Colour) -> Keys:
+        common = self.news, self.teller, self.sweeper, self.generations, self.history
+        return Keys(line, *common, colour, bound=self._server.bound)
+
+    def _names(self, line: Line, colour: Colour) -> PostgresLocks:
+        return PostgresLocks(line, self.news, self.teller, self.history, self.reaper, colour, bound=self._server.bound)
+
+    def _untold(self, how: str) -> None:
+        for each in list(self._audience):
+            each.untold(self._server.name, how)
+
+    async def facts(self) -> dict[str, str]:
+        """What an operator wants to know of it."""
+        (row,) = await self.line.ask((FACTS, ()))
+        way = {"reached": "through a pooler" if self._server.pooled else "directly"}
+        return dict(zip(NAMED, map(str, row), strict=True)) | way
+
+    def advice(self) -> list[str]:
+        return [POOLED] if self._server.pooled and not self._server.listens else []
+
+    def close(self) -> None:
+        self.teller.close()
+        self.sweeper.close()
+        self.reaper.close()
+        self._server.close()  # who is woken by the others finds it so
+        for part in (self.news, self.line, self.aline):
+            part.close()
+
+    def start_again(self) -> None:
+        """In a forked child."""
+        forks.each(part.start_again for part in (self.line, self.aline, self.news, self.teller, self.generations))
+
+
+NAMED = (
+    "version", "tables", "entries, about", "their size", "locks held", "record of, about", "connections", "at most",
+)  # fmt: skip
+FACTS = """SELECT current_setting('server_version'),
+        'version ' || stampede.version() || CASE relpersistence WHEN 'u' THEN ', unlogged' ELSE ', durable' END,
+        pg_stat_get_live_tuples(entries.oid), pg_size_pretty(pg_total_relation_size(entries.oid)),
+        (SELECT count(*) FROM stampede.held),
+        pg_stat_get_live_tuples('stampede.released'::regclass),
+        (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+        current_setting('max_connections')
+    FROM pg_class AS entries WHERE oid = 'stampede.entries'::regclass"""
+
+POOLED = (
+    "it is behind a pooler, through which nothing is told: waiters look ten times a second, a local tier keeps "
+    "nothing, and a holder that dies is found by its lease's end. Name the server's own address: listen=postgres://..."
+)
+
+
+def from_url(url: str, **options: Any) -> PostgresEngine:
+    """`postgres://user:password@host:5432/database?sslmode=require`, with every option of libpq's."""
+    return PostgresEngine(url, **options)
+
+
+def check_url(url: str) -> None:
+    """Nothing is connected."""
+    of_url(url, {}).close()
+
+
+def of_client(pool: Any) -> PostgresEngine:
+    """Where a pool of psycopg's leads, of either colour."""
+    return PostgresEngine(pool=pool)

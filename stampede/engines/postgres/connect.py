@@ -1,0 +1,253 @@
+"""How connections are made: what is behind a URL or a pool, and what is known of the server since it was met."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from inspect import getattr_static
+from math import ceil, inf
+from typing import Any
+
+from psycopg import AsyncConnection, Connection, IsolationLevel, OperationalError
+from psycopg.errors import InvalidSchemaName, UndefinedFunction
+from psycopg.types.numeric import Int4
+
+from stampede.engines.kit.overdue import Overdue
+from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
+from stampede.engines.postgres import address
+from stampede.engines.postgres.drive import said, said_in_loop
+from stampede.engines.postgres.reach import reached, reached_in_loop
+from stampede.engines.postgres.schema import check_version
+from stampede.engines.postgres.talk import Row
+from stampede.engines.url import safe_url
+from stampede.errors import EngineClosed, OptionError
+from stampede.interruptions import pass_on
+
+__all__ = ["Server", "of_pool", "of_url"]
+
+MEET = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'), stampede.version()"
+WHO = """SELECT pid, date_part('epoch', backend_start) FROM pg_stat_get_activity(pg_backend_pid())"""
+STAY = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+UNMADE = InvalidSchemaName, UndefinedFunction
+
+APART = "25000"
+"""What our functions say in a transaction that sees only what was there when it began."""
+
+SET_APART = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED"
+"""To be said to a server; not to a pooler, where it would be set for whoever comes next."""
+
+UNLOCKED = """SELECT set_config(name, '{0:.0f}', false) FROM pg_settings
+    WHERE name = 'lock_timeout' AND NOT setting::bigint BETWEEN 1 AND {0:.0f}"""
+"""The same: what waits for another's lock does nothing any more when its caller has long gone."""
+
+
+class Server:
+    """A database, as the ways to connect to it. Connections are in autocommit: each question is a transaction.
+
+    A question takes `timeout` seconds at most. `listen` is the address of the server itself, where the other one is
+    a pooler's. With `bound`, a lease ends with the connection on which its holder's process listens. `entries` and
+    `max_bytes` (of values) are kept, about; without them, whatever isn't over. The record of locks, and with `failures`
+    of failed computations, goes back for `history` seconds, and at most for so many rows.
+    """
+
+    closed = False
+    pooled = False
+    """Behind a pooler, which gives each transaction to whichever connection it has. Known when one was met."""
+    apart = False
+    """Some of these begin transactions otherwise than others."""
+
+    def __init__(
+        self,
+        name: str,
+        conninfo: Mapping[str, Any],
+        *,
+        timeout: float = 3.0,
+        max_connections: int = 16,
+        listen: str | None = None,
+        bound: bool = True,
+        entries: float = inf,
+        max_bytes: float = inf,
+        history: float = 30 * 86_400.0,
+        history_rows: int = 100_000,
+        failures: bool = False,
+    ) -> None:
+        if not timeout or min(max_connections, entries, max_bytes, history_rows) < 1:
+            raise OptionError(
+                f"{name}: timeout, max_connections, entries, max_bytes and history_rows are to be more than 0"
+            )
+        self.history = None if history == inf else history, history_rows
+        self.failures = failures
+        self.entries, self.max_bytes = entries, max_bytes
+        self.name, self.timeout, self.max_connections, self.bound = name, timeout, max_connections, bound
+        self.patience: float | None = timeout
+        self.silence = 2 * timeout
+        self.overdue = Overdue(timeout)
+        self.vigil = Vigil()
+        self._unlocked = UNLOCKED.format(max(450 * timeout, 1))  # who is refused asks once more
+        defaults = {"connect_timeout": ceil(timeout), "application_name": "stampede"}
+        ours = {"client_encoding": "UTF8"}
+        self._conninfo: dict[str, Any] = defaults | dict(conninfo) | ours
+        direct = None if listen is None else address.checked(address.read(listen), f"{name}: the address to listen at")
+        self._direct = None if direct is None else defaults | direct | ours
+        self.init = f"`stampede postgres init {shlex.quote(address.without_secrets(direct or conninfo))}`"
+        """What a person runs who may make tables there."""
+
+    def check(self) -> None:
+        """EngineClosed, once it is."""
+        if self.closed:
+            raise EngineClosed(self.name)
+
+    def hear(self, error: Exception) -> None:
+        """Why a connection was of no use."""
+        if getattr(error, "sqlstate", None) == APART:
+            self.apart = True  # a pooler may go on to show us one of its old ones
+
+    @property
+    def listens(self) -> bool:
+        """An address was given to listen at."""
+        return self._direct is not None
+
+    def close(self) -> None:
+        """No connection is made any more."""
+        self.closed = True
+
+    def connection(self) -> Connection[Row]:
+        """A new one of the blocking colour."""
+        self.check()
+        made = self._reached(self._conninfo)
+        try:
+            apart = self._met(made, *said(made, MEET, self.timeout))
+            if apart and self.pooled:
+                made.isolation_level = IsolationLevel.READ_COMMITTED
+            elif apart:
+                said(made, SET_APART, self.timeout)
+            if not self.pooled:
+                said(made, self._unlocked, self.timeout)
+        except BaseException as error:
+            made.close()
+            if isinstance(error, Exception):
+                self._unmet(error)
+            raise
+        return made
+
+    def _reached(self, conninfo: Mapping[str, Any]) -> Connection[Row]:
+        began = time.monotonic()
+
+        def look() -> None:
+            if self.vigil.hangs(began):
+                raise TimeoutError(NOT_TO_OTHERS)
+
+        try:
+            return reached(conninfo, self.timeout, look)
+        except TimeoutError as hung:
+            pass_on(hung)
+            self.vigil.ends(began, self.timeout)
+            raise
+
+    async def suspending_connection(self) -> AsyncConnection[Row]:
+        """A new one of the running event loop."""
+        self.check()
+        made = await reached_in_loop(self._conninfo, self.timeout)
+        try:
+            apart = self._met(made, *await said_in_loop(made, MEET, self.timeout))
+            if apart and self.pooled:
+                await made.set_isolation_level(IsolationLevel.READ_COMMITTED)
+            elif apart:
+                await said_in_loop(made, SET_APART, self.timeout)
+            if not self.pooled:
+                await said_in_loop(made, self._unlocked, self.timeout)
+        except BaseException as error:
+            await made.close()
+            if isinstance(error, Exception):
+                self._unmet(error)
+            raise
+        return made
+
+    @property
+    def direct(self) -> dict[str, Any]:
+        """What leads to the server itself, if that is known."""
+        return self._direct or self._conninfo
+
+    def listening(self) -> Connection[Row] | None:
+        """A new one that leads to the server itself, which may tell things on it; None: there is no way.
+
+        It may be idle for as long as it likes: when it ends, those believe us dead who know us by it.
+        """
+        self.check()
+        made = self._reached(self.direct)
+        try:
+            with self.overdue.asking(made):
+                (pid, *when) = made.execute(WHO, binary=True).fetchone() or (0,)
+                if pid == made.info.backend_pid:
+                    made.execute(STAY)
+                    self._check_same(pid, *when)
+                    return made
+        except BaseException:
+            made.close()
+            raise
+        made.close()
+        return None
+
+    def _check_same(self, pid: int, started: float) -> None:
+        """Or all that we hold would be anybody's: where keys are kept, nobody knows that connection."""
+        if self._direct is None:
+            return
+        with self.connection() as asked, self.overdue.asking(asked):
+            (lives,) = asked.execute("SELECT stampede.lives($1, $2)", (Int4(pid), started)).fetchone() or (False,)
+        if not lives:
+            raise OperationalError("listen= leads to another server than the rest of the URL does")
+
+    def _met(self, made: Connection[Row] | AsyncConnection[Row], row: Row) -> bool:
+        """Look at what it is. True: its transactions are to be set apart from what the database's others are."""
+        pid, isolation, version = row
+        check_version(version, self.name, self.init)
+        self.pooled = pid != made.info.backend_pid  # a pooler makes a number up for each of its clients
+        if not self.pooled:
+            made.prepare_threshold = 0
+        made._pool = None  # as one of a pool's: the end of the program closes it, without complaint
+        return self.apart or isolation != "read committed"
+
+    def _unmet(self, error: Exception) -> None:
+        """EngineError, with what is to be done, if it is that there are no tables."""
+        if isinstance(error, UNMADE):
+            check_version(None, self.name, self.init)
+
+    def unchecked(self, **also: str) -> Connection[Any]:
+        """A new one to the server itself, for who makes its tables."""
+        return Connection.connect(**(self.direct | also), autocommit=True, prepare_threshold=None)
+
+
+def of_url(url: str, options: Mapping[str, Any]) -> Server:
+    """The server of `postgres://user:password@host:5432/database?sslmode=require`; also as SQLAlchemy writes it."""
+    return _server(safe_url(url), address.read(url) | dict(options))
+
+
+def of_pool(pool: Any, options: Mapping[str, Any]) -> Server:
+    """The server of a pool of psycopg's, of either colour: our connections are made as its own, and are ours.
+
+    It is a recipe: it may be opened later, or be closed. What it does to a connection by `configure` isn't done.
+    """
+    conninfo, kwargs = getattr(pool, "conninfo", None), getattr(pool, "kwargs", None)
+    if not isinstance(conninfo, str) or not isinstance(kwargs, Mapping | None):
+        raise OptionError(
+            f"a cache can't be on {pool!r}, which asks a function where to connect to: give a pool whose conninfo is a "
+            "string and whose kwargs are a dict, or a URL"
+        )
+    if getattr_static(getattr(pool, "connection_class", None), "connect", None) not in _CONNECTS:
+        raise OptionError(f"a cache can't be on {pool!r}, whose connection_class connects in its own way: give a URL")
+    theirs = {name: value for name, value in (kwargs or {}).items() if name not in _PSYCOPGS}
+    given = address.read(conninfo) | theirs
+    return _server(
+        address.written({name: given.get(name) for name in ("user", "host", "port", "dbname")}), given | dict(options)
+    )
+
+
+_CONNECTS = [getattr_static(each, "connect") for each in (Connection, AsyncConnection)]
+_PSYCOPGS = {"autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory"}
+
+
+def _server(name: str, given: Mapping[str, Any]) -> Server:
+    ours = {each: kind(each, given[each]) for each, kind in address.OURS.items() if each in given}
+    theirs = {each: value for each, value in given.items() if each not in address.OURS}
+    return Server(name, address.checked(theirs, name), **ours)

@@ -1,0 +1,160 @@
+"""Locks that are no cache, one port for each colour.
+
+Fair by a queue on the server: who waits takes a place with the first refusal, in the order of arrival, and gives it up
+when it goes. Whenever the lock comes free it is kept for the first of the queue, for a fifth of a second, and only that
+one is told. So a holder that comes back at once finds the lock taken, one whose process died costs nothing where its
+connection tells of that, and one that is frozen a fifth of a second.
+Who never waits (`try_lock`) has no place, and the lock is kept from nobody for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import uniform
+from time import monotonic
+from typing import Any
+
+from stampede.colour import Colour, run_blocking
+from stampede.engines.postgres.history import History, who
+from stampede.engines.postgres.line import Command, Line
+from stampede.engines.postgres.news import News
+from stampede.engines.postgres.sweep import Reaper
+from stampede.engines.postgres.talk import Row
+from stampede.engines.postgres.tell import Teller
+from stampede.engines.postgres.verbs import LOOK, SAFETY
+from stampede.engines.postgres.wire import names
+from stampede.pace import FARTHEST, look_again
+from stampede.ports import Busy, Granted
+
+__all__ = ["PostgresLocks", "lock_id"]
+
+TURN = 0.2
+"""Seconds for which a lock that came free is kept for the one whose turn it is (as locks.sql says)."""
+
+_REMEMBERED = 1 << 16
+
+ACQUIRE = "SELECT * FROM stampede.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
+RENEW = "SELECT stampede.renew($1, $2, $3, $4, $5)"
+RELEASE = "SELECT * FROM stampede.release($1, $2, $3, $4, $5, $6, $7)"
+STANDING = "SELECT * FROM stampede.standing($1, $2, $3, $4)"
+
+
+@dataclass(slots=True)
+class _Queued(Busy):
+    """Busy, and the place of the one who asked."""
+
+    mine: bytes = b""
+    ahead: int = 0
+
+
+class PostgresLocks:
+    """Locks of one colour."""
+
+    def __init__(
+        self,
+        line: Line,
+        news: News,
+        teller: Teller,
+        history: History,
+        reaper: Reaper,
+        colour: Colour,
+        *,
+        bound: bool,
+    ) -> None:
+        self._line = line
+        self._news = news
+        self._teller = teller
+        self._colour = colour
+        self._bound = bound
+        self._history = history
+        self._reaper = reaper
+        self._arrivals: dict[bytes, int] = {}  # of tokens that wait: who missed its turn is the next again
+
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+        its = names(name, b"lock")
+        if self._bound:
+            await self._news.at_home(self._colour)
+        home = "" if self._news.mute else self._news.home
+        arrival = self._arrivals.get(token) if waits else None
+        holder = *who(), *self._life()
+        terms = its.id, its.raw, token, float(lease), *holder, waits, home, arrival, *self._history.bounds
+        (row,) = await self._line.ask((ACQUIRE, terms))
+        granted, number, other, rest, place, ahead, told, homes = row
+        if homes:
+            self._teller.tell(homes, its.channel, told or b"")
+        if granted:
+            self._arrivals.pop(token, None)
+            self._reaper.took()
+            return Granted(fence=number)
+        if not waits:
+            return Busy(other, rest)
+        self._remember(token, place)
+        return _Queued(other, rest, mine=token, ahead=ahead)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        rows = await self._line.ask((RENEW, (lock_id(name), token, float(lease), *self._life())))
+        return bool(rows[0][0])
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return self._released(name, token, (await self._line.ask(self._releasing(name, token)))[0])
+
+    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
+        """In one round trip; of a blocking port."""
+        answers = run_blocking(self._line.ask_all([self._releasing(*each) for each in held]))
+        return [self._released(*each, rows[0]) for each, rows in zip(held, answers, strict=True)]
+
+    def _releasing(self, name: str, token: bytes) -> Command:
+        self._arrivals.pop(token, None)
+        details = self._history.details(token)
+        problem, details = ("", (None, None, None)) if details is None else ("failed", details)
+        return RELEASE, (lock_id(name), token, os.urandom(8), problem, *details)
+
+    def _released(self, name: str, token: bytes, row: Row) -> bool:
+        self._history.told(token)
+        stood, told, homes = row
+        if homes:
+            self._teller.tell(homes, names(name, b"lock").channel, told or b"")
+        return bool(stood)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        # Who has waited for long asks anew, and so says that he is still there.
+        end = monotonic() + min(timeout, FARTHEST * uniform(0.9, 1.1))
+        its, mine, ahead = names(name, b"lock"), None, 0
+        if isinstance(busy, _Queued):
+            mine, ahead = busy.mine, busy.ahead
+        with self._news.listen(its.channel, mine or b"") as ear:
+            # Without news one that is far back may look more rarely, too, but not so that it would miss its turn.
+            look = LOOK * (1 + min(ahead // 10, 9))
+            ready = await self._colour.park(ear.ready, min(timeout, look * uniform(0.9, 1.1)))
+            while (left := end - monotonic()) > 0:
+                hears = ready and ear.hears
+                # What was released before we listened was told to nobody here, and nobody tells that a holder's
+                # connection is gone. (Who has a place is told when its turn has come: that the lock has gone from
+                # hand to hand since then is no reason to ask again.)
+                home = self._news.home if hears else ""
+                ((stands, rest, ahead),) = await self._line.ask((STANDING, (its.id, busy.token, mine, home)))
+                if not stands:
+                    return
+                seconds = look * uniform(0.9, 1.1)
+                if hears:
+                    seconds = look_again(ahead, rest, TURN, (LOOK if self._bound else SAFETY) * uniform(0.9, 1.1))
+                if await self._colour.park(ear.bell, min(left, seconds)):
+                    return
+
+    def _life(self) -> tuple[int | None, float | None]:
+        """The backend that is our sign of life, if there is one."""
+        home = self._news.home_backend if self._bound else None
+        return (None, None) if home is None else home
+
+    def _remember(self, token: bytes, arrival: int) -> None:
+        if len(self._arrivals) >= _REMEMBERED:
+            for old in list(self._arrivals)[: _REMEMBERED // 2]:
+                self._arrivals.pop(old, None)
+        self._arrivals[token] = arrival
+
+
+def lock_id(name: str) -> bytes:
+    """What the lock is called in every table."""
+    return names(name, b"lock").id

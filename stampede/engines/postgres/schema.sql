@@ -1,0 +1,436 @@
+-- What the Postgres engine of stampede keeps: values, the leases of those who compute them, generations, and who is to
+-- be told of changes. Made by `stampede postgres init`; run it by hand as the one who is to own it.
+--
+-- A key's `id` is a hash of it, and stands for it everywhere; `name` is the key itself, for people. Moments are seconds
+-- by the clock of this server, whatever its transactions began with. Whoever changes a key takes its lock first, for the
+-- length of his transaction, and reads in later statements: each sees what was committed before the lock was had.
+
+CREATE SCHEMA IF NOT EXISTS stampede;
+
+CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+
+CREATE FUNCTION stampede.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$
+    SELECT date_part('epoch', clock_timestamp())
+$$;
+
+-- Values. A plain SELECT by the primary key is a hit. No other index: then most updates leave the one there is alone.
+CREATE UNLOGGED TABLE stampede.entries (
+    id bytea PRIMARY KEY,
+    name bytea NOT NULL,
+    entry bytea NOT NULL,         -- which computation's it is
+    fresh float8 NOT NULL,        -- until then it is fresh
+    keep float8 NOT NULL,         -- until then it is kept, and may be served stale
+    gone float8 NOT NULL,         -- from then on nobody has any use for it
+    stored float8 NOT NULL,
+    cost float8 NOT NULL,
+    margin float8 NOT NULL,
+    ttl float8 NOT NULL,
+    raised bool NOT NULL,
+    value bytea NOT NULL
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02);
+ALTER TABLE stampede.entries ALTER COLUMN value SET STORAGE EXTERNAL;  -- codecs compress what is to be compressed
+
+-- Who computes a key, who waits for it, and what failed computations have left. No row: none of these.
+CREATE UNLOGGED TABLE stampede.leases (
+    id bytea PRIMARY KEY,
+    name bytea NOT NULL,
+    written float8 NOT NULL,
+    token bytea,                  -- of the lease, if there is one
+    taken float8,
+    ends float8 NOT NULL DEFAULT '-infinity',
+    holder text,                  -- host:pid
+    pid int,                      -- the backend that is the holder's sign of life, and when it was started: pids come again
+    started float8,
+    homes text[],                 -- the processes to be told of the lease's end
+    rest float8 NOT NULL DEFAULT '-infinity',  -- until then nobody is granted the key
+    why text,
+    tokens bytea[],               -- leases that have failed, what is said to those who waited for them, and until when
+    verdicts text[],
+    untils float8[]
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- What is changed to end all keys of a scope at once; '' is that of all scopes.
+CREATE UNLOGGED TABLE stampede.generations (
+    scope bytea PRIMARY KEY,
+    id text NOT NULL,
+    noted text[] NOT NULL DEFAULT '{}',    -- those that ended a moment ago, and when
+    ended float8[] NOT NULL DEFAULT '{}'
+) WITH (fillfactor = 50);
+
+-- The processes that keep values of their own, by the backends that listen for them.
+CREATE UNLOGGED TABLE stampede.keepers (
+    home text NOT NULL,
+    pid int NOT NULL,
+    started float8 NOT NULL,
+    PRIMARY KEY (pid, started)    -- a connection that was given up may say late that it comes, or goes: for itself alone
+);
+
+
+-- Is this backend still there? One that is not known (or whose start we may not see) is believed to be.
+CREATE FUNCTION stampede.lives(its_pid int, its_start float8) RETURNS bool LANGUAGE sql VOLATILE AS $$
+    SELECT its_pid IS NULL OR EXISTS (
+        SELECT FROM pg_stat_get_activity(its_pid) AS backend
+        WHERE backend.backend_start IS NULL OR date_part('epoch', backend.backend_start) = its_start
+    )
+$$;
+
+-- In front of every decision. With a snapshot for the whole transaction what was decided while we waited isn't seen.
+CREATE FUNCTION stampede.alone(its_lock bigint) RETURNS float8 LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE 'stampede decides in transactions that are READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
+    END IF;
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM stampede.lasting();
+    END IF;
+    PERFORM pg_advisory_xact_lock(its_lock);
+    RETURN stampede.clock();
+END $$;
+
+-- What is answered outlives a crash, also where other commits here don't wait for the disk: or a fence would come twice,
+-- and what was invalidated come back. (What changes unlogged tables alone waits for nothing.)
+CREATE FUNCTION stampede.lasting() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'local', true);
+END $$;
+
+-- Behind every change of a key: tell those who keep it, with the commit. Who begins to keep takes the same lock alone.
+CREATE FUNCTION stampede.tell(its bytea) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(8319104481669375077);
+    IF EXISTS (SELECT FROM stampede.keepers) THEN
+        PERFORM pg_notify('stampede', encode(substring(its FOR 2), 'hex'));
+    END IF;
+END $$;
+
+CREATE FUNCTION stampede.keep(its_home text, its_pid int, its_start float8) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(8319104481669375077);  -- the changes under way have not seen us
+    DELETE FROM stampede.keepers AS k WHERE NOT stampede.lives(k.pid, k.started);
+    INSERT INTO stampede.keepers VALUES (its_home, its_pid, its_start) ON CONFLICT DO NOTHING;
+END $$;
+
+
+CREATE FUNCTION stampede.small(value bytea) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN octet_length(value) <= 65536 THEN value END
+$$;
+
+-- The value, or the right to compute it. `answer` is 0: found, 1: granted, 2: busy, 3: failed. A large value is left out:
+-- while it is sent the key is locked, and whoever is to hear it may be frozen.
+CREATE FUNCTION stampede.claim(
+    its bytea, its_lock bigint, its_name bytea, mine bytea, seconds float8, draw float8, since float8, seen bytea,
+    awaited bytea, force bool, my_holder text, my_pid int, my_start float8, noting bool,
+    OUT answer int, OUT entry bytea, OUT fresh float8, OUT keep float8, OUT cost float8, OUT margin float8,
+    OUT ttl float8, OUT raised bool, OUT value bytea,
+    OUT token bytea, OUT lease float8, OUT verdict text, OUT rest float8, OUT homes text[]
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    now float8 := stampede.alone(its_lock);
+    e stampede.entries;
+    l stampede.leases;
+    at int;
+BEGIN
+    SELECT * INTO e FROM stampede.entries WHERE id = its;
+    IF e.stored > now + 1 THEN  -- the clock was set back: it has no more time than it was given
+        UPDATE stampede.entries SET stored = now, fresh = fresh - (stored - now), keep = keep - (stored - now),
+            gone = gone - (stored - now) WHERE id = its RETURNING * INTO e;
+    END IF;
+    IF e.id IS NOT NULL THEN
+        entry := e.entry; fresh := e.fresh - now; keep := e.keep - now;
+        cost := e.cost; margin := e.margin; ttl := e.ttl; raised := e.raised;
+        IF NOT force AND e.entry IS DISTINCT FROM seen
+            AND (fresh > 0 OR (fresh > -since AND e.gone > now))
+            AND (draw IS NULL OR fresh > least(e.margin + draw * e.cost, e.ttl / 2)) THEN
+            answer := 0; value := stampede.small(e.value);
+            RETURN;
+        END IF;
+        IF keep > 0 THEN
+            value := stampede.small(e.value);
+        ELSE
+            entry := NULL;
+        END IF;
+    END IF;
+
+    SELECT * INTO l FROM stampede.leases WHERE id = its FOR UPDATE;  -- who is about to wait is noted there
+    IF l.written > now + 1 THEN
+        UPDATE stampede.leases SET written = now, ends = ends - (written - now), rest = rest - (written - now),
+            untils = ARRAY(SELECT u - (written - now) FROM unnest(untils) AS u) WHERE id = its RETURNING * INTO l;
+    END IF;
+    IF NOT force AND l.id IS NOT NULL THEN
+        at := array_position(l.tokens, awaited);
+        IF at IS NOT NULL AND l.untils[at] > now THEN
+            verdict := l.verdicts[at];
+        ELSIF l.rest > now THEN
+            verdict := l.why;
+        END IF;
+        IF verdict IS NOT NULL THEN
+            answer := 3; rest := greatest(l.rest - now, 0);
+            RETURN;
+        END IF;
+        IF l.ends > now AND l.token <> mine AND stampede.lives(l.pid, l.started) THEN
+            answer := 2; token := l.token; lease := l.ends - now;
+            RETURN;
+        END IF;
+    END IF;
+
+    answer := 1;
+    IF l.token <> mine THEN  -- it has fallen
+        token := l.token; homes := l.homes;
+        l.homes := NULL;
+        IF noting AND NOT force THEN
+            PERFORM stampede.note_loss(l, now);
+        END IF;
+    END IF;
+    INSERT INTO stampede.leases AS leases (id, name, written, taken, token, ends, holder, pid, started)
+        VALUES (its, its_name, now, now, mine, now + seconds, my_holder, my_pid, my_start)
+        ON CONFLICT (id) DO UPDATE SET written = now, taken = now, token = mine, ends = now + seconds, holder = my_holder,
+            pid = my_pid, started = my_start, homes = l.homes;
+END $$;
+
+-- Store if the lease stands. `homes` are to be told, if it stood.
+CREATE FUNCTION stampede.fill(
+    its bytea, its_lock bigint, its_name bytea, mine bytea, its_entry bytea, fresh float8, keep float8, gone float8,
+    cost float8, margin float8, ttl float8, raised bool, value bytea, OUT done bool, OUT homes text[]
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    now float8 := stampede.alone(its_lock);
+BEGIN
+    DELETE FROM stampede.leases AS l WHERE l.id = its AND l.token = mine AND l.ends > now RETURNING l.homes INTO homes;
+    done := FOUND;
+    IF NOT done THEN  -- it was sent again, perhaps
+        done := EXISTS (SELECT FROM stampede.entries AS e WHERE e.id = its AND e.entry = its_entry AND e.gone > now);
+        RETURN;
+    END IF;
+    PERFORM stampede.store(its, its_name, its_entry, now, fill.fresh, fill.keep, fill.gone, fill.cost, fill.margin,
+        fill.ttl, fill.raised, fill.value);
+END $$;
+
+CREATE FUNCTION stampede.store(
+    its bytea, its_name bytea, its_entry bytea, now float8, fresh float8, keep float8, gone float8, cost float8,
+    margin float8, ttl float8, raised bool, value bytea
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO stampede.entries VALUES (its, its_name, its_entry, now + store.fresh, now + store.keep,
+            now + store.gone, now, store.cost, store.margin, store.ttl, store.raised, store.value)
+        ON CONFLICT (id) DO UPDATE SET entry = EXCLUDED.entry, fresh = EXCLUDED.fresh, keep = EXCLUDED.keep,
+            gone = EXCLUDED.gone, stored = EXCLUDED.stored, cost = EXCLUDED.cost, margin = EXCLUDED.margin,
+            ttl = EXCLUDED.ttl, raised = EXCLUDED.raised, value = EXCLUDED.value;
+    PERFORM stampede.tell(its);
+END $$;
+
+-- Drop the lease if it stands; leave a verdict (to be told for `told` seconds) and a rest.
+CREATE FUNCTION stampede.abandon(
+    its bytea, its_lock bigint, mine bytea, its_verdict text, told float8, its_rest float8, its_why text,
+    OUT done bool, OUT homes text[]
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    now float8 := stampede.alone(its_lock);
+    l stampede.leases;
+BEGIN
+    SELECT * INTO l FROM stampede.leases WHERE id = its AND token = mine AND ends > now FOR UPDATE;
+    done := FOUND;
+    IF NOT done THEN
+        RETURN;
+    END IF;
+    homes := l.homes;
+    IF its_verdict IS NOT NULL THEN
+        SELECT array_agg(t ORDER BY u, n), array_agg(v ORDER BY u, n), array_agg(u ORDER BY u, n)
+            INTO l.tokens, l.verdicts, l.untils
+            FROM (
+                SELECT * FROM unnest(l.tokens, l.verdicts, l.untils) WITH ORDINALITY AS past (t, v, u, n)
+                    WHERE u > now AND t <> mine
+                UNION ALL SELECT mine, its_verdict, now + told, 1000
+                ORDER BY 3 DESC, 4 DESC LIMIT 64
+            ) AS past;
+    END IF;
+    IF its_rest > 0 THEN
+        l.rest := now + its_rest; l.why := its_why;
+    END IF;
+    IF l.tokens IS NULL AND l.rest <= now THEN
+        DELETE FROM stampede.leases WHERE id = its;
+    ELSE
+        UPDATE stampede.leases SET written = now, token = NULL, ends = '-infinity', holder = NULL, pid = NULL,
+            started = NULL, homes = NULL, rest = l.rest, why = l.why, tokens = l.tokens, verdicts = l.verdicts,
+            untils = l.untils WHERE id = its;
+    END IF;
+END $$;
+
+-- Mark the lease as waited for by a process; false: there is nothing to wait for.
+CREATE FUNCTION stampede.await(its bytea, awaited bytea, my_home text) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+    IF my_home IS NOT NULL THEN
+        UPDATE stampede.leases SET homes = array_append(homes, my_home)
+            WHERE id = its AND token = awaited AND (homes IS NULL OR my_home <> ALL (homes));
+    END IF;
+    RETURN EXISTS (
+        SELECT FROM stampede.leases
+        WHERE id = its AND token = awaited AND ends > stampede.clock() AND stampede.lives(pid, started)
+    );
+END $$;
+
+-- What is no computation ends the one under way: `token` is that of the lease that has fallen.
+
+CREATE FUNCTION stampede.set(
+    its bytea, its_lock bigint, its_name bytea, its_entry bytea, fresh float8, keep float8, gone float8, cost float8,
+    margin float8, ttl float8, raised bool, value bytea, OUT token bytea, OUT homes text[]
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    now float8 := stampede.alone(its_lock);
+BEGIN
+    DELETE FROM stampede.leases AS l WHERE l.id = its RETURNING l.token, l.homes INTO token, homes;
+    PERFORM stampede.store(its, its_name, its_entry, now, set.fresh, set.keep, set.gone, set.cost, set.margin,
+        set.ttl, set.raised, set.value);
+END $$;
+
+-- Store if what is kept has the id that was seen (NULL: nothing is kept).
+CREATE FUNCTION stampede.replace(
+    its bytea, its_lock bigint, its_name bytea, seen bytea, its_entry bytea, fresh float8, keep float8, gone float8,
+    cost float8, margin float8, ttl float8, raised bool, value bytea, OUT done bool, OUT token bytea, OUT homes text[]
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    now float8 := stampede.alone(its_lock);
+    there bytea := (SELECT e.entry FROM stampede.entries AS e WHERE e.id = its AND e.keep > now);
+BEGIN
+    done := there IS NOT DISTINCT FROM seen;
+    IF NOT done THEN
+        done := there IS NOT DISTINCT FROM its_entry;  -- it was sent again
+        RETURN;
+    END IF;
+    DELETE FROM stampede.leases AS l WHERE l.id = its RETURNING l.token, l.homes INTO token, homes;
+    PERFORM stampede.store(its, its_name, its_entry, now, replace.fresh, replace.keep, replace.gone, replace.cost,
+        replace.margin, replace.ttl, replace.raised, replace.value);
+END $$;
+
+-- Stale from now on, and kept as long as it would have been. `done`: there was something fresh.
+CREATE FUNCTION stampede.expire(its bytea, its_lock bigint, OUT done bool, OUT token bytea, OUT homes text[])
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    now float8 := stampede.alone(its_lock);
+BEGIN
+    UPDATE stampede.entries SET stored = least(stored, now), fresh = now, gone = greatest(keep, now + 1)
+        WHERE id = its AND fresh > now;
+    done := FOUND;
+    PERFORM stampede.tell(its);  -- also where it is not here: it may have been removed, and be kept elsewhere
+    SELECT l.token, l.homes INTO token, homes FROM stampede.leases AS l WHERE l.id = its FOR UPDATE;
+    IF token IS NOT NULL THEN
+        UPDATE stampede.leases SET written = now, token = NULL, ends = '-infinity', homes = NULL WHERE id = its;
+        DELETE FROM stampede.leases WHERE id = its AND tokens IS NULL AND rest <= now;
+    END IF;
+END $$;
+
+-- Nothing is left. `done`: there was a value.
+CREATE FUNCTION stampede.invalidate(its bytea, its_lock bigint, OUT done bool, OUT token bytea, OUT homes text[])
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    now float8 := stampede.alone(its_lock);
+    kept float8;
+BEGIN
+    DELETE FROM stampede.leases AS l WHERE l.id = its RETURNING l.token, l.homes INTO token, homes;
+    DELETE FROM stampede.entries AS e WHERE e.id = its RETURNING e.keep INTO kept;
+    done := coalesce(kept > now, false);
+    PERFORM stampede.tell(its);
+END $$;
+
+
+-- Today's generation of each of these scopes, and those that ended within the last seconds. One that is missing is new:
+-- old ones never come back.
+CREATE FUNCTION stampede.generations(asked bytea[], new text[], lately float8)
+RETURNS TABLE (id text, noted text[]) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    IF EXISTS (  -- or a server that only reads would refuse this, with nothing to write
+        SELECT FROM unnest(asked) AS a (scope)
+        WHERE NOT EXISTS (SELECT FROM stampede.generations AS there WHERE there.scope = a.scope)
+    ) THEN
+        INSERT INTO stampede.generations AS g (scope, id)
+            SELECT a.scope, a.id FROM unnest(asked, new) AS a (scope, id) ON CONFLICT (scope) DO NOTHING;
+    END IF;
+    RETURN QUERY SELECT g.id, ARRAY(
+            SELECT old.id FROM unnest(g.noted, g.ended) AS old (id, ended) WHERE old.ended > stampede.clock() - lately
+        ) FROM unnest(asked) WITH ORDINALITY AS a (scope, n) JOIN stampede.generations AS g ON g.scope = a.scope
+        ORDER BY a.n;
+END $$;
+
+CREATE FUNCTION stampede.bump(its bytea, new text, most int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO stampede.generations AS g (scope, id) VALUES (its, new)
+        ON CONFLICT (scope) DO UPDATE SET id = new, noted = (g.id || g.noted)[:most],
+            ended = (stampede.clock() || g.ended)[:most];
+    PERFORM pg_notify('stampede', 'g');
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM stampede.lasting();
+    END IF;
+END $$;
+
+-- Another softer part, behind a `~`.
+CREATE FUNCTION stampede.soften(its bytea, new text, softer text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO stampede.generations AS g (scope, id) VALUES (its, new || '~' || softer)
+        ON CONFLICT (scope) DO UPDATE SET id = split_part(g.id, '~', 1) || '~' || softer;
+    PERFORM pg_notify('stampede', 'g');
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM stampede.lasting();
+    END IF;
+END $$;
+
+
+-- Remove what nobody needs any more among some entries, and among some leases, in the order of their ids from any on;
+-- two who do this at once go round each other. Ids are hashes: how close they stand to each other tells how many there
+-- are, without a count. Where that is more than `room`, or their values are larger in all than `bytes`, so many of them
+-- are evicted as are too many: the stale ones first, then the oldest. `over`: how many were removed.
+CREATE FUNCTION stampede.sweep(start bytea, most int, room float8, bytes float8, OUT over int, OUT about float8)
+LANGUAGE plpgsql AS $$
+DECLARE
+    now float8 := stampede.clock();
+    seen int;
+    size float8;
+    last bytea;
+    part float8;
+    left_over int;
+BEGIN
+    SELECT count(*), sum(s.size), (array_agg(s.id ORDER BY s.id DESC))[1] INTO seen, size, last FROM (
+        SELECT e.id, octet_length(e.value) AS size FROM stampede.entries AS e
+        WHERE e.id >= start ORDER BY e.id LIMIT most
+    ) AS s;
+    DELETE FROM stampede.leases WHERE id IN (
+        SELECT l.id FROM stampede.leases AS l
+        WHERE l.id >= start AND l.ends <= now AND l.rest <= now AND NOT (l.untils IS NOT NULL AND now < ANY (l.untils))
+        ORDER BY l.id LIMIT most FOR UPDATE SKIP LOCKED
+    );
+    DELETE FROM stampede.keepers AS k WHERE NOT stampede.lives(k.pid, k.started);  -- or all are told of it for nobody
+    over := 0; about := 0;
+    IF seen = 0 THEN
+        RETURN;
+    END IF;
+    DELETE FROM stampede.entries WHERE id IN (
+        SELECT e.id FROM stampede.entries AS e
+        WHERE e.id >= start AND e.id <= last AND e.gone <= now ORDER BY e.id FOR UPDATE SKIP LOCKED
+    );
+    GET DIAGNOSTICS over = ROW_COUNT;
+    part := (CASE WHEN seen < most THEN 1 ELSE stampede.place(last) END) - stampede.place(start);
+    about := seen / part;
+    left_over := ceil(seen * (1 - least(room / about, bytes / nullif(size / part, 0), 1))) - over;
+    IF left_over > 0 THEN
+        DELETE FROM stampede.entries WHERE id IN (
+            SELECT e.id FROM stampede.entries AS e JOIN (
+                SELECT o.id, o.stored FROM stampede.entries AS o WHERE o.id >= start AND o.id <= last
+                ORDER BY o.fresh > now, o.stored LIMIT left_over
+            ) AS old ON e.id = old.id AND e.stored = old.stored
+            ORDER BY e.id FOR UPDATE OF e SKIP LOCKED
+        );
+        GET DIAGNOSTICS left_over = ROW_COUNT;
+        over := over + left_over;
+    END IF;
+END $$;
+
+-- Where an id stands among all that are possible, from 0 to 1.
+CREATE FUNCTION stampede.place(its bytea) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
+    SELECT ('x' || encode(substring(its FOR 6), 'hex'))::bit(48)::bigint / 281474976710656.0::float8
+$$;

@@ -1,0 +1,125 @@
+"""Wake-ups for those who wait in other processes: notifications, sent behind the change that they tell of.
+
+The server does commits that notify one by one, so they are few: the first goes out at once, and what comes while it is
+under way, and for some milliseconds more, goes out together. Callers of either colour wait for none of it; what is lost
+on the way costs whoever waits a look.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from binascii import b2a_base64
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from stampede.colour import running_loop
+from stampede.threads import Crew
+
+__all__ = ["LONGEST", "Teller"]
+
+_log = logging.getLogger("stampede")
+
+GATHER = 0.005
+"""Seconds for which what is to be told is let come together, behind what was told last."""
+
+LONGEST = 5900
+"""Bytes of a message, at most: in base64, with its channel, it stays below the 8000 of a notification."""
+
+AT_ONCE = 500
+"""Notifications of one statement."""
+
+MOST = 10_000
+"""That wait to be sent: of more, the oldest are dropped."""
+
+AT_EXIT = 1.0
+"""Seconds that a close waits for what is to be told, also at the end of the program."""
+
+IN_A_LOOP = 0.05
+"""The same in an event loop, where others wait, too."""
+
+TELL = (
+    "SELECT count(pg_notify('stampede_' || home, payload)) FROM unnest($1::text[], $2::text[]) AS told (home, payload)"
+)
+
+
+Telling: TypeAlias = tuple[str, Sequence[Any]]
+"""A statement, and its values."""
+
+
+class Here(Protocol):
+    """Those of this process who wait."""
+
+    home: str
+
+    def ring(self, name: bytes, message: bytes) -> None: ...
+
+
+class Teller:
+    """Tells processes, by their homes. `ask` sends a command, and blocks."""
+
+    def __init__(self, ask: Callable[[Telling], object], news: Here) -> None:
+        """What is for our own home takes no round trip."""
+        self._ask = ask
+        self._news = news
+        self._crew = Crew(1, "stampede-postgres-tell")
+        self.start_again()
+
+    def start_again(self) -> None:
+        """In a forked child: what is to be told is the parent's, who tells it."""
+        self._lock = threading.RLock()  # a finalizer, or a signal, may tell in the middle of this
+        self._left: deque[tuple[str, str]] = deque(maxlen=MOST)
+        self._telling = False
+        self._idle = threading.Event()
+        self._idle.set()
+        self._hurry = threading.Event()
+
+    def tell(self, homes: Iterable[str] | None, channel: bytes, message: bytes = b"") -> None:
+        """Have those who listen there told, soon. A message that is too long is none, and wakes them all the same."""
+        theirs = set(homes or ())
+        if self._news.home in theirs:
+            theirs.discard(self._news.home)
+            self._news.ring(channel, message)
+        if theirs:
+            payload = _payload(channel, message)
+            with self._lock:
+                self._idle.clear()
+                self._left.extend((home, payload) for home in theirs)
+            if not self._telling:  # asked behind: who has just found nothing more to tell has said so
+                self._crew.do(self._tell)
+
+    def flush(self, seconds: float) -> None:
+        """Wait until it has been told, if that takes no longer."""
+        self._hurry.set()
+        self._idle.wait(seconds)
+
+    def close(self) -> None:
+        self.flush(AT_EXIT if running_loop() is None else IN_A_LOOP)
+
+    def _tell(self) -> None:
+        """By the one thread: until there is nothing more."""
+        try:
+            while some := self._next():
+                try:
+                    self._ask((TELL, [[home for home, _ in some], [payload for _, payload in some]]))
+                except Exception as error:  # whoever waits looks for himself
+                    _log.debug("nobody was told: %s", error)
+                self._hurry.wait(GATHER)
+        except BaseException:  # where there is no thread, a caller does it, who can be interrupted
+            self._telling = False
+            raise
+
+    def _next(self) -> list[tuple[str, str]]:
+        with self._lock:
+            some = [self._left.popleft() for _ in range(min(len(self._left), AT_ONCE))]
+            self._telling = bool(some)
+            if not some:
+                self._idle.set()
+            return some
+
+
+def _payload(channel: bytes, message: bytes) -> str:
+    if len(message) > LONGEST:
+        message = b""
+    return (channel + b" " + b2a_base64(message, newline=False)).decode()

@@ -1,0 +1,371 @@
+"""The verbs, written once: each is one statement, sent by the line of its colour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from random import uniform
+from typing import Any
+
+from stampede.colour import Colour, run_blocking
+from stampede.engines.generations import MOST, NOTED, Generations, names_of, new_generation
+from stampede.engines.postgres.history import History, readable, who
+from stampede.engines.postgres.line import Line
+from stampede.engines.postgres.news import News
+from stampede.engines.postgres.sweep import Sweeper
+from stampede.engines.postgres.talk import Command, Row
+from stampede.engines.postgres.tell import Teller
+from stampede.engines.postgres.wire import (
+    Names,
+    columns,
+    entry_of,
+    fresh_of,
+    is_whole,
+    key_of,
+    message_of,
+    names,
+    news_of,
+    noted,
+    reply_of,
+    shown,
+    verdict_string,
+)
+from stampede.engines.whereabouts import here
+from stampede.entry import Entry, Verdict
+from stampede.errors import EngineError
+from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket, Versioned
+from stampede.record import VERDICT
+
+__all__ = ["LOOK", "SAFETY", "Keys"]
+
+SAFETY = 1.0
+"""Seconds between two looks of a waiter that nobody woke: no push is durable."""
+
+LOOK = 0.1
+"""The same where there are no news, and where a holder's connection is its sign of life: nobody tells of its end."""
+
+PAGE = 1000
+"""Keys that are looked at for one page of a list."""
+
+_SEEN = "entry, fresh - {0}, keep - {0}, cost, margin, ttl, raised, value"
+_NOW = "stampede.clock()"
+_AT_MOST = f"greatest({_NOW}, stored)"  # where the clock was set back, nothing has more time than it was given
+
+SEEN = f"SELECT {_SEEN.format(_NOW)} FROM stampede.entries WHERE id = $1"
+ALL_SEEN = f"SELECT id, {_SEEN.format(_NOW)} FROM stampede.entries WHERE id = ANY ($1)"
+KEPT = f"SELECT id, {_SEEN.format(_AT_MOST)} FROM stampede.entries WHERE id = ANY ($1) AND keep > {_NOW}"
+KEPT_ONE = f"SELECT {_SEEN.format(_AT_MOST)} FROM stampede.entries WHERE id = $1 AND keep > {_NOW}"
+VALUE = "SELECT value FROM stampede.entries WHERE id = $1 AND entry = $2"
+LEASE = f"SELECT token, ends - {_NOW}, holder FROM stampede.leases WHERE id = $1 AND ends > {_NOW}"
+NAMED = "SELECT id, name, keep > stampede.clock() FROM stampede.entries WHERE id > $1 ORDER BY id LIMIT $2"
+AWAIT = "SELECT stampede.await($1, $2, $3)"
+RENEW = f"""UPDATE stampede.leases SET written = {_NOW}, ends = {_NOW} + $3, pid = $4, started = $5
+    WHERE id = $1 AND token = $2 AND ends > {_NOW} RETURNING true"""
+
+
+def _called(function: str, count: int) -> str:
+    return f"SELECT * FROM stampede.{function}({', '.join(f'${n}' for n in range(1, count + 1))})"
+
+
+CLAIM, FILL, ABANDON, FAIL, SET, REPLACE, EXPIRE, INVALIDATE, GENERATIONS, BUMP, SOFTEN = (
+    _called(*each)
+    for each in [
+        ("claim", 14), ("fill", 13), ("abandon", 7), ("fail", 14), ("set", 12), ("replace", 13),
+        ("expire", 2), ("invalidate", 2),
+        ("generations", 3), ("bump", 3), ("soften", 3),
+    ]
+)  # fmt: skip
+
+
+class Commands:
+    """The verbs that change a key, as they are sent: by their names, with their terms."""
+
+    def __init__(self, news: News, history: History, *, bound: bool) -> None:
+        self._news = news
+        self._history = history
+        self._bound = bound
+
+    def of(self, asked: Asked) -> Command:
+        command: Command = getattr(self, asked.verb)(*asked.args)
+        return command
+
+    def claim(self, key: str, token: bytes, ask: Ask) -> Command:
+        its = names(key)
+        return CLAIM, (its.id, its.lock, its.raw, token, *noted(ask), here(), *self._life(), self._history.failures)
+
+    def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
+        its = names(key)
+        return FILL, (its.id, its.lock, its.raw, token, *columns(entry))
+
+    def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
+        its = names(key)
+        told = None if verdict is None else verdict_string(verdict)
+        why = told or verdict_string(Verdict("failed"))
+        terms = its.id, its.lock, token, told, VERDICT, float(rest), why
+        if verdict is None or verdict.kind != "failed" or not self._history.failures:
+            return ABANDON, terms
+        error = readable(verdict.type_name.removeprefix("builtins.")), readable(verdict.message)
+        return FAIL, (*terms, *who(), *error, *self._history.bounds)
+
+    def renew(self, key: str, token: bytes, lease: float) -> Command:
+        return RENEW, (names(key).id, token, float(lease), *self._life())
+
+    def set(self, key: str, entry: Entry[Any]) -> Command:
+        its = names(key)
+        return SET, (its.id, its.lock, its.raw, *columns(entry))
+
+    def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> Command:
+        its = names(key)
+        return REPLACE, (its.id, its.lock, its.raw, seen, *columns(entry))
+
+    def expire(self, key: str) -> Command:
+        its = names(key)
+        return EXPIRE, (its.id, its.lock)
+
+    def invalidate(self, key: str) -> Command:
+        its = names(key)
+        return INVALIDATE, (its.id, its.lock)
+
+    def _life(self) -> tuple[int | None, float | None]:
+        """The backend that is our sign of life, if there is one."""
+        home = self._news.home_backend if self._bound else None
+        return (None, None) if home is None else home
+
+
+def _changing(verb: str) -> Any:
+    async def asked(self: Keys, key: str, *terms: Any) -> bool:
+        return await self.changed(Asked(verb, (key, *terms)))
+
+    return asked
+
+
+class Keys(Versioned):
+    """Claims and Store of one colour."""
+
+    fill, replace, expire, invalidate = map(_changing, ("fill", "replace", "expire", "invalidate"))
+
+    def __init__(
+        self,
+        line: Line,
+        news: News,
+        teller: Teller,
+        sweeper: Sweeper,
+        generations: Generations,
+        history: History,
+        colour: Colour,
+        *,
+        bound: bool,
+    ) -> None:
+        self._line = line
+        self._sweeper = sweeper
+        self._news = news
+        self._teller = teller
+        self._generations = generations
+        self._colour = colour
+        self._bound = bound
+        self._commands = Commands(news, history, bound=bound)
+
+    # -- claims -------------------------------------------------------------------------------------------------
+
+    async def look(self, key: str, patience: float = 0.0) -> Found | None:
+        its, news = names(key), self._news
+        news.follow()
+        stamp, told = news.stamps[its.slot], news.told  # before the question is sent: see News
+        rows = await self._line.ask((SEEN, (its.id,)))
+        entry = fresh_of(rows[0]) if rows else None
+        return None if entry is None else Found(entry, self._ticket(its, stamp, told))
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        its, news = names(key), self._news
+        news.start()
+        if self._bound and news.home_backend is None:
+            await news.at_home(self._colour)
+        while True:
+            stamp, told = news.stamps[its.slot], news.told
+            (row,) = await self._line.ask(self._commands.claim(key, token, ask))
+            whole = row if is_whole(row) else await self._whole(its, row)
+            if whole is not None:
+                return self._replied(its, whole, stamp, told)
+
+    async def _whole(self, its: Names, row: Row) -> Row | None:
+        """With the large value that it lacks, or without the entry, if another has taken its place; None: it was asked
+        for that one, and asks again."""
+        values = await self._line.ask((VALUE, (its.id, row[1])))
+        if values:
+            return *row[:8], values[0][0], *row[9:]
+        return None if row[0] == 0 else (row[0], None, *row[2:])
+
+    def _ticket(self, its: Names, stamp: int, told: int) -> Ticket | None:
+        return Ticket(self._news.stamps, its.slot, stamp) if told and told == self._news.told else None
+
+    def _replied(self, its: Names, row: Row, stamp: int, told: int) -> Reply:
+        if row[13]:
+            self._teller.tell(row[13], its.channel, b"")
+        return reply_of(row, self._ticket(its, stamp, told))
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return bool(await self.changed(Asked("abandon", (key, token, verdict, rest))))
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return bool(await self._line.ask(self._commands.renew(key, token, lease)))
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        """All in one round trip."""
+        try:
+            return run_blocking(self._asked_many(asked))
+        except EngineError as error:
+            return [error] * len(asked)
+
+    async def _asked_many(self, asked: Sequence[Asked]) -> list[Any]:
+        self._news.follow()
+        its = [names(each.args[0]) for each in asked]
+        before = [(self._news.stamps[each.slot], self._news.told) for each in its]
+        looks = [name.id for name, each in zip(its, asked, strict=True) if each.verb == "look"]
+        commands = [self._commands.of(each) for each in asked if each.verb != "look"]
+        try:
+            seen, *others = await self._line.ask_all([(ALL_SEEN, (looks,)), *commands])
+        finally:
+            self._void(each for each in asked if each.verb != "look")
+        found, rows = {row[0]: fresh_of(row[1:]) for row in seen}, iter(others)
+        answers: list[Any] = []
+        for name, each, (stamp, told) in zip(its, asked, before, strict=True):
+            if each.verb == "look":
+                entry = found.get(name.id)
+                answers.append(None if entry is None else Found(entry, self._ticket(name, stamp, told)))
+            elif each.verb == "claim":
+                (row,) = next(rows)
+                whole = row if is_whole(row) else await self._whole(name, row)
+                answers.append(self._replied(name, whole, stamp, told) if whole else await self.claim(*each.args))
+            else:
+                answers.append(self._done(each, next(rows)))
+        return answers
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        its, end = names(key), time.monotonic() + min(timeout, busy.lease)
+        with self._news.listen(its.channel) as ear:
+            ready = await self._colour.park(ear.ready, min(timeout, LOOK))
+            hears = ready and ear.hears
+            home = self._news.home if hears else None
+            look = SAFETY if hears and not self._bound else LOOK
+            # What fell before we were noted was told to nobody here; and it is asked again whether the holder lives.
+            while (await self._line.ask((AWAIT, (its.id, busy.token, home))))[0][0]:
+                left = end - time.monotonic()
+                if left <= 0 or await self._colour.park(ear.bell, min(left, look * uniform(0.9, 1.1))):
+                    break
+                if hears and not ear.hears:
+                    break
+        entry = news_of(ear.message, busy.token)
+        return None if entry is None else Found(entry)
+
+    # -- store --------------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        ids = [names(key).id for key in keys]
+        if len(ids) == 1:
+            rows = await self._line.ask((KEPT_ONE, ids))
+            return [entry_of(rows[0]) if rows else None]
+        kept = {row[0]: entry_of(row[1:]) for row in await self._line.ask((KEPT, (ids,)))}
+        return [kept.get(id) for id in ids]
+
+    async def show(self, key: str) -> Shown:
+        id = names(key).id
+        kept, lease = await self._line.ask_all([(KEPT, ([id],)), (LEASE, (id,))])
+        return shown(entry_of(kept[0][1:]) if kept else None, lease[0] if lease else None)
+
+    async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
+        rows = await self._line.ask((NAMED, (cursor or b"", PAGE)))
+        keys = [key_of(name) for _, name, kept in rows if kept]
+        return [key for key in keys if key.startswith(prefix)], rows[-1][0] if len(rows) == PAGE else None
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        await self.changed(Asked("set", (key, entry)))
+
+    async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
+        """All in one round trip."""
+        now, sample = time.monotonic(), self._generations.sample()
+        commands = [self._commands.of(each) for each in asked]
+        try:
+            rows = await self._line.ask_all([*commands, *map(_asking, scopes)])
+        finally:
+            self._void(asked)
+        answers = [self._done(*each) for each in zip(asked, rows[: len(asked)], strict=True)]
+        heard = zip(scopes, rows[len(asked) :], strict=True)
+        return answers, [self._heard(scope, some, sample, now) for scope, some in heard]
+
+    async def changed(self, asked: Asked) -> bool:
+        """What was read here before it is true no more, at once: the news may still be on their way."""
+        try:
+            rows = await self._line.ask(self._commands.of(asked))
+        finally:
+            self._void([asked])
+        done: bool = self._done(asked, rows)
+        return done
+
+    def _done(self, asked: Asked, rows: Sequence[Row]) -> Any:
+        """Its answer; and those who wait for the lease that has fallen are told."""
+        if asked.verb == "renew":
+            return bool(rows)
+        if asked.verb in _STORES:
+            self._sweeper.wrote()
+        done, homes = rows[0][0], rows[0][-1]
+        if homes:
+            entry = asked.args[2] if asked.verb == "fill" else None
+            self._teller.tell(homes, names(asked.args[0]).channel, message_of(entry))
+        return None if asked.verb == "set" else done
+
+    def _void(self, asked: Any) -> None:
+        for each in asked:
+            if each.verb not in _KEEPS:
+                self._news.void(names(each.args[0]).slot)
+
+    # -- generations --------------------------------------------------------------------------------------------
+
+    def generation_at_hand(self, scope: str) -> str | None:
+        return self._generations.get(scope, time.monotonic())
+
+    async def generation(self, scope: str) -> str:
+        return await self._generations.today(scope, self._colour, self._generation)
+
+    async def _generation(self, scope: str) -> str:
+        return (await self.generations(scope))[0]
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        now, sample = time.monotonic(), self._generations.sample()
+        self._news.start()
+        return self._heard(scope, await self._line.ask(_asking(scope)), sample, now)
+
+    def _heard(self, scope: str, rows: Sequence[Row], sample: tuple[int, int], now: float) -> Sequence[str]:
+        (whole, wholes), (own, owns) = rows
+        pairs = [([whole, *wholes], [own, *owns])]
+        if not scope:  # one row, read twice at one moment: each of these has been with itself alone
+            pairs = [([each], [each]) for each in pairs[0][0]]
+        known = [name for each in pairs for name in names_of(*each)]
+        self._generations.put(scope, known[0], sample, self._news.listens, now)
+        return known
+
+    async def soften(self, scope: str) -> None:
+        try:
+            await self._line.ask((SOFTEN, (_scope(scope), new_generation(), new_generation())))
+        finally:
+            self._generations.forget()
+
+    async def bump(self, scope: str) -> None:
+        try:
+            await self._line.ask((BUMP, (_scope(scope), new_generation(), MOST)))
+        finally:
+            self._generations.forget()
+
+
+_STORES = frozenset({"fill", "set", "replace"})
+_KEEPS = frozenset({"claim", "abandon", "renew"})
+
+
+def _scope(scope: str) -> bytes:
+    """What a scope is called in the table. One that is named has a mark, or "" would be that of all."""
+    return names(scope, b"scope").id if scope else b""
+
+
+def _asking(scope: str) -> Command:
+    """For today's generations, of all scopes and of this one, and those that ended a moment ago."""
+    new = [new_generation() for _ in range(2)]
+    return GENERATIONS, ([b"", _scope(scope)], new, NOTED)
