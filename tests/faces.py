@@ -79,6 +79,12 @@ class Face:
         self._locks.append(lock)  # or it would be released with its object
         return lock.acquire(0) if self._runner is None else self._runner.run(lock.aacquire(0))
 
+    def release(self) -> None:
+        """All locks that it has."""
+        while self._locks:
+            lock = self._locks.pop()
+            lock.release() if self._runner is None else self._runner.run(lock.arelease())
+
     def count(self, kind: type[events.Event]) -> int:
         return sum(isinstance(event, kind) for event in self.told)
 

@@ -30,7 +30,7 @@ ENGINES = {
     "memcached": "memcached",
     "sql": "any SQL database",
     "mariadb": "MariaDB, by the engine for any SQL database",
-    "postgres": "PostgreSQL, by the engine for any SQL database",
+    "postgres": "PostgreSQL, by its own engine and by the one for any SQL database",
     "dynamodb": "DynamoDB, as moto and dynalite play it",
     "dogpile": "dogpile.cache, on our engines or below them",
 }
@@ -46,6 +46,7 @@ SLOW = {
     "test_disk_processes.py",
     "test_dogpile_engine.py",
     "test_examples.py",
+    "test_examples_postgres.py",
     "test_examples_web.py",
     "test_file_lock.py",
     "test_hung_locks.py",
@@ -54,6 +55,8 @@ SLOW = {
     "test_interrupts.py",
     "test_keeper.py",
     "test_keys_properties.py",
+    "test_postgres_failover.py",
+    "test_postgres_processes.py",
     "test_processes.py",
     "test_sql_conformance.py",
     "test_tls.py",
@@ -124,7 +127,7 @@ _STARTS = {
     "shared_redis": "redis", "shared_cluster": "redis", "shared_sentinels": "redis",
     "MemcachedServer": "memcached", "shared_memcached": "memcached",
     "MariadbServer": "mariadb", "shared_mariadb": "mariadb",
-    "PostgresServer": "postgres", "shared_postgres": "postgres",
+    "PostgresServer": "postgres", "shared_postgres": "postgres", "PgBouncer": "postgres",
     "MotoServer": "dynamodb", "shared_moto": "dynamodb", "Dynalite": "dynamodb", "shared_dynalite": "dynamodb",
 }  # fmt: skip
 """What leads to a server, whatever calls it."""

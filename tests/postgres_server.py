@@ -1,32 +1,85 @@
-"""Real PostgreSQL servers for the tests: each on a free port of the loopback, in its own directory."""
+"""Real PostgreSQL servers for the tests, and poolers in front of them: on free ports of the loopback, ended by pid."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import marks
 import psycopg
-from server_process import ServerProcess, freeze
-from servers import in_memory, missing, to_empty
+from psycopg import sql
+from server_process import PATIENCE, ServerProcess, freeze
+from servers import in_memory, missing, to_empty, wait_until
 
-__all__ = ["PostgresServer", "shared_postgres"]
+from stampede.engines.postgres.schema import make, statements
+
+__all__ = ["MovedClock", "PgBouncer", "PostgresServer", "prepared_postgres", "shared_postgres"]
 
 
 def _program(name: str) -> str:
     """Debian keeps them beside each other, in a place for each version, and on nobody's path."""
     places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda place: float(place.parent.name))
-    found = shutil.which(name, path=os.pathsep.join([*map(str, reversed(places)), os.environ.get("PATH", "")]))
+    path = [*map(str, reversed(places)), os.environ.get("PATH", ""), "/usr/sbin"]
+    found = shutil.which(name, path=os.pathsep.join(path))
     if found is None:
         missing(f"{name} is not installed")
     return found
+
+
+def _nobody() -> list[str]:
+    """What a command begins with that refuses to run as root."""
+    return ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+
+
+def _directory(kind: str) -> Path:
+    made = Path(tempfile.mkdtemp(prefix=f"stampede-{kind}-", dir=in_memory()))
+    if os.geteuid() == 0:
+        shutil.chown(made, "nobody", "nogroup")
+    return made
+
+
+def _run(*command: str) -> None:
+    subprocess.run([*_nobody(), *command], check=True, capture_output=True, cwd="/")
+
+
+@cache
+def _new_data() -> Path:
+    """What each server begins with: to make it takes ten times as long as to copy it."""
+    made = _directory("initdb")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    _run(
+        _program("initdb"), "--no-sync", "--no-instructions", "--auth=trust", "--username=root",
+        "--encoding=UTF8", "--locale=C", "--wal-segsize=1", f"--pgdata={made}/data",
+    )  # fmt: skip
+    return made / "data"
+
+
+def _url(port: int, user: str, database: str) -> str:
+    return f"postgres://{user}@127.0.0.1:{port}/{database}?sslmode=disable"
+
+
+def _met(port: int, database: str = "postgres") -> psycopg.Connection[Any]:
+    # Nobody's backend but this file's: what is counted, or ended, is the others'.
+    where = f"host=127.0.0.1 port={port} user=root dbname={database} sslmode=disable application_name=stampede-tests"
+    return psycopg.connect(where, autocommit=True, prepare_threshold=None)
+
+
+def _is_there(port: int) -> bool:
+    try:
+        _met(port).close()
+    except psycopg.OperationalError as trouble:
+        raise ConnectionError from trouble
+    return True
 
 
 class PostgresServer(ServerProcess):
@@ -36,19 +89,24 @@ class PostgresServer(ServerProcess):
 
     def __init__(self, *settings: str) -> None:
         self._settings = settings
-        self._directory = Path(tempfile.mkdtemp(prefix="stampede-postgres-", dir=in_memory()))
-        self._as: list[str] = []
-        if os.geteuid() == 0:  # it doesn't run as root
-            shutil.chown(self._directory, "nobody", "nogroup")
-            self._as = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-        made = [*self._as, _program("initdb"), "--no-sync", "--no-instructions", "--auth=trust", "--username=root",
-                "--encoding=UTF8", "--locale=C", f"--pgdata={self._directory}/data"]  # fmt: skip
-        subprocess.run(made, check=True, capture_output=True, cwd="/")
+        self._directory = _directory("postgres")
+        self._make()
         super().__init__()
+
+    def _make(self) -> None:
+        _run("cp", "-R", str(_new_data()), f"{self._directory}/data")
 
     @property
     def url(self) -> str:
+        """For the engine of any SQL database."""
         return f"sql+postgresql+psycopg://root@127.0.0.1:{self.port}/postgres?sslmode=disable"
+
+    @property
+    def postgres_url(self) -> str:
+        return self.url_of()
+
+    def url_of(self, *, user: str = "root", database: str = "postgres") -> str:
+        return _url(self.port, user, database)
 
     def command(self, port: int) -> list[str]:
         settings = [
@@ -58,29 +116,102 @@ class PostgresServer(ServerProcess):
             *self._settings,
         ]  # fmt: skip
         given = [word for each in settings for word in ("-c", each)]
-        return [*self._as, _program("postgres"), "-D", f"{self._directory}/data", *given]
+        return [*_nobody(), _program("postgres"), "-D", f"{self._directory}/data", *given]
 
     def _answers(self, port: int) -> bool:
-        try:
-            self._met(port).close()
-        except psycopg.OperationalError as trouble:
-            raise ConnectionError from trouble
-        return True
+        return _is_there(port)
 
-    def _met(self, port: int) -> psycopg.Connection[Any]:
-        return psycopg.connect(f"host=127.0.0.1 port={port} user=root dbname=postgres sslmode=disable", autocommit=True)
+    # -- what is asked of it, by the tests themselves ------------------------------------------------------------------
 
-    def say(self, *commands: str) -> None:
+    def say(self, *commands: str, database: str = "postgres") -> None:
         """On a connection of its own."""
-        with self._met(self.port) as line:
+        with _met(self.port, database) as line:
             for each in commands:
                 line.execute(each.encode())
 
-    def empty(self) -> None:
-        with suppress(psycopg.errors.UndefinedTable):
-            self.say("DELETE FROM stampede")
+    def ask(self, question: str, *values: object, database: str = "postgres") -> list[tuple[Any, ...]]:
+        """The rows of the answer."""
+        with _met(self.port, database) as line:
+            return line.execute(question.encode(), values or None).fetchall()
 
-    # Each connection has a process of its own.
+    def prepare(self, *, durable: bool = False, database: str = "postgres") -> None:
+        """The tables of the engine are there, and empty."""
+        if self.ask("SELECT to_regnamespace('stampede') IS NULL", database=database) == [(True,)]:
+            with _met(self.port, database) as line:
+                make(line, durable=durable)
+        self.empty(database=database)
+
+    def empty(self, *, database: str = "postgres") -> None:
+        """No row is left of what is kept here: but who listens still does, and is told of changes."""
+        self.say(_EMPTY, database=database)
+
+    def backends(self, application: str) -> list[int]:
+        """The processes behind the connections of this `application_name`; with a % it is a pattern."""
+        found = self.ask("SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s ORDER BY 1", application)
+        return [pid for (pid,) in found]
+
+    def terminate(self, application: str = "%", *, database: str = "postgres") -> int:
+        """End these, as an administrator does; returns when they are gone, how many were."""
+        return self._terminate("application_name LIKE %s AND datname = %s", application, database)
+
+    def _terminate(self, which: str, *values: str) -> int:
+        # A time-out of pg_terminate_backend looks only ten times a second.
+        theirs = f"FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND {which}"
+        found = self.ask(f"SELECT pid, pg_terminate_backend(pid) {theirs}", *values)
+        pids = [pid for pid, _ in found]
+        wait_until(lambda: not self.ask("SELECT FROM pg_stat_activity WHERE pid = ANY(%s)", pids))
+        return len(pids)
+
+    def set(self, **settings: object) -> None:
+        """From here on these hold, also for connections that are there, but what needs a restart. None: as before."""
+        if None in settings.values():
+            self._say_all("ALTER SYSTEM RESET {}", {name: () for name, value in settings.items() if value is None})
+        self._say_all("ALTER SYSTEM SET {} = {}", {k: (str(v),) for k, v in settings.items() if v is not None})
+        self._reload()
+
+    def _say_all(self, command: str, of: dict[str, tuple[str, ...]]) -> None:
+        with _met(self.port) as line:
+            for name, values in of.items():
+                line.execute(sql.SQL(command).format(sql.Identifier(name), *map(sql.Literal, values)))
+
+    def _reload(self) -> None:
+        ((before,),) = self.ask("SELECT pg_conf_load_time()")
+        self.say("SELECT pg_reload_conf()")
+        wait_until(lambda: self.ask("SELECT pg_conf_load_time()")[0][0] > before)
+
+    @contextmanager
+    def role(self, *grants: str, **settings: object) -> Iterator[str]:
+        """The name of one that has no rights but these: `role("USAGE ON SCHEMA stampede", lock_timeout="1s")`."""
+        name = f"role_{uuid4().hex[:12]}"
+        self.say(
+            f"CREATE ROLE {name} LOGIN",
+            *(f"GRANT {each} TO {name}" for each in grants),
+            *(f"ALTER ROLE {name} SET {each} = '{value}'" for each, value in settings.items()),
+        )
+        try:
+            yield name
+        finally:
+            self._terminate("usename = %s", name)
+            self.say(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+    @contextmanager
+    def database(self, **settings: object) -> Iterator[str]:
+        """The name of a new one, whose sessions begin so: `database(default_transaction_isolation="serializable")`."""
+        name = f"database_{uuid4().hex[:12]}"
+        self.say(
+            f"CREATE DATABASE {name} TEMPLATE template0",
+            *(f"ALTER DATABASE {name} SET {each} = '{value}'" for each, value in settings.items()),
+        )
+        try:
+            yield name
+        finally:
+            self.say(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def replica(self, *settings: str) -> Replica:
+        """One that follows this one, and can be promoted. It is read only until then."""
+        return Replica(self, *settings)
+
+    # -- each connection has a process of its own ----------------------------------------------------------------------
 
     def stop(self) -> None:
         """SIGKILL to all: its clients see the connections close."""
@@ -89,6 +220,13 @@ class PostgresServer(ServerProcess):
         for pid in theirs:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def shut_down(self) -> None:
+        """As an administrator does: its clients are told, and unlogged tables outlive it."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(PATIENCE)
+        self._process = None
 
     def freeze(self) -> None:
         super().freeze()
@@ -116,11 +254,122 @@ class PostgresServer(ServerProcess):
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+class Replica(PostgresServer):
+    """One that streams what another does."""
+
+    def __init__(self, of: PostgresServer, *settings: str) -> None:
+        self._of = of
+        super().__init__("wal_retrieve_retry_interval=20ms", *settings)  # a promotion waits for that
+
+    def _make(self) -> None:
+        _run(
+            _program("pg_basebackup"), "--no-sync", "--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf",
+            f"--pgdata={self._directory}/data", f"--dbname={self._of.postgres_url}",
+        )  # fmt: skip
+
+    def catch_up(self) -> None:
+        """Returns when it has all that the other one has committed until now."""
+        ((there,),) = self._of.ask("SELECT pg_current_wal_lsn()::text")
+        wait_until(lambda: self.ask("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", there) == [(True,)])
+
+    def promote(self) -> None:
+        """From here on it is a server of its own; returns when it takes writes."""
+        assert self.ask("SELECT pg_promote(true, %s)", int(PATIENCE)) == [(True,)], "it stays what it was"
+
+
+class MovedClock:
+    """A server in one of whose databases it is as much later as is wanted."""
+
+    MOVED = """
+        CREATE TABLE moved (seconds float8);
+        INSERT INTO moved VALUES (0);
+        CREATE OR REPLACE FUNCTION stampede.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$
+            SELECT date_part('epoch', clock_timestamp()) + seconds FROM public.moved
+        $$
+    """
+
+    def __init__(self, server: PostgresServer, database: str) -> None:
+        self._server, self._database = server, database
+        self.url = server.url_of(database=database)
+        server.say(statements(), self.MOVED, database=database)
+
+    def step(self, seconds: float) -> None:
+        self._server.say(f"UPDATE moved SET seconds = {seconds!r}", database=self._database)
+
+
+_EMPTY = """
+DO $$
+DECLARE
+    each regclass;
+    rows boolean;
+BEGIN
+    SET LOCAL lock_timeout = '10s';  -- a test has left a transaction open: it is to be seen
+    FOR each IN
+        SELECT oid FROM pg_class WHERE relkind = 'r' AND (
+            relnamespace = to_regnamespace('stampede') AND relname <> 'keepers' OR oid = to_regclass('public.stampede'))
+        ORDER BY oid
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s)', each) INTO rows;
+        IF rows THEN  -- to find that out takes a hundredth of what it takes to empty one
+            EXECUTE format('TRUNCATE %s', each);
+        END IF;
+    END LOOP;
+END $$
+"""
+
+
+class PgBouncer(ServerProcess):
+    """pgbouncer in front of a server, as most have it: `PgBouncer(server, "default_pool_size=1")`."""
+
+    kind = "postgres"
+
+    def __init__(self, server: PostgresServer, *settings: str) -> None:
+        self._server = server
+        self._settings = settings
+        self._directory = _directory("pgbouncer")
+        (self._directory / "users").write_text('"root" ""\n')
+        super().__init__()
+
+    def url_of(self, *, user: str = "root", database: str = "postgres") -> str:
+        return _url(self.port, user, database)
+
+    @property
+    def postgres_url(self) -> str:
+        return self.url_of()
+
+    def command(self, port: int) -> list[str]:
+        settings = [
+            "listen_addr = 127.0.0.1", f"listen_port = {port}", "unix_socket_dir =", "pool_mode = transaction",
+            "auth_type = trust", f"auth_file = {self._directory}/users", "auth_user = root", "admin_users = root",
+            "max_client_conn = 1000",
+            "server_login_retry = 0.1",  # 15 seconds it would refuse all, whose server was away for a moment
+            *self._settings,
+        ]  # fmt: skip
+        where = f"[databases]\n* = host=127.0.0.1 port={self._server.port}\n[pgbouncer]\n"
+        file = self._directory / "pgbouncer.ini"
+        file.write_text(where + "\n".join(settings) + "\n")
+        return [*_nobody(), _program("pgbouncer"), "--quiet", str(file)]
+
+    def _answers(self, port: int) -> bool:
+        return _is_there(port)
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
 def shared_postgres() -> PostgresServer:
     """The session's server, for tests that need no other."""
     marks.starts("postgres")
     server = _postgres()
     to_empty["postgres"] = server.empty
+    return server
+
+
+def prepared_postgres() -> PostgresServer:
+    """The same, with our tables in it."""
+    server = shared_postgres()
+    server.prepare()
     return server
 
 

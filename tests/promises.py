@@ -45,6 +45,7 @@ SUITES = {
     "memcached": "test_memcached_conformance",
     "disk": "test_disk_conformance",
     "cells": "test_cells",
+    "postgres": "test_postgres_conformance",
 }
 """Where a test of `stampede/testing/conformance/` is run for a line of an engine; for any other: test_conformance."""
 
@@ -75,10 +76,8 @@ class Place:
     def span(self) -> tuple[int, int]:
         if not self.name:
             return 0, len(self.source)
-        if self.path.endswith(".lua"):
-            found = re.search(
-                rf"^local function {re.escape(self.name)}\b.*?^end", self.source, re.MULTILINE | re.DOTALL
-            )
+        if not self.path.endswith(".py"):
+            found = _function(self.path, self.name)
             if found is None:
                 raise NotFound(f"{self.path} has no {self.name}")
             return found.span()
@@ -113,8 +112,8 @@ class Change:
         source = _source(self.path)
         for start, end, instead in sorted(self.pieces, reverse=True):
             if instead is None:
-                lua = self.path.endswith(".lua")
-                start, end, instead = _whole_lines(source, start, end) if lua else _statement(source, start)
+                python = self.path.endswith(".py")
+                start, end, instead = _statement(source, start) if python else _whole_lines(source, start, end)
             else:
                 line = source.rfind("\n", 0, start) + 1
                 indent = re.match(" *", source[line:])
@@ -209,7 +208,7 @@ def _places(cell: str) -> Iterator[Place]:
     """Files, and of each the names behind it that it has."""
     path, names = "", 0
     for text in re.findall(r"`([^`]+)`", cell):
-        if re.fullmatch(r"stampede/[\w/]+\.(py|lua)", text):
+        if re.fullmatch(r"stampede/[\w/]+\.(py|lua|sql)", text):
             if path and not names:
                 yield Place(path)
             path, names = text, 0
@@ -221,8 +220,8 @@ def _places(cell: str) -> Iterator[Place]:
 
 
 def _has(path: str, name: str) -> bool:
-    if path.endswith(".lua"):
-        return re.search(rf"^local function {re.escape(name)}\b", _source(path), re.MULTILINE) is not None
+    if not path.endswith(".py"):
+        return _function(path, name) is not None
     try:
         return _named(_tree(path), name) is not None
     except NotFound:
@@ -235,6 +234,18 @@ def _has(path: str, name: str) -> bool:
 @cache
 def _source(path: str) -> str:
     return (ROOT / path).read_text()
+
+
+_FUNCTIONS = {
+    ".lua": r"^local function {}\b.*?^end",
+    ".sql": r"^CREATE FUNCTION stampede\.{}\(.*?(?=^CREATE |\Z)",
+}
+
+
+def _function(path: str, name: str) -> re.Match[str] | None:
+    """The same of what is no Python."""
+    pattern = _FUNCTIONS[Path(path).suffix].format(re.escape(name))
+    return re.search(pattern, _source(path), re.MULTILINE | re.DOTALL)
 
 
 @cache

@@ -16,7 +16,7 @@ from stampede import Cache, events
 both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
-@pytest.fixture(params=["redis", "memcached"])
+@pytest.fixture(params=["redis", "memcached", "postgres"])
 def server(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A server of the test's own, to be killed."""
     if request.param == "redis":
@@ -24,6 +24,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[Any]:
         from servers import RedisServer
 
         mine: Any = RedisServer()
+    elif request.param == "postgres":
+        pytest.importorskip("psycopg")
+        from postgres_server import PostgresServer
+
+        mine = PostgresServer()
+        mine.prepare()
     else:
         pytest.importorskip("pymemcache")
         from memcached_server import MemcachedServer

@@ -14,8 +14,11 @@ from chaos.round import SHORT, Outcome, played
 pytestmark = [
     pytest.mark.redis,  # all rounds are played beside each other, whichever is asked for
     pytest.mark.memcached,
+    pytest.mark.postgres,
     pytest.mark.skipif(sys.platform != "linux", reason="its processes are looked at in /proc"),
 ]
+
+NAMES = "cluster", "sentinel", "redis-clock", "redis", "disk", "memcached", "postgres", "postgres-pooled", "memory"
 
 AT_ONCE = 3
 """A round mostly waits: for what it broke to be noticed."""
@@ -37,7 +40,7 @@ def _round(name: str) -> Outcome:
         world.close()
 
 
-@pytest.mark.parametrize("name", ["cluster", "sentinel", "redis-clock", "redis", "disk", "memcached", "memory"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_round(name: str, outcomes: dict[str, Future[Outcome]]) -> None:
     """What no single fault breaks would be broken by several at once, and by what they leave behind."""
     outcome = outcomes[name].result()

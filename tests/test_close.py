@@ -15,6 +15,7 @@ import pytest
 from faces import Face
 from herd import PATIENCE, Herd, until
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from proxy import Proxy
 from servers import RedisServer, shared_redis
 
@@ -24,7 +25,7 @@ from stampede.errors import EngineClosed
 from stampede.metrics import Stats
 from stampede.testing import isolated
 
-KINDS = ["memory", "sealed", "disk", "redis", "local", "memcached", "paired"]
+KINDS = ["memory", "sealed", "disk", "redis", "local", "memcached", "postgres", "paired"]
 
 
 @pytest.fixture(params=KINDS)
@@ -36,6 +37,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
         "redis": lambda: Cache(shared_redis().url),
         "local": lambda: Cache(shared_redis().url, local=True),
         "memcached": lambda: Cache(shared_memcached().url),
+        "postgres": lambda: Cache(prepared_postgres().postgres_url),
         "paired": lambda: Cache(f"disk://{tmp_path}/d", locks=f"file://{tmp_path}/f"),
     }
     cache = made[request.param]()
@@ -111,7 +113,7 @@ def test_who_waits_is_told_at_once(cache: Cache, colour: str) -> None:
         held.release()
 
 
-SHARED = pytest.mark.parametrize("kind", ["disk", "redis", "memcached", "paired"])
+SHARED = pytest.mark.parametrize("kind", ["disk", "redis", "memcached", "postgres", "paired"])
 
 
 @pytest.fixture
@@ -120,6 +122,7 @@ def process(kind: str, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
     urls: dict[str, Callable[[], str]] = {
         "redis": lambda: shared_redis().url,
         "memcached": lambda: shared_memcached().url,
+        "postgres": lambda: prepared_postgres().postgres_url,
     }
     locks = f"file://{tmp_path}/f" if kind == "paired" else None
     url = urls.get(kind, lambda: f"disk://{tmp_path}/d")()
@@ -232,15 +235,19 @@ def _target(link: Path) -> str:
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize("verb", ["get_or_compute", "get", "lock"])
-@pytest.mark.parametrize("engine", ["redis", "memcached"])
+@pytest.mark.parametrize("engine", ["redis", "memcached", "postgres"])
 def test_a_question_under_way_then_tells_of_no_outage(
     engine: str, verb: str, colour: str, before: Callable[[Any], Proxy], face: Callable[..., Face]
 ) -> None:
     """What a connection says that was closed under it would pass for an outage: calls would go on without the engine
     that is closed, and report that a server is down which is not."""
-    server: Any = shared_redis() if engine == "redis" else shared_memcached()
+    servers = {"redis": shared_redis, "memcached": shared_memcached, "postgres": prepared_postgres}
+    server: Any = servers[engine]()
     proxy = before(server)
-    asked = face(f"{engine}://127.0.0.1:{proxy.port}", colour)
+    asked = face(
+        f"{engine}://127.0.0.1:{proxy.port}{'/postgres?user=root&sslmode=disable' if engine == 'postgres' else ''}",
+        colour,
+    )
     other = Cache(engine=asked.cache.engine, observers=[asked.told.append])  # which nobody tells that it is closed
     other.set("k", 1)
     with other.lock("warm"):

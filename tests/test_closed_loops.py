@@ -12,6 +12,7 @@ from time import monotonic
 
 import pytest
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from servers import shared_redis
 
 from stampede import Cache
@@ -30,7 +31,7 @@ def _nobody_collects() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture(params=["memory", "disk", "paired", "redis", "memcached"])
+@pytest.fixture(params=["memory", "disk", "paired", "redis", "memcached", "postgres"])
 def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
     """Two that share an engine's values and leases, and nothing in this process."""
     urls = {
@@ -39,6 +40,7 @@ def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cac
         "paired": lambda: f"disk://{tmp_path}/d",
         "redis": lambda: shared_redis().url,
         "memcached": lambda: shared_memcached().url,
+        "postgres": lambda: prepared_postgres().postgres_url,
     }
     locks = f"file://{tmp_path}/f" if request.param == "paired" else None
     one = Cache(urls[request.param](), lease=LEASE, locks=locks, namespace=str(tmp_path))

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 from bare import LONG, Gate, Room, never, until
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from proxy import Proxy
 from servers import shared_redis
 
@@ -32,7 +33,7 @@ from stampede import (
 from stampede.flight import Flights
 from stampede.workers import Workers
 
-ENGINES = ["memory", "disk", "redis", "memcached"]
+ENGINES = ["memory", "disk", "redis", "memcached", "postgres"]
 BRIEF = 0.05
 """Seconds of patience: little, for who waits that long, and enough for who needn't."""
 
@@ -94,6 +95,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         "disk": lambda: f"disk://{tmp_path}",
         "redis": lambda: shared_redis().url,
         "memcached": lambda: f"memcached://127.0.0.1:{shared_memcached().port}",
+        "postgres": lambda: prepared_postgres().postgres_url,
     }[request.param]()
 
 

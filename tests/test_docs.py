@@ -53,7 +53,7 @@ def run(home: Path, *command: str, code: int = 0) -> str:
 def test_every_block_is_of_a_language_that_is_tested_here(page: Page) -> None:
     """A block in another language would be shown to everybody and tried by nobody."""
     fences = [line for line in page.text.splitlines() if line.lstrip().startswith("```")]
-    assert len(fences) == 2 * len(page.blocks("python", "sh", "toml", "text"))
+    assert len(fences) == 2 * len(page.blocks("python", "sh", "sql", "toml", "text"))
 
 
 # -- Python ---------------------------------------------------------------------------------------------------------
@@ -201,6 +201,8 @@ def _type(words: list[str], home: Path) -> None:
             size = ("--processes", "2", "--callers", "2", "--seconds", "0.05")
             assert "demo.html" in run(home, "-m", "stampede", "demo", *size)
             assert "<svg" in (home / "demo.html").read_text()
+        case ["stampede", "locks" | "postgres" as command, *_]:
+            assert run(home, "-m", "stampede", command, "--help")  # test_postgres_cli.py does
         case ["stampede", *arguments]:
             assert run(home, "-m", "stampede", *arguments)
         case ["git", "clone", address] if SOURCE.startswith(address):

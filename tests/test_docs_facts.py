@@ -92,7 +92,13 @@ def test_twins() -> None:
         assert name[1:] in public or f"{name}(" in pages, name
 
 
-@pytest.mark.parametrize("module", ["stampede", "stampede.testing", "stampede.contrib.sqlalchemy"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "stampede", "stampede.testing", "stampede.contrib.sqlalchemy", "stampede.contrib.postgres",
+        "stampede.contrib.django",
+    ],
+)  # fmt: skip
 def test_the_reference_has_all(module: str) -> None:
     """A public name would be in no reference."""
     pages = [page.text for name, page in PAGES.items() if name.startswith("reference/")]

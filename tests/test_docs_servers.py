@@ -1,8 +1,9 @@
-"""What the chapters on Redis and memcached say of the servers themselves, tried on them."""
+"""What the chapters on Redis, memcached and Postgres say of the servers themselves, tried on them."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import shlex
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +26,7 @@ from stampede.colour import run_blocking
 
 REDIS = PAGES["engines/redis.md"]
 MEMCACHED = PAGES["engines/memcached.md"]
+POSTGRES = PAGES["engines/postgres.md"]
 
 
 def rights() -> list[str]:
@@ -221,3 +224,57 @@ def test_the_bytes_of_an_entry(signing_key: str | None, ours: int) -> None:
     finally:
         redis.close()
         memcached.close()
+
+
+# -- Postgres ---------------------------------------------------------------------------------------------------------
+
+
+def test_options_of_postgres() -> None:
+    """An option that nobody can find, one that is none, or another default than the page says."""
+    pytest.importorskip("psycopg")
+    from stampede.engines.postgres.address import OURS
+    from stampede.engines.postgres.connect import Server
+    from stampede.policy import seconds
+
+    said = {
+        name: default.strip() or None
+        for names, defaults, _ in POSTGRES.rows()
+        for name, default in zip_longest(named(names), defaults.split(","), fillvalue="")
+    }
+    assert said.keys() == OURS.keys()
+    for name, each in inspect.signature(Server).parameters.items():
+        if name not in OURS:
+            continue
+        if each.default in (None, float("inf")):
+            assert said[name] is None
+        elif isinstance(each.default, bool):
+            assert said[name] == str(each.default).lower()
+        else:
+            assert seconds(name, said[name]) == each.default
+
+
+@pytest.mark.postgres
+def test_what_is_asked_by_sql() -> None:
+    """Who asks the database what goes on in it would get an error, or be told of something else."""
+    pytest.importorskip("psycopg")
+    from postgres_server import prepared_postgres
+
+    server = prepared_postgres()
+    assert all(page is POSTGRES for page in PAGES.values() if page.blocks("sql"))
+    (block,) = POSTGRES.blocks("sql")
+    held, failed, computing, largest, tables = block.text.replace("%", "%%").split(";\n")[:-1]
+
+    def compute() -> int:
+        ((key, holder, _, waiting),) = server.ask(computing)
+        assert "report" in key and holder and waiting == 0
+        return 1
+
+    with Cache(server.postgres_url) as cache, cache.lock("job"):
+        with pytest.raises(ZeroDivisionError), cache.lock("nightly"):
+            1 // 0  # noqa: B018
+        cache.get_or_compute("report", compute)
+        cache.set("large", b"x" * 10_000)
+        assert [row[0] for row in server.ask(held)] == ["job"]
+        assert [row[:3] for row in server.ask(failed)] == [("nightly", "lock", "failed")]
+        assert [key[-6:] for key, *_ in server.ask(largest)] == ["|large", "report"]
+        assert {"entries", "leases", "locks", "released"} <= {name for name, *_ in server.ask(tables)}

@@ -32,11 +32,19 @@ def _memcached(_: Path) -> str:
     return shared_memcached().url
 
 
+def _postgres(_: Path) -> str:
+    pytest.importorskip("psycopg")
+    from postgres_server import prepared_postgres
+
+    return prepared_postgres().postgres_url
+
+
 URLS: dict[str, Callable[[Path], str]] = {
     "disk": lambda directory: f"disk://{directory}/c",
     "redis": _redis,
     "cluster": _cluster,
     "memcached": _memcached,
+    "postgres": _postgres,
 }
 
 
@@ -117,5 +125,9 @@ def _empty(cache: Cache) -> None:
         from memcached_server import shared_memcached
 
         shared_memcached().empty()
+    elif scheme == "postgres":
+        from postgres_server import shared_postgres
+
+        shared_postgres().empty()
     else:
         pytest.skip("it is never emptied")

@@ -15,6 +15,7 @@ pytest.importorskip("pymemcache")
 
 from faces import Number
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from servers import RedisServer, shared_redis, wait_until
 
 from stampede import Cache, EngineError, OptionError
@@ -29,6 +30,8 @@ URLS: dict[str, Callable[[Path], tuple[str, bool]]] = {
     "redis-local": lambda path: (shared_redis().url, True),
     "memcached": lambda path: (shared_memcached().url, False),
     "memcached-local": lambda path: (shared_memcached().url, True),
+    "postgres": lambda path: (prepared_postgres().postgres_url, False),
+    "postgres-local": lambda path: (prepared_postgres().postgres_url, True),
 }
 both = pytest.mark.parametrize("colour", ["sync", "async"])
 

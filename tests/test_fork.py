@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from herd import PATIENCE, Herd, Origin, had, until
+from postgres_server import prepared_postgres
 from servers import shared_redis
 
 from stampede import Cache, Lock, cached, forks, try_lock
@@ -285,10 +286,11 @@ def test_functions_bound_in_the_parent_find_their_cache_in_the_child() -> None:
     Child(work).join()
 
 
-@pytest.mark.parametrize("url", ["file://{}", "disk://{}", "memory://", "redis"])
+@pytest.mark.parametrize("url", ["file://{}", "disk://{}", "memory://", "redis", "postgres"])
 def test_a_child_does_not_hold_its_parents_lock(url: str, tmp_path: Path) -> None:
     """It would believe itself inside, and could not take the lock when its turn has come."""
-    lock = Lock("a", on=shared_redis().url if url == "redis" else url.format(tmp_path), lease=PATIENCE)
+    servers = {"redis": lambda: shared_redis().url, "postgres": lambda: prepared_postgres().postgres_url}
+    lock = Lock("a", on=servers.get(url, lambda: url.format(tmp_path))(), lease=PATIENCE)
     told, tell = os.pipe()
     assert lock.acquire()
 

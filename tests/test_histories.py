@@ -12,9 +12,11 @@ import pytest
 
 pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
+pytest.importorskip("psycopg")
 
 from cachetools import LRUCache
 from memcached_server import shared_memcached
+from postgres_server import MovedClock, shared_postgres
 from servers import SteppedServer, shared_redis
 
 from stampede.engines.disk import DiskEngine
@@ -23,6 +25,7 @@ from stampede.engines.memcached import MemcachedEngine
 from stampede.engines.memcached.holds import is_alias
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
+from stampede.engines.postgres import PostgresEngine
 from stampede.engines.redis import RedisEngine
 from stampede.ports import Engine
 from stampede.testing import FakeClock
@@ -94,7 +97,7 @@ class TestRedisAsync(TestRedis):
 class SteppedClock(FakeClock):
     """Goes by itself, too; and a server's goes with it."""
 
-    def __init__(self, server: SteppedServer) -> None:
+    def __init__(self, server: SteppedServer | MovedClock) -> None:
         super().__init__(0.0)
         self.server = server
 
@@ -141,3 +144,38 @@ class TestMemcached(HistoriesSuite):
 
 class TestMemcachedAsync(TestMemcached):
     suspending = True
+
+
+class TestPostgres(HistoriesSuite):
+    def make_engine(self) -> Engine:
+        shared_postgres().prepare()
+        return PostgresEngine(shared_postgres().postgres_url)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return PostgresEngine(shared_postgres().postgres_url)
+
+
+class TestPostgresAsync(TestPostgres):
+    suspending = True
+
+
+@pytest.mark.usefixtures("_clock")
+class TestPostgresAsTimePasses(HistoriesSuite):
+    """By the server's clock, of which all that is decided there asks one function."""
+
+    blur = 2.0
+    durations: ClassVar[dict[str, float]] = {"no": 0.0, "short": 100.0, "long": 7200.0, "ever": inf}
+    passes: ClassVar[list[float]] = [37.0, 1000.0]
+
+    @pytest.fixture
+    def _clock(self) -> Iterator[None]:
+        with shared_postgres().database() as database:
+            self.moved = MovedClock(shared_postgres(), database)
+            self.clock = SteppedClock(self.moved)
+            yield
+
+    def make_engine(self) -> Engine:
+        return PostgresEngine(self.moved.url)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return PostgresEngine(self.moved.url)

@@ -12,9 +12,11 @@ import pytest
 
 pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
+pytest.importorskip("psycopg")
 
 from herd import Herd, until
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres, shared_postgres
 from proxy import Proxy
 from servers import shared_redis
 
@@ -27,9 +29,27 @@ pytestmark = pytest.mark.alone
 Before = Callable[[Any], Proxy]
 
 both = pytest.mark.parametrize("colour", ["sync", "async"])
-engines = pytest.mark.parametrize("engine", ["redis", "memcached"])
+engines = pytest.mark.parametrize("engine", ["redis", "memcached", "postgres"])
 HUNG = 1.0
 """Seconds for which a reply is waited for."""
+
+
+def url_of(engine: str, port: int, hung: float = HUNG) -> str:
+    return {
+        "redis": f"redis://127.0.0.1:{port}?socket_timeout={hung}",
+        "memcached": f"memcached://127.0.0.1:{port}?timeout={hung}",
+        "postgres": f"postgres://root@127.0.0.1:{port}/postgres?sslmode=disable&timeout={hung}",
+    }[engine]
+
+
+def server_of(engine: str) -> Any:
+    if engine == "postgres":
+        return prepared_postgres()
+    if engine == "redis":
+        shared_redis().cli("FLUSHALL")
+        return shared_redis()
+    shared_memcached().empty()
+    return shared_memcached()
 
 
 @pytest.fixture
@@ -37,14 +57,8 @@ def cached(request: pytest.FixtureRequest, before: Before) -> Callable[..., tupl
     """A cache before whose server everything can stop. Who asks is told of it."""
 
     def made(engine: str, hung: float = HUNG) -> tuple[Cache, Proxy]:
-        if engine == "redis":
-            shared_redis().cli("FLUSHALL")
-            server: Any = shared_redis()
-        else:
-            shared_memcached().empty()
-            server = shared_memcached()
-        proxy, option = before(server), "timeout" if engine == "memcached" else "socket_timeout"
-        cache = Cache(f"{engine}://127.0.0.1:{proxy.port}?{option}={hung}")
+        proxy = before(server_of(engine))
+        cache = Cache(url_of(engine, proxy.port, hung))
         request.addfinalizer(cache.close)
         request.addfinalizer(proxy.heal)
         return cache, proxy
@@ -160,11 +174,14 @@ def test_a_large_value_on_its_way_is_life(cached: Cached, asker: Askers, engine:
     """It would be cut off, whenever another's reply is lost meanwhile; and never come over a slow link."""
     cache, proxy = cached(engine, 0.4)
     value, asked = b"x" * 600_000, threading.Event()
-    with Cache(f"{engine}://127.0.0.1:{proxy.target}") as direct:
+    with Cache(url_of(engine, proxy.target)) as direct:
         direct.set("large", value)
+        needle = b"large"
+        if engine == "postgres":  # of which no more goes there than what is made of it
+            ((needle,),) = shared_postgres().ask("SELECT id FROM stampede.entries")
     its, other = asker(cache, colour), asker(cache, colour)
     proxy.rate = 4e5  # so it takes one and a half seconds
-    proxy.at(b"large", before=asked.set)
+    proxy.at(needle, before=asked.set)
     proxy.at(b"mute", answered=0, silent=True)
     reads = Herd(lambda: its.gets("large"))
     assert asked.wait(10)

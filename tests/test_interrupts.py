@@ -25,6 +25,7 @@ import trio
 from herd import until
 from interrupting import Interrupt, interrupted, points_of
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from servers import shared_redis
 
 from stampede import Cache, EngineError, WaitTimeout
@@ -44,8 +45,14 @@ thrown_in = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableException
 
 LONG, LONGER = 5, 30  # seconds; leases are much longer, and may be looked at after a third of theirs
 EVERY = 1_000_000
-AT_MOST = {"memory": EVERY, "disk": 60, "redis": 60, "memcached": 40}  # moments of one verb; SWEEP=whole for all
-ENGINES = ["memory://?entries=20", "memory://?codec=sealed", "disk://{}", "redis", "memcached"]
+AT_MOST = {
+    "memory": EVERY,
+    "disk": 60,
+    "redis": 60,
+    "memcached": 40,
+    "postgres": 40,
+}  # moments of one verb; SWEEP=whole for all
+ENGINES = ["memory://?entries=20", "memory://?codec=sealed", "disk://{}", "redis", "memcached", "postgres"]
 
 
 def engines_and(verbs: list[str], more: list[str]) -> pytest.MarkDecorator:
@@ -63,8 +70,12 @@ def _all_is_told() -> Iterator[None]:
 
 @pytest.fixture(params=ENGINES, ids=lambda url: url.partition(":")[0] + ("-sealed" if "sealed" in url else ""))
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
-    servers = {"redis": shared_redis, "memcached": shared_memcached}
-    url = servers[request.param]().url if request.param in servers else request.param.format(tmp_path)
+    servers = {
+        "redis": lambda: shared_redis().url,
+        "memcached": lambda: shared_memcached().url,
+        "postgres": lambda: prepared_postgres().postgres_url,
+    }
+    url = servers.get(request.param, lambda: request.param.format(tmp_path))()
     logging.getLogger("stampede").setLevel(logging.CRITICAL)
     with Cache(url, ttl=600, lease=60, early=0, on_engine_error="raise") as cache:
         yield cache

@@ -536,6 +536,24 @@ def test_release_via_ends_renewal_with_the_block(engine: Engine) -> None:
         hooks.pop()()
 
 
+def test_release_via_a_coroutine(on: str) -> None:
+    """Hooks of a loop's database could not be used; or the coroutine be dropped, and the lock stand."""
+
+    async def hook(release: Callable[[], object]) -> None:
+        await asyncio.sleep(0)
+        release()
+
+    async def main() -> None:
+        async with Lock("a", on=on, release_via=hook):
+            assert not free("a", on)
+        assert free("a", on)
+
+    asyncio.run(main())
+    with pytest.raises(OptionError, match="async with"), Lock("a", on=on, release_via=hook):
+        pass
+    assert free("a", on)
+
+
 def test_release_via_a_hook_that_fails(on: str) -> None:
     """Its error reaches the caller, and the lock is not left behind."""
 

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from herd import PATIENCE, until
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from servers import shared_redis
 
 from stampede import Cache
 from stampede.loops import Loop
 
-ENGINES = ["memory", "sealed", "disk", "redis", "memcached", "paired"]
+ENGINES = ["memory", "sealed", "disk", "redis", "memcached", "postgres", "paired"]
 ROUNDS = 6
 
 
@@ -28,6 +29,8 @@ def url_of(engine: str, folder: Path) -> str:
         return shared_redis().url
     if engine == "memcached":
         return shared_memcached().url
+    if engine == "postgres":
+        return prepared_postgres().postgres_url
     return {"disk": f"disk://{folder}/c", "sealed": "memory://?codec=sealed"}.get(engine, "memory://")
 
 
@@ -37,6 +40,8 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
         shared_redis().cli("FLUSHALL")
     if request.param == "memcached":
         shared_memcached().empty()
+    if request.param == "postgres":
+        prepared_postgres()
     locks = f"file://{tmp_path}" if request.param == "paired" else None
     with Cache(url_of(request.param, tmp_path), locks=locks) as cache:
         yield cache

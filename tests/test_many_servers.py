@@ -16,6 +16,7 @@ pytest.importorskip("pymemcache")
 from disk_world import Connection, other
 from herd import Herd, Origin, had, until
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from servers import RedisServer, shared_redis
 
 from stampede import Absent, Cache
@@ -26,12 +27,14 @@ LEASE = 60.0
 colours = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
-@pytest.fixture(params=["disk", "redis", "memcached"])
+@pytest.fixture(params=["disk", "redis", "memcached", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "disk":
         return f"disk://{tmp_path}/c"
-    server: Any = shared_redis() if request.param == "redis" else shared_memcached()
     name = os.urandom(4).hex()  # nobody else's keys
+    if request.param == "postgres":
+        return f"{prepared_postgres().postgres_url}?namespace={name}"
+    server: Any = shared_redis() if request.param == "redis" else shared_memcached()
     return f"{server.url}?namespace={name}"
 
 

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from servers import shared_redis
 
-ENGINES = ["memory", "disk", "redis", "memcached"]
+ENGINES = ["memory", "disk", "redis", "memcached", "postgres"]
 
 
 def url_of(engine: str, tmp_path: Path) -> str:
+    if engine == "postgres":
+        return prepared_postgres().postgres_url
     if engine in ("redis", "memcached"):
         return (shared_redis() if engine == "redis" else shared_memcached()).url
     return {"memory": "memory://", "disk": f"disk://{tmp_path}"}[engine]

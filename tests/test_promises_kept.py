@@ -291,7 +291,22 @@ def test_recovery_is_noticed_by_who_asks_once_more(world: World) -> None:
         cache.get_or_compute("k", lambda: 1)
         world.cut = False
         core, claims = cache._core, cache._root.claims
-        until(lambda: run_blocking(claims.claim(new_id().hex(), new_id(), Ask(60.0))) and not core.is_down())
+        until(lambda: run_blocking(claims.claim(new_id().hex(), new_id(), Ask(60.0, since=1.0))) and not core.is_down())
+
+
+def test_who_knows_no_generation_asks_for_nothing_by_an_older_one(world: World) -> None:
+    """Whose turn to ask comes just behind his generation would find what others have cleared meanwhile."""
+    with Cache(engine=world, ttl=600) as cache:  # type: ignore[arg-type]
+        cache.set("k", "old")
+        physical = cache._root.prefix + "k"
+        world.cut = True
+        cache.get_or_compute("other", lambda: 1)
+        world.cut = False
+        core, claims = cache._core, cache._root.claims
+        assert core.outage is not None
+        until(lambda: core.outage.breaker.outage is None or core.outage.breaker.outage.due < time.monotonic())
+        reply = run_blocking(claims.claim(physical, new_id(), Ask(60.0)))
+        assert core.is_down() and not isinstance(reply, Found)
 
 
 def test_what_was_set_after_an_outage_is_there(world: World) -> None:

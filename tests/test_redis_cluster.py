@@ -25,8 +25,8 @@ from servers import PATIENCE, RedisCluster, RedisServer, free_port, is_redis_6, 
 from stampede import Cache, Lock
 from stampede.breaker import Breaker
 from stampede.colour import run_blocking as run
-from stampede.engines import open_engine
-from stampede.engines.redis import RedisEngine, verbs, wire
+from stampede.engines import generations, open_engine
+from stampede.engines.redis import RedisEngine, wire
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.events import EngineDown, EngineUp, Event
@@ -565,7 +565,7 @@ class Calls:
 def calls(cluster: RedisCluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     for module in ("stampede.outage", "stampede.engines.redis.master"):
         monkeypatch.setattr(f"{module}.Breaker", lambda: Breaker(BRIEF))
-    monkeypatch.setattr(verbs, "KNOWN", BRIEF)
+    monkeypatch.setattr(generations, "KNOWN", BRIEF)
     made = Calls(cluster, request.param)
     yield made
     made.close()

@@ -15,6 +15,7 @@ from servers import RedisServer
 
 from stampede import Cache
 from stampede.colour import run_blocking as run
+from stampede.engines import generations
 from stampede.errors import EngineError
 
 pytest.importorskip("redis")
@@ -35,7 +36,7 @@ async def asked(engine: RedisEngine) -> list[str | BaseException]:
 
 def test_a_herd_asks_for_its_generation_once(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a quiet second each of a thousand tasks would send a question of its own, all the same one."""
-    monkeypatch.setattr(verbs, "KNOWN", 0.0)
+    monkeypatch.setattr(generations, "KNOWN", 0.0)
     engine = RedisEngine(server.url, tracking=False)
     asyncio.run(asked(engine))
     server.cli("CONFIG", "RESETSTAT")
@@ -214,12 +215,12 @@ def test_a_change_after_a_flush_reaches_who_has_heard_but_half_of_it(
     def price(item: str) -> str:
         return "old"
 
-    monkeypatch.setattr(verbs, "KNOWN", 0.2)
+    monkeypatch.setattr(generations, "KNOWN", 0.2)
     with Cache(server.url, namespace="shop") as here, Cache(server.url, namespace="shop") as there:
         ours, theirs = (cache.cached(version="1")(price) for cache in (here, there))
         there.get("other")  # and knows the namespace's generation, for that long
         learnt = time.monotonic()
-        monkeypatch.setattr(verbs, "KNOWN", 60.0)
+        monkeypatch.setattr(generations, "KNOWN", 60.0)
         assert ours("tea") == theirs("tea") == "old"
         assert time.monotonic() < learnt + 0.2
         server.cli("FLUSHALL")

@@ -124,7 +124,7 @@ def test_a_waiter_whose_process_died_costs_nothing(server: RedisServer, open_: O
     time.sleep(0.35)  # it has been heard of lately
     doomed._servers.news._thread, news = None, doomed._servers.news
     news._closed = True  # (as a process dies: nothing is given back, and nobody listens any more)
-    until(lambda: server.cli("PUBSUB", "CHANNELS", "*C" + news.home.decode()) == "")
+    until(lambda: server.cli("PUBSUB", "CHANNELS", "*C" + news.home) == "")
     assert run(engine.locks.release("l", holder))
     assert isinstance(run(engine.locks.acquire("l", other, LONG)), Granted)
 

@@ -14,7 +14,7 @@ pytest.importorskip("redis")
 from servers import RedisServer, SteppedServer, wait_until
 
 from stampede import Cache
-from stampede.engines.redis import verbs
+from stampede.engines import generations
 
 RUN = "{stampede}r"
 
@@ -44,7 +44,7 @@ def test_a_snapshot_brings_nothing_back(
     saving: RedisServer, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     """Promise 4: what was invalidated, or cleared, since the last snapshot would be served again until its ttl ends."""
-    monkeypatch.setattr(verbs, "KNOWN", 0.0)
+    monkeypatch.setattr(generations, "KNOWN", 0.0)
     with Cache(saving.url, ttl=600, **options) as cache:
         for key in ("invalidated", "cleared"):
             cache.set(key, "old")

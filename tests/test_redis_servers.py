@@ -80,7 +80,7 @@ UNKNOWN = bytes.maketrans(b"RB", b"XX")
 def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept is believed: only news can tell of a change."""
     monkeypatch.setattr("stampede.engines.redis.news.BELIEVED", 60.0)
-    monkeypatch.setattr("stampede.engines.redis.verbs.KNOWN", 60.0)
+    monkeypatch.setattr("stampede.engines.generations.KNOWN", 60.0)
 
 
 def warm(face: Any, server: RedisServer, value: int = 1) -> None:

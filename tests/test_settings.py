@@ -415,6 +415,7 @@ def test_a_wrong_file_is_an_error_also_when_it_was_only_found(tmp_path: Path) ->
         ("redis://bob:s3@cret@host/0", "redis://***@host/0"),
         ("redis://h/0?a=1&password=s3cret&b=2", "redis://h/0?a=1&password=***&b=2"),
         ("postgres:///db?sslpassword=s3cret", "postgres:///db?sslpassword=***"),
+        ("postgres:///db?listen=host%3Dh%20password%3Ds3cret", "postgres:///db?listen=***"),
         ("unix://:s3cret@/run/redis.sock", "unix://***@/run/redis.sock"),
         ("disk:///var/cache/a@b", "disk:///var/cache/a@b"),
         ("bob:s3cret@host", "***@host"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from faces import Face, never
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from proxy import Proxy
 from servers import RedisServer, shared_redis
 
@@ -23,15 +24,19 @@ BLOB = os.urandom(500_000)
 Slow = tuple[str, str, Proxy]
 
 
-@pytest.fixture(params=["redis", "memcached"])
+@pytest.fixture(params=["redis", "memcached", "postgres"])
 def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow:
     """The URL of a server, of the same behind a slow link, and the link. A reply may take less than a large value."""
-    server: Any = shared_redis() if request.param == "redis" else shared_memcached()
+    servers = {"redis": shared_redis, "memcached": shared_memcached, "postgres": prepared_postgres}
+    server: Any = servers[request.param]()
     proxy = before(server)
     proxy.rate = RATE
     if request.param == "redis":
         server.cli("FLUSHALL")
         return server.url, f"{proxy.url}?socket_timeout=0.45", proxy
+    if request.param == "postgres":
+        far = f"postgres://root@127.0.0.1:{proxy.port}/postgres?sslmode=disable&timeout=0.45"
+        return server.postgres_url, far, proxy
     server.empty()
     return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=0.45", proxy
 

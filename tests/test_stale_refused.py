@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from faces import Face
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from servers import shared_redis
 
 
@@ -18,10 +19,11 @@ def colour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["memory", "disk", "redis", "memcached"])
+@pytest.fixture(params=["memory", "disk", "redis", "memcached", "postgres"])
 def ask(request: pytest.FixtureRequest, colour: str, face: Callable[..., Face], tmp_path: Path) -> Face:
     urls = {"memory": lambda: "memory://", "disk": lambda: f"disk://{tmp_path}"}
     urls |= {"redis": lambda: shared_redis().url, "memcached": lambda: shared_memcached().url}
+    urls |= {"postgres": lambda: prepared_postgres().postgres_url}
     made = face(urls[request.param](), colour, namespace=tmp_path.name, stale=600, ttl=600)
     made.run("set", "k", "old")
     made.run("expire", "k")

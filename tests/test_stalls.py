@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 from herd import Herd, until
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from proxy import Proxy
 from server_process import freeze, states
 from servers import shared_redis
@@ -37,21 +38,25 @@ class Link(NamedTuple):
     proxy: Proxy
 
 
-@pytest.fixture(params=["redis", "memcached"])
+@pytest.fixture(params=["redis", "memcached", "postgres"])
 def link(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Link:
     """A server with a value, as it is, and behind a proxy: there a reply may take but a moment."""
-    server: Any = shared_redis() if request.param == "redis" else shared_memcached()
+    servers = {"redis": shared_redis, "memcached": shared_memcached, "postgres": prepared_postgres}
+    server: Any = servers[request.param]()
+    near = server.postgres_url if request.param == "postgres" else server.url
     proxy = before(server)
     if request.param == "redis":
         server.cli("FLUSHALL")
         far = f"{proxy.url}?socket_timeout={PATIENCE}&socket_connect_timeout={PATIENCE}"
+    elif request.param == "postgres":
+        far = f"postgres://root@127.0.0.1:{proxy.port}/postgres?sslmode=disable&timeout={PATIENCE}"
     else:
         server.empty()
         far = f"memcached://127.0.0.1:{proxy.port}?timeout={PATIENCE}&connect_timeout={PATIENCE}"
-    with Cache(server.url) as near:
-        near.set_many({"k": "kept", "l": "kept"})
-        assert near.get_or_compute("k", lambda: "computed") == "kept"  # no script is missing any more
-    return Link(server.url, far, proxy)
+    with Cache(near) as cache:
+        cache.set_many({"k": "kept", "l": "kept"})
+        assert cache.get_or_compute("k", lambda: "computed") == "kept"  # no script is missing any more
+    return Link(near, far, proxy)
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

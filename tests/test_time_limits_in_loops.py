@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import uvloop
 from interrupting import Interrupt, interrupted, points_of
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from servers import shared_redis
 
 from stampede import Cache, events
@@ -32,7 +34,11 @@ pytestmark = [
 
 LONG = 5  # seconds
 AT_MOST = 60  # moments of one sweep
-SERVERS: dict[str, Callable[[], Any]] = {"redis": shared_redis, "memcached": shared_memcached}
+SERVERS: dict[str, Callable[[], str]] = {
+    "redis": lambda: shared_redis().url,
+    "memcached": lambda: shared_memcached().url,
+    "postgres": lambda: prepared_postgres().postgres_url,
+}
 
 engines = pytest.mark.parametrize("engine", SERVERS)
 loops = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -64,7 +70,7 @@ class World:
         self.told: list[events.Event] = []
         self.logged: list[BaseException | None] = []
         self._new_loop = new_loop
-        self.cache = Cache(SERVERS[engine]().url, early=0, observers=[self.told.append], on_engine_error="raise")
+        self.cache = Cache(SERVERS[engine](), early=0, observers=[self.told.append], on_engine_error="raise")
 
     def call(self, number: int) -> Any:
         """In a loop of its own, which connects."""
@@ -94,14 +100,23 @@ def of(module: str, *names: str) -> Callable[[FrameType], bool]:
     return where
 
 
+PIPES = [
+    *[("kit/pipe", name) for name in ("_connect", "_flush", "heard")],
+    ("kit/wire", "landed"),
+    *[("{}/suspending", name) for name in ("reach", "written", "check")],
+]
+POSTGRES = [
+    *[("{}/suspending", name) for name in ("_connected", "_reach", "_go_on", "ask")],
+    *[("{}/piped", name) for name in ("send", "_flush", "_read")],
+    *[("{}/talk", name) for name in ("put", "heard", "_rows")],
+]
+
+
 @loops
 @pytest.mark.parametrize(
-    "module, name",
-    [("kit/pipe", name) for name in ("_connect", "_flush", "heard")]
-    + [("kit/wire", "landed")]
-    + [("{}/suspending", name) for name in ("reach", "written", "check")],
+    "engine, module, name",
+    [(engine, *each) for engine in SERVERS for each in (POSTGRES if engine == "postgres" else PIPES)],
 )
-@engines
 def test_it_comes_out_of_a_call(engine: str, module: str, name: str, new_loop: Any) -> None:
     """A loop only logs what comes out of a callback of its: the worker would go on beyond its time."""
     world = World(engine, new_loop)
@@ -116,8 +131,13 @@ def test_it_comes_out_of_a_call(engine: str, module: str, name: str, new_loop: A
 
 
 @loops
-@engines
-@pytest.mark.parametrize("module", ["{}/suspending", "kit/pipe", "kit/wire", "kit/landing", "kit/attendant"])
+@pytest.mark.parametrize(
+    "engine, module",
+    [
+        *product(["redis", "memcached"], ["{}/suspending", "kit/pipe", "kit/wire", "kit/landing", "kit/attendant"]),
+        *product(["postgres"], ["{}/suspending", "{}/piped", "{}/talk", "kit/attendant"]),
+    ],
+)
 def test_it_is_no_outage(engine: str, module: str, new_loop: Any) -> None:
     """Whatever a loop does for all would end with one worker's time, and the engine count as down."""
     where = of(module.format(engine))

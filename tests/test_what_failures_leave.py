@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from herd import until
 from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
 from servers import shared_redis
 
 from stampede import Cache, WaitTimeout
@@ -26,10 +27,11 @@ class Large:
     """What a computation has in its hands when it fails."""
 
 
-@pytest.fixture(params=["memory", "memory, beside", "disk", "redis", "redis, beside", "memcached"])
+@pytest.fixture(params=["memory", "memory, beside", "disk", "redis", "redis, beside", "memcached", "postgres"])
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
     urls = {"memory": lambda: "memory://", "disk": lambda: f"disk://{tmp_path}"}
     urls |= {"redis": lambda: shared_redis().url, "memcached": lambda: shared_memcached().url}
+    urls |= {"postgres": lambda: prepared_postgres().postgres_url}
     engine, _, beside = request.param.partition(", ")
     terms: dict[str, Any] = {"patience": 9, "deadline": 9} if beside else {}
     with Cache(urls[engine](), namespace=tmp_path.name, ttl=60, stale=60, retry_after=0, **terms) as cache:

@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
 
+import psycopg
 from memcached_server import MemcachedServer
+from postgres_server import PgBouncer, PostgresServer
 from proxy import Proxy
 from servers import RedisCluster, RedisServer, Sentinels, SteppedServer, wait_until
 
@@ -458,6 +461,88 @@ class Memcached(_Linked):
             each.close()
 
 
+class Postgres(_Linked):
+    """One server, with a proxy for each process. Whose connection is cut has lost what it holds, alive as it is."""
+
+    name = "postgres"
+    effects: ClassVar = {
+        **{kind: effect._replace(keeps=False) for kind, effect in _LINK.items()},
+        "kill-connections": Effect(4, (0, 0), 2.5, keeps=False),
+        "freeze": Effect(3, (0.2, 5), 6, keeps=False, silent=True),
+        "restart": Effect(3, (0, 2), 4, keeps=False),
+        "flush": Effect(2, (0, 0), 2.5, keeps=False),
+    }
+    lag: ClassVar = {False: 0.0, True: 0.5}
+    fences_last = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = PostgresServer()
+        self.server.prepare()
+        self.proxies = [Proxy(self._port()) for _ in range(4)]
+
+    def _port(self) -> int:
+        """Where the links lead."""
+        return self.server.port
+
+    def url(self, number: int) -> str:
+        port = self.proxies[number % len(self.proxies)].port
+        return f"postgres://root@127.0.0.1:{port}/postgres?sslmode=disable"
+
+    def pulse(self) -> None:
+        with contextlib.suppress(psycopg.Error):  # it is being ended
+            self.server.ask("SELECT 1")
+
+    def kill_connections(self, fault: Planned, pids: list[int]) -> str:
+        return str(self.server.terminate("stampede%"))
+
+    def freeze(self, fault: Planned, pids: list[int]) -> str:
+        return _frozen(self.server, fault.seconds)
+
+    def restart(self, fault: Planned, pids: list[int]) -> str:
+        self.server.stop()
+        time.sleep(fault.seconds)
+        self.server.start()
+        return ""
+
+    def flush(self, fault: Planned, pids: list[int]) -> str:
+        self.server.empty()
+        return ""
+
+    def standing(self) -> list[str]:
+        held = "SELECT convert_from(name, 'UTF8') FROM stampede.{} WHERE token IS NOT NULL AND ends > stampede.clock()"
+        return [name for table in ("leases", "locks") for (name,) in self.server.ask(held.format(table))]
+
+    def close(self) -> None:
+        super().close()
+        self.server.close()
+
+
+class PooledPostgres(Postgres):
+    """The same behind pgbouncer. Every other process has a way around it, on which it is told."""
+
+    name = "postgres-pooled"
+    effects: ClassVar = {**Postgres.effects, "restart-pooler": Effect(3, (0, 2), 4)}
+
+    def _port(self) -> int:
+        if not hasattr(self, "_pooler"):
+            self._pooler = PgBouncer(self.server, "default_pool_size=5")
+        return self._pooler.port
+
+    def url(self, number: int) -> str:
+        return super().url(number) + ("&listen=" + quote(self.server.postgres_url, safe="") if number % 2 else "")
+
+    def restart_pooler(self, fault: Planned, pids: list[int]) -> str:
+        self._pooler.stop()
+        time.sleep(fault.seconds)
+        self._pooler.start()
+        return ""
+
+    def close(self) -> None:
+        super().close()
+        self._pooler.close()
+
+
 class Disk(World):
     """A directory that all processes share. Values are signed, so that damage is seen where it hits one."""
 
@@ -554,5 +639,6 @@ def _standing(servers: list[RedisServer]) -> list[str]:
 
 
 ENGINES: dict[str, type[World]] = {
-    each.name: each for each in (Redis, SteppedRedis, Cluster, Sentinel, Memcached, Disk, Memory)
+    each.name: each
+    for each in (Redis, SteppedRedis, Cluster, Sentinel, Memcached, Postgres, PooledPostgres, Disk, Memory)
 }

@@ -78,6 +78,9 @@ _STAY = (
     "stampede-io",
     "stampede-ask",
     "stampede-wait",
+    "stampede-postgres-tell",  # these three end by themselves
+    "stampede-postgres-sweep",
+    "stampede-postgres-reap",
 )
 
 
