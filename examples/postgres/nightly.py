@@ -1,0 +1,41 @@
+"""A nightly job under a lock: one machine does it, and a night that failed is in the record, with its traceback.
+
+pip install 'stampede-guard[postgres]'
+export SHOP_POSTGRES=postgres://user@host/shop
+stampede postgres init $SHOP_POSTGRES
+python examples/postgres/nightly.py
+stampede locks $SHOP_POSTGRES --history --failed --since 1h     # what the example shows at its end
+"""
+
+import os
+import subprocess
+import sys
+
+from psycopg import DataError
+
+from stampede import try_lock
+
+URL = os.environ.get("SHOP_POSTGRES") or sys.exit("export SHOP_POSTGRES=postgres://user@host/shop")
+
+
+def nightly(prices: list[str]) -> None:
+    """Of all the machines whose crontab has it, one does it."""
+    with try_lock("example:nightly-turnover", on=URL, lease=60) as lock:
+        if not lock:
+            print("another machine does it")
+            return
+        sold = lock.connection.execute(  # a session that stands and falls with the lock
+            "SELECT sum(price::numeric) FROM unnest(%s::text[]) AS orders (price)", [prices]
+        )
+        print("turnover:", *sold.fetchone())
+
+
+if __name__ == "__main__":
+    nightly(["9.50", "12.00"])
+    try:
+        nightly(["9.50", "12,00"])
+    except DataError as error:  # a job of cron's would end with it
+        print("failed:", str(error).splitlines()[0])
+    sys.stdout.flush()
+    history = ["locks", URL, "--history", "--failed", "--since", "1h"]
+    subprocess.run([sys.executable, "-m", "stampede", *history], check=True)
