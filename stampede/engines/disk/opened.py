@@ -97,7 +97,7 @@ class Opened:
             if not gone and now - since < REST:
                 return now + LOOK
             if gone:
-                self.looked = -1.0  # who reads next is to see it too
+                self.looked = -inf  # who reads next is to see it too
             self._take_back()
             return None
 
@@ -118,5 +118,5 @@ class Opened:
         self._lending = threading.RLock()
         self._take_back()
         self.idle = []
-        self.looked = 0.0
+        self.looked = -inf
         self.stamps.start_again()
