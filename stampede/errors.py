@@ -53,9 +53,11 @@ class SettingsError(OptionError):
 class MissingExtra(StampedeError, ImportError):
     """An engine or codec whose package is not installed; the message holds its pip line.
 
-    >>> Cache("zmq://localhost")
-    Traceback (most recent call last):
-    stampede.errors.MissingExtra: zmq:// is not in this release of stampede; a newer one may ...: pip install ...
+    >>> try:  # Cache("redis://localhost"), where it isn't installed
+    ...     raise MissingExtra("redis:// needs the package 'redis': pip install 'stampede-guard[redis]'")
+    ... except ImportError as error:
+    ...     print(error)
+    redis:// needs the package 'redis': pip install 'stampede-guard[redis]'
     """
 
 

@@ -32,9 +32,10 @@ ENGINES = {
     "mariadb": "MariaDB, by the engine for any SQL database",
     "postgres": "PostgreSQL, by its own engine and by the one for any SQL database",
     "dynamodb": "DynamoDB, as moto and dynalite play it",
+    "zmq": "our broker, `stampede serve`",
     "dogpile": "dogpile.cache, on our engines or below them",
 }
-SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb"}
+SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq"}
 """Marks of tests that start a server."""
 
 SLOW = {
@@ -128,6 +129,7 @@ _STARTS = {
     "MemcachedServer": "memcached", "shared_memcached": "memcached",
     "MariadbServer": "mariadb", "shared_mariadb": "mariadb",
     "PostgresServer": "postgres", "shared_postgres": "postgres", "PgBouncer": "postgres",
+    "BrokerThread": "zmq", "BrokerProcess": "zmq",
     "MotoServer": "dynamodb", "shared_moto": "dynamodb", "Dynalite": "dynamodb", "shared_dynalite": "dynamodb",
 }  # fmt: skip
 """What leads to a server, whatever calls it."""

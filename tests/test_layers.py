@@ -81,7 +81,9 @@ AT_THE_TOP = {
     "engines/sql.py": {"sqlalchemy"},  # imported with the first URL that needs them
     "engines/database.py": {"sqlalchemy"},
     "engines/postgres/*.py": {"psycopg"},
+    "cli/serve.py": {"zmq"},
     "cli/postgres.py": {"psycopg"},  # imported by its command
+    "engines/zmq/*.py": {"zmq"},
     "engines/dynamodb.py": {"boto3", "botocore"},
     "contrib/dogpile/*.py": {"dogpile"},
     "testing/conformance/machine.py": {"hypothesis"},  # imported by the suite that has need of it

@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
     _add_locks(commands.add_parser("locks", help="who holds which lock since when, and how they were held before"))
     _add_postgres(commands.add_parser("postgres", help="the tables of the Postgres engine"))
+    _add_serve(commands.add_parser("serve", help="a broker: locks for a rack, by zmq://"))
     return parser
 
 
@@ -93,6 +94,28 @@ def _add_postgres(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--durable", action="store_true", help="values outlive a crash, and are on replicas, at a price")
     init.add_argument("--grant", metavar="ROLE", help="give this role the rights that a program needs")
     init.set_defaults(run=_postgres_init)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.description = "A broker, a small server of locks that keeps nothing on disk: zmq://HOST. SIGTERM ends it."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = """examples:
+  stampede serve                                       # for this machine: zmq://localhost
+  stampede serve --make-keys /etc/stampede             # once, before it serves others
+  stampede serve --bind 0.0.0.0 --keys /etc/stampede --memory /var/lib/stampede/broker.json"""
+    parser.add_argument("--bind", action="append", default=[], metavar="HOST[:PORT]", help="127.0.0.1:7867; or several")
+    parser.add_argument("--keys", type=Path, metavar="DIR", help="CURVE keys: needed on any address but loopback")
+    parser.add_argument("--make-keys", type=Path, metavar="DIR", help="make new ones there, and do nothing else")
+    parser.add_argument("--longest", type=_duration, default=30.0, metavar="30s", help="the longest lease it grants")
+    parser.add_argument(
+        "--grace", type=_duration, metavar="30s",
+        help="for so long it grants nothing but what clients held when its predecessor ended; else --longest",
+    )  # fmt: skip
+    parser.add_argument("--memory", type=Path, metavar="FILE", help="remembers how long --grace has to be")
+    parser.add_argument("--max-clients", type=_number(1, 99_999_999), default=10_000, metavar="N")
+    parser.add_argument("--max-locks", type=_number(1, 99_999_999), default=1_000_000, metavar="N")
+    parser.add_argument("--max-queue", type=_number(1, 99_999_999), default=10_000, metavar="N", help="for one lock")
+    parser.set_defaults(run=_serve)
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -186,6 +209,21 @@ def _postgres_init(options: argparse.Namespace) -> int:
             f"{safe_url(url)} is no Postgres: give postgres://user@host/database, or a cache that is on one"
         )
     return init(screen(), url, durable=options.durable, role=options.grant)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    try:
+        from stampede.cli.serve import make, serve
+        from stampede.engines.zmq.machine import Limits
+    except ModuleNotFoundError as missing:
+        line = "pip install 'stampede-guard[zmq]'"
+        raise MissingExtra(f"stampede serve needs the package {missing.name!r}: {line}") from missing
+
+    if options.make_keys is not None:
+        return make(screen(), options.make_keys)
+    limits = Limits(options.longest, options.max_clients, options.max_locks, options.max_queue)
+    places = {"keys": options.keys, "memory": options.memory}
+    return serve(screen(), options.bind, limits, quiet=options.grace, **places)
 
 
 def _where(options: argparse.Namespace) -> str:

@@ -1,0 +1,56 @@
+"""`stampede serve`: a broker, until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stampede.cli.keys import long
+from stampede.cli.screen import Screen
+from stampede.engines.zmq.curve import make_keys
+from stampede.engines.zmq.machine import Limits
+from stampede.engines.zmq.server import PORT, Broker
+from stampede.errors import OptionError
+
+__all__ = ["make", "serve"]
+
+
+def make(screen: Screen, directory: Path) -> int:
+    """New keys, and what is to be done with them."""
+    try:
+        made = make_keys(directory)
+    except OSError as error:
+        raise OptionError(f"can't make keys in {directory}: {error}") from error
+    for path in made:
+        screen.say(f"made {path}")
+    screen.say(f"the broker: stampede serve --bind 0.0.0.0:{PORT} --keys {directory}")
+    screen.say("clients, with copies of server.key and client.key_secret: zmq://HOST?keys=DIRECTORY")
+    return 0
+
+
+def serve(screen: Screen, bind: Sequence[str], limits: Limits, **options: Any) -> int:
+    """Until SIGTERM or SIGINT."""
+    broker = Broker([_whole(each) for each in bind] or [f"127.0.0.1:{PORT}"], limits=limits, **options)
+    before = [(each, signal.signal(each, lambda *_: broker.stop())) for each in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        for address in bind or [f"127.0.0.1:{PORT}"]:
+            screen.say(f"serves zmq://{_whole(address)}")
+        if broker.quiet > 0:
+            screen.say(f"grants nothing for {long(broker.quiet)}, but what clients hold already")
+        broker.run()
+    finally:
+        for each, handler in before:
+            signal.signal(each, handler)
+    screen.say("ended")
+    return 0
+
+
+def _whole(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        return f"{address}:{PORT}"
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise OptionError(f"--bind {address}: give HOST or HOST:PORT, as 127.0.0.1:{PORT}")
+    return address

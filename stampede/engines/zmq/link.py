@@ -1,0 +1,475 @@
+"""A process' way to one broker: one connection, and one daemon thread that speaks and reads there.
+
+What is asked before the broker is there, or while it is away, waits for it, until its caller has no more time; what was
+asked and not answered when a connection broke is asked again, with its number, on the next. The thread tells the
+broker every now and then that this process lives, whatever its event loops do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stampede.colour import Bell, Colour, running_loop
+from stampede.engines.kit.transport import disown_number
+from stampede.engines.whereabouts import here
+from stampede.engines.zmq import wire
+from stampede.engines.zmq.curve import ClientKeys
+from stampede.errors import EngineClosed, EngineError
+from stampede.interruptions import pass_on
+from stampede.threads import begun
+
+__all__ = ["Link", "Place"]
+
+_log = logging.getLogger("stampede")
+
+BEAT = 0.25
+"""Seconds between two words to a broker that has something of ours."""
+
+RARE = 5.0
+"""The same where it has nothing."""
+
+DEAF = 3.0
+"""Seconds without an answer after which the connection is given up: it may be one that leads nowhere."""
+
+AGAIN = 50
+"""Milliseconds between two tries to connect, twice as many after each, up to ten times as many."""
+
+ANSWER = 1 << 24
+"""Bytes of what a broker says, at most."""
+
+
+class Place(NamedTuple):
+    """Where a broker is."""
+
+    host: str
+    port: int
+
+    @property
+    def text(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Question:
+    """One that has been asked, until it is answered: by a record, or an error of ours."""
+
+    __slots__ = ("asked", "bell", "error", "kind", "number", "payload")
+
+    def __init__(self, number: int, asked: bytes) -> None:
+        self.number = number
+        self.asked = asked
+        self.bell = Bell()
+        self.kind = 0
+        self.payload = b""
+        self.error: EngineError | None = None
+
+
+class _Wire(NamedTuple):
+    """A connection and what belongs to it, for the thread alone."""
+
+    context: zmq.Context[Any]
+    socket: zmq.Socket[Any]
+    monitor: zmq.Socket[Any]
+    poller: zmq.Poller
+
+
+class Link:
+    """To one broker. `busy` says whether it has anything of ours, and has to hear of us often."""
+
+    def __init__(self, place: Place, keys: ClientKeys | None, timeout: float) -> None:
+        self.place = place
+        self.name = f"zmq://{place.text}"
+        self.fence = 0  # the highest that we were given
+        self._keys = keys
+        self._timeout = timeout
+        self._begin()
+
+    def _begin(self) -> None:
+        self._id = os.urandom(16)
+        self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, Question] = {}
+        self._todo: deque[Question] = deque()
+        self._ears: dict[bytes, set[Bell]] = {}  # of who waits for a name to come free, anywhere
+        self._turns: dict[bytes, Bell] = {}  # by the tokens of who have a place in a queue
+        self._thread: threading.Thread | None = None
+        self._poke: tuple[socket.socket, socket.socket] | None = None
+        self._poked = False
+        self._closed = False
+        self._life = b""  # which broker it is, of those that were started here one after the other
+        self._why = ""  # what went wrong last
+        self._fd = -1
+        self._wire: _Wire | None = None
+        self.held = 0  # how much the broker has of ours
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    async def ask(self, colour: Colour, kind: int, payload: bytes = b"") -> tuple[int, bytes]:
+        """What it answers. EngineError if there is no answer in time, or it is trouble."""
+        question = self._asked(kind, payload)
+        try:
+            await colour.park(question.bell, self._timeout)
+        finally:
+            self._questions.pop(question.number, None)  # whoever is interrupted wants it no more
+        if question.error is not None:
+            raise question.error
+        if not question.bell.rung:
+            why = f": {self._why}" if self._why else ""
+            raise EngineError(f"{self.name} has not answered within {self._timeout:g} s{why}")
+        if question.kind == wire.TROUBLE:
+            raise EngineError(f"{self.name}: {question.payload.decode('utf-8', 'replace')}")
+        return question.kind, question.payload
+
+    def _asked(self, kind: int, payload: bytes) -> Question:
+        with self._lock:
+            if self._closed:
+                raise EngineClosed(self.name)
+            number = next(self._numbers)
+            question = self._questions[number] = Question(number, wire.record(kind, number, payload))
+            self._todo.append(question)
+        self._start()
+        self._wake()
+        return question
+
+    # -- what is heard unasked --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def listen(self, name: bytes) -> Iterator[Bell]:
+        """Rings when somebody has left this lock; or when nobody can say any more."""
+        bell = Bell()
+        with self._lock:
+            self._ears.setdefault(name, set()).add(bell)
+        try:
+            yield bell
+        finally:
+            with self._lock:
+                ears = self._ears.get(name)
+                if ears is not None:
+                    ears.discard(bell)
+                    if not ears:
+                        self._ears.pop(name, None)
+
+    def queued(self, token: bytes) -> Bell:
+        """Rings when the turn of this token has come. To be had before it is asked for."""
+        with self._lock:
+            bell = self._turns.get(token)
+            if bell is None or bell.rung:
+                bell = self._turns[token] = Bell()
+            return bell
+
+    def turn_of(self, token: bytes) -> Bell | None:
+        return self._turns.get(token)
+
+    def left(self, token: bytes) -> None:
+        """It has no place any more."""
+        self._turns.pop(token, None)
+
+    def _ring(self, kind: int, what: bytes) -> None:
+        with self._lock:
+            if kind == wire.TURN:
+                turn = self._turns.get(what)
+                bells = [] if turn is None else [turn]
+            else:
+                bells = list(self._ears.pop(what, ()))
+        for bell in bells:
+            bell.ring()
+
+    def _ring_all(self) -> None:
+        """Nobody knows what has been missed: everybody asks again."""
+        with self._lock:
+            bells = [bell for ears in self._ears.values() for bell in ears] + list(self._turns.values())
+        for bell in bells:
+            bell.ring()
+
+    # -- its life -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is not None or self._closed:
+                return
+            poke = self._poke = socket.socketpair()
+            for end in poke:
+                end.setblocking(False)
+            thread = begun("stampede-zmq", self._live, poke)
+            if self._poke is poke:
+                self._thread = thread
+            if thread is None:
+                self._poke = None
+                for end in poke:
+                    end.close()
+                raise EngineError(f"{self.name}: there is no thread to be had for its connection")
+
+    def _wake(self) -> None:
+        poke = self._poke
+        if poke is not None and not self._poked:
+            self._poked = True
+            try:
+                poke[1].send(b"!")
+            except BlockingIOError:
+                pass  # it has been poked often enough
+            except OSError as error:
+                pass_on(error)  # else the thread has ended
+
+    def close(self) -> None:
+        """Say goodbye, and let everybody go."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            self._poked = False
+            self._wake()
+        if thread is not None and thread is not threading.current_thread() and running_loop() is None:
+            thread.join(1.0)
+        self._fail_all(lambda: EngineClosed(self.name))
+        self._ring_all()
+
+    def start_again(self) -> None:
+        """In a forked child: the connection is the parent's, and so is what it holds. Kept open here it would outlive
+        that, and its broker not hear of its death."""
+        inherited, number = (self._poke, self._wire), self._fd
+        self._begin()
+        _inherited.append(inherited)
+        if number >= 0 and _leads_to(number, self.place.port):
+            disown_number(number)
+        for end in inherited[0] or ():
+            end.close()
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _live(self, poke: tuple[socket.socket, socket.socket]) -> None:
+        pid = os.getpid()
+        try:
+            while not self._closed:
+                try:
+                    _Talk(self, poke[0]).run()
+                except Exception as error:  # whatever it was, it is tried again
+                    self._why = str(error)
+                    _log.debug("the connection to %s is made anew: %s", self.name, error)
+                    time.sleep(AGAIN / 1000)
+        finally:
+            if os.getpid() == pid:
+                for end in poke:
+                    end.close()
+
+    def _fail_all(self, error: Callable[[], EngineError]) -> None:
+        with self._lock:
+            questions, self._questions = list(self._questions.values()), {}
+            self._todo.clear()
+        for question in questions:
+            question.error = error()
+            question.bell.ring()
+
+    def heard(self, kind: int, number: int, payload: bytes) -> None:
+        """A record that answers, or tells; by the thread."""
+        if kind in (wire.TURN, wire.FREED):
+            self._ring(kind, payload)
+            return
+        question = self._questions.pop(number, None)
+        if question is not None:
+            question.kind, question.payload = kind, payload
+            question.bell.ring()
+
+    def welcomed(self, life: bytes, known: bool) -> None:
+        """It knows us; or it is another one, or has taken us for dead: what was told meanwhile is lost."""
+        self._why = ""
+        if not known and self._life:
+            self._ring_all()
+        self._life = life
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self.held or self._questions or self._turns or self._ears)
+
+
+class _Talk:
+    """One socket of a link, from its making to its end; by the link's thread."""
+
+    def __init__(self, link: Link, poke: socket.socket) -> None:
+        self._link = link
+        self._poke = poke
+        self._up = False  # the connection stands, and nothing has been said on it
+        self._known = False  # and we have been welcomed
+        self._beat = self._heard = self._greeted = time.monotonic()
+        self._unanswered = 0.0  # since when a word of ours is; 0: none is
+
+    def run(self) -> None:
+        """Until the link is closed, or the connection is of no use."""
+        link = self._link
+        context: zmq.Context[Any] = zmq.Context()
+        made = context.socket(zmq.DEALER)
+        made.linger = 0
+        made.routing_id = link._id
+        made.immediate = True  # what can't be said now is said later by us, who know what is still wanted
+        made.reconnect_ivl, made.reconnect_ivl_max = AGAIN, 10 * AGAIN
+        made.ipv6 = True
+        made.maxmsgsize = ANSWER
+        made.sndhwm = 10_000
+        if link._keys is not None:
+            made.curve_serverkey = link._keys.server
+            made.curve_publickey, made.curve_secretkey = link._keys.own
+        monitor = made.get_monitor_socket(_EVENTS)
+        self._wire = link._wire = _Wire(context, made, monitor, zmq.Poller())
+        pid = os.getpid()
+        try:
+            for each in (made, monitor, self._poke):
+                self._wire.poller.register(each, zmq.POLLIN)
+            made.connect(f"tcp://{link.place.text}")
+            while not link._closed:
+                self._turn()
+            if self._known:
+                with suppress(zmq.ZMQError):
+                    made.send(wire.VERSION + wire.record(wire.BYE, 0), zmq.NOBLOCK)
+        finally:
+            if os.getpid() == pid:
+                link._wire, link._fd = None, -1
+                monitor.close(linger=0)
+                made.close(linger=200)
+                context.term()
+
+    def _turn(self) -> None:
+        link, now = self._link, time.monotonic()
+        if self._known:
+            self._send()
+        every = BEAT if link._busy else RARE
+        if now >= self._beat + every:
+            late = now - self._beat - every
+            self._beat = now
+            if self._unanswered:
+                self._unanswered += max(late, 0.0)  # in which we did not run
+                if now - self._unanswered > DEAF:
+                    raise ConnectionError("it doesn't answer")
+            if self._up:
+                self._say_that_we_live(now)
+        wait = self._beat + (BEAT if link._busy else RARE) - time.monotonic()
+        ready = dict(self._wire.poller.poll(int(max(wait, 0.0) * 1000) + 1))
+        if self._poke.fileno() in ready:
+            with suppress(BlockingIOError):
+                while self._poke.recv(4096):
+                    pass
+            link._poked = False  # behind that, and before what is to be sent is looked at
+        if self._wire.monitor in ready:
+            self._watch()
+        if self._wire.socket in ready:
+            self._read()
+
+    def _watch(self) -> None:
+        """How the connection is."""
+        with suppress(zmq.Again):
+            while True:
+                told = recv_monitor_message(self._wire.monitor, zmq.NOBLOCK)
+                event, value = told["event"], told["value"]
+                if event == zmq.EVENT_CONNECTED:
+                    self._link._fd = value
+                elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self._up, self._unanswered = True, 0.0
+                    self._greet(time.monotonic())
+                elif event == zmq.EVENT_DISCONNECTED:
+                    self._up = self._known = False
+                    self._link._fd = -1
+                    self._link._why = "its connection has been closed"
+                elif event == zmq.EVENT_CONNECT_RETRIED:
+                    self._link._why = self._link._why or "nobody listens there"
+                else:
+                    self._link._why = "it refuses our key, or has another one than ours says"
+
+    def _say_that_we_live(self, now: float) -> None:
+        if not self._known:
+            self._greet(now)
+            return
+        # Behind it, whoever reads this answers what was asked: those that are older have been.
+        lowest = min(self._link._questions.copy(), default=None)
+        if lowest is None:
+            lowest = _ALL
+        self._put([wire.record(wire.BEAT, lowest)])
+        self._unanswered = self._unanswered or now
+
+    def _greet(self, now: float) -> None:
+        """Who we are, first. What is not answered is asked as soon as it is known that we are known."""
+        link = self._link
+        self._known = False
+        with link._lock:
+            lowest = min(link._questions, default=None)
+            if lowest is None:
+                lowest = next(link._numbers)
+        self._put([wire.record(wire.HELLO, lowest, wire.hello(link.fence, here()))])
+        self._unanswered = self._unanswered or now
+
+    def _send(self) -> None:
+        link = self._link
+        some: list[Question] = []
+        while link._todo:
+            question = link._todo.popleft()
+            if question.number in link._questions:  # somebody wants it still
+                some.append(question)
+        if some and not self._put([each.asked for each in some]):
+            link._todo.extendleft(reversed(some))
+
+    def _put(self, some: list[bytes]) -> bool:
+        """Whether it is on its way. Not if too much is already, or there is no connection."""
+        try:
+            for message in wire.messages(some):
+                self._wire.socket.send(b"".join(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _read(self) -> None:
+        link = self._link
+        try:
+            while True:
+                message = self._wire.socket.recv(zmq.NOBLOCK)
+                self._unanswered = 0.0
+                for kind, number, payload in wire.records(message):
+                    if kind == wire.WELCOME:
+                        link.welcomed(*wire.heard_welcome(payload))
+                        self._known = True
+                        with link._lock:  # all that was asked and not answered, in its order
+                            link._todo = deque(link._questions.values())
+                    elif kind == wire.WHO:
+                        self._greet(time.monotonic())
+                    elif kind == wire.TROUBLE and number == 0:
+                        why = payload.decode("utf-8", "replace")
+                        link._fail_all(partial(EngineError, f"{link.name}: {why}"))
+                    elif kind != wire.BEAT:
+                        link.heard(kind, number, payload)
+        except zmq.Again:
+            return
+
+
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+_ALL = (1 << 64) - 1
+"""As the lowest number that is not answered: all are."""
+
+_inherited: list[Any] = []
+"""Of a forked child: collected there, sockets of its parent's would be closed, which says so aloud."""
+
+
+def _leads_to(number: int, port: int) -> bool:
+    """Whether this descriptor is what it was, and not another's by now."""
+    try:
+        with socket.socket(fileno=os.dup(number)) as same:
+            return bool(same.getpeername()[1] == port)
+    except OSError:
+        return False

@@ -1,0 +1,65 @@
+"""What brokers tell people: who holds what, and how they are."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stampede.colour import Colour
+from stampede.engines.whereabouts import parts_of
+from stampede.engines.zmq import wire
+from stampede.engines.zmq.locks import Links
+from stampede.errors import EngineError, OptionError
+from stampede.ports import Held, Released
+
+__all__ = ["ZmqLists"]
+
+
+class ZmqLists:
+    """Of one colour."""
+
+    def __init__(self, links: Links, colour: Colour) -> None:
+        self._links = links
+        self._colour = colour
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        """The locks that stand, the longest held first."""
+        found = []
+        for link in self._links.links:
+            listing, at = 0, 0
+            while True:
+                sought = json.dumps([listing, at, prefix.encode("utf-8", "surrogatepass").hex()])
+                _, payload = await link.ask(self._colour, wire.HELD, sought.encode())
+                listing, at, rows = json.loads(payload)
+                found += [_held(*row) for row in rows]
+                if not at:
+                    break
+        return sorted(found, key=lambda each: each.since)
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        """The tokens of those who are inside, and the seconds that they have left."""
+        raw = wire.name_of(name)
+        _, payload = await self._links.of(raw).ask(self._colour, wire.HOLDER, raw)
+        return list(wire.heard_inside(payload))
+
+    async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
+        raise OptionError("a broker keeps no record of locks that were given back: postgres:// does")
+
+    async def facts(self) -> Mapping[str, Mapping[str, str]]:
+        """What each says of itself."""
+        said: dict[str, Mapping[str, str]] = {}
+        for link in self._links.links:
+            try:
+                _, payload = await link.ask(self._colour, wire.STATS)
+                said[link.name] = {name: f"{value:g}" for name, value in json.loads(payload).items()}
+            except EngineError as error:
+                said[link.name] = {"down": str(error)}
+        return said
+
+
+def _held(name: str, token: str, holder: str, fence: int, held: float, left: float, waiting: int, *_: Any) -> Held:
+    host, pid = parts_of(holder)
+    known = bytes.fromhex(name).decode("utf-8", "backslashreplace")
+    return Held(known, host, pid, None, fence, time.time() - held, held, left, True, waiting)

@@ -1,0 +1,129 @@
+"""Locks of brokers, one port for each colour. Who waits has a place there, and is told when its turn has come."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from time import monotonic
+
+from stampede.colour import Bell, Colour
+from stampede.engines.kit.owned import Owned
+from stampede.engines.zmq import wire
+from stampede.engines.zmq.link import Link
+from stampede.ports import Busy, Granted
+
+__all__ = ["Links", "ZmqLocks"]
+
+SAFETY = 10.0
+"""Seconds after which who waits asks once more, though nobody has told it anything."""
+
+
+@dataclass(slots=True)
+class _Queued(Busy):
+    """Busy, and one has a place: what rings when its turn has come."""
+
+    turn: Bell | None = None
+
+
+class _Own:
+    """A lock that this process has, as it tells a broker that has lost its memory."""
+
+    __slots__ = ("ends", "fence", "room")
+
+    def __init__(self, fence: int, room: float, ends: float) -> None:
+        self.fence, self.room, self.ends = fence, room, ends
+
+
+class Links:
+    """All brokers of one URL. Each name has one of them: the one that draws the highest number for it."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self.links = tuple(links)
+        self._draws = [blake2b(link.place.text.encode(), digest_size=16).digest() for link in links]
+        self.owned: Owned[bytes, _Own] = Owned(lambda own: own.ends < monotonic())
+
+    def of(self, name: bytes) -> Link:
+        if len(self.links) == 1:
+            return self.links[0]
+        drawn = [blake2b(name, digest_size=8, key=draw).digest() for draw in self._draws]
+        return self.links[drawn.index(max(drawn))]
+
+    def server_of(self, name: str) -> Hashable:
+        return None if len(self.links) == 1 else tuple(self.of(wire.name_of(name)).place)
+
+    def start_again(self) -> None:
+        self.owned.clear()
+        for link in self.links:
+            link.start_again()
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+
+
+class ZmqLocks:
+    """Locks of one colour."""
+
+    def __init__(self, links: Links, colour: Colour) -> None:
+        self._links = links
+        self._colour = colour
+
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1.0
+    ) -> Granted | Busy:
+        raw = wire.name_of(name)
+        link = self._links.of(raw)
+        turn = link.queued(token) if waits else None
+        asked = monotonic()
+        kind, payload = await link.ask(self._colour, wire.ACQUIRE, wire.asking(raw, token, lease, room, waits=waits))
+        if kind == wire.GRANTED:
+            fence = wire.heard_granted(payload)
+            link.left(token)
+            link.fence = max(link.fence, fence)
+            self._has(link, raw, token, _Own(fence, room, asked + lease))
+            return Granted(fence=fence)
+        left, holder = wire.heard_busy(payload)
+        return Busy(holder, left) if turn is None else _Queued(holder, left, turn=turn)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        raw = wire.name_of(name)
+        link, own, asked = self._links.of(raw), self._links.owned.get(raw, token), monotonic()
+        fence, room = (0, 1.0) if own is None else (own.fence, own.room)
+        kind, _ = await link.ask(self._colour, wire.RENEW, wire.asking(raw, token, lease, room, fence))
+        if kind == wire.YES:
+            if own is not None:
+                own.ends = asked + lease
+            return True
+        self._has_not(link, raw, token)
+        return False
+
+    async def release(self, name: str, token: bytes) -> bool:
+        raw = wire.name_of(name)
+        link = self._links.of(raw)
+        self._has_not(link, raw, token)
+        kind, _ = await link.ask(self._colour, wire.RELEASE, wire.asking(raw, token))
+        return kind == wire.YES
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        raw, end = wire.name_of(name), monotonic() + timeout
+        link = self._links.of(raw)
+        turn = busy.turn if isinstance(busy, _Queued) else None
+        if turn is not None:
+            await self._colour.park(turn, min(timeout, SAFETY))
+            return
+        with link.listen(raw) as bell:
+            if timeout > 0:
+                kind, _ = await link.ask(self._colour, wire.WATCH, wire.asking(raw, busy.token))
+                if kind == wire.YES:
+                    await self._colour.park(bell, min(max(end - monotonic(), 0.0), SAFETY))
+
+    def _has(self, link: Link, name: bytes, token: bytes, own: _Own) -> None:
+        if self._links.owned.get(name, token) is None:
+            link.held += 1
+        self._links.owned.put(name, token, own)
+
+    def _has_not(self, link: Link, name: bytes, token: bytes) -> None:
+        link.left(token)
+        if self._links.owned.pop(name, token) is not None:
+            link.held -= 1

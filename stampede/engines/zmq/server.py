@@ -1,0 +1,386 @@
+"""The broker: one thread, one socket, and the machine that decides.
+
+Of a client's death the kernel tells, which closes its connection: it is free of locks as soon as it has been away for a
+moment, since who lives comes back at once. Of one that is silent, and whose connection stands, nobody can say whether
+it is dead, frozen or cut off: its locks stand for their leases, and only its places in queues are given up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import islice
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stampede.engines.zmq import wire
+from stampede.engines.zmq.curve import Doorman, pair_of
+from stampede.engines.zmq.machine import LIMITS, Limits, Machine, Refused, Session
+from stampede.engines.zmq.memory import Memory
+from stampede.errors import EngineError, OptionError
+
+__all__ = ["PORT", "Broker"]
+
+_log = logging.getLogger("stampede")
+
+PORT = 7867
+
+TICK = 0.1
+"""Seconds between two looks at who is still there."""
+
+QUIET = 0.35
+"""Seconds without a word after which a client is sent one: that fails if its connection has been closed."""
+
+GONE = 0.4
+"""Seconds for which a closed connection may be made again, before its client is taken for dead."""
+
+SILENT = 1.0
+"""Seconds without a word after which nobody waits behind a client."""
+
+FORGOTTEN = 60.0
+"""The same after which one that has nothing is forgotten."""
+
+BATCH = 256
+"""Messages that are read before answers go out."""
+
+ANSWERS = 4096
+"""Answers to one client that are kept, in case that they get lost."""
+
+PAGE = 100
+"""Rows of a list that are told at once."""
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+
+class _Client:
+    """One process, as it talks."""
+
+    __slots__ = ("answers", "last", "listed", "session")
+
+    def __init__(self, session: Session, last: int) -> None:
+        self.session = session
+        self.last = last  # the number of the last question that was done
+        self.answers: dict[int, bytes] = {}
+        self.listed: tuple[int, list[bytes]] = (0, [])  # the names of the last list, and the number it was asked by
+
+
+class Broker:
+    """Serves locks until it is told to stop.
+
+    `quiet`: seconds for which nothing is granted, but what clients held before: as long as the longest lease that a
+    broker of this address may have granted; which `memory`, a file, knows. `keys`: the directory of CURVE keys, without
+    which it listens on loopback only.
+    """
+
+    def __init__(
+        self,
+        bind: Sequence[str] = (f"127.0.0.1:{PORT}",),
+        *,
+        keys: Path | None = None,
+        quiet: float | None = None,
+        memory: Path | None = None,
+        limits: Limits = LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        for address in bind:
+            if keys is None and address.rpartition(":")[0] not in _LOOPBACK:
+                raise OptionError(
+                    f"{address} is not loopback: give --keys DIR, or whoever gets there has all locks. "
+                    "--make-keys DIR makes them"
+                )
+        self._clock = clock
+        self._life = os.urandom(8)
+        self.started = now = clock()
+        self._memory = None if memory is None else Memory(memory)
+        if quiet is None:
+            quiet = limits.longest if self._memory is None else self._memory.longest
+        self.quiet = quiet
+        self.machine = Machine(now, quiet=quiet, fence=int(time.time() * 1e6), limits=limits)
+        self._clients: dict[bytes, _Client] = {}
+        self._out: dict[bytes, list[bytes]] = {}
+        self._closed_some = False  # connections, whose they were nobody says
+        self._malformed = 0
+        self._tick = now
+        self._poke = socket.socketpair()
+        for end in self._poke:
+            end.setblocking(False)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._doorman = None if keys is None else Doorman(self._context, keys)
+            self._router = router = self._context.socket(zmq.ROUTER)
+            router.router_mandatory = True
+            router.router_handover = True
+            router.linger = 0
+            router.maxmsgsize = wire.LARGEST
+            router.ipv6 = any("[" in address for address in bind)
+            router.backlog = 1024
+            router.handshake_ivl = 5000
+            if keys is not None:
+                own = pair_of(keys)
+                router.curve_server = True
+                router.curve_publickey, router.curve_secretkey = own.public, own.secret
+                router.zap_domain = b"stampede"
+            self._monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            for address in bind:
+                self._bind(address)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bind(self, address: str) -> None:
+        try:
+            self._router.bind(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            raise EngineError(f"can't listen on {address}: {error}") from error
+
+    def run(self) -> None:
+        """Until `stop`. Then it is closed."""
+        router, monitor, doorman = self._router, self._monitor, self._doorman
+        poller = zmq.Poller()
+        for each in (router, monitor, self._poke[0], *(() if doorman is None else (doorman.socket,))):
+            poller.register(each, zmq.POLLIN)
+        try:
+            while True:
+                now = self._clock()
+                until = min(self._tick + TICK, self.machine.next_due())
+                ready = dict(poller.poll(int(max(until - now, 0.0) * 1000) + (until > now)))
+                if self._poke[0].fileno() in ready:
+                    break
+                if doorman is not None and doorman.socket in ready:
+                    doorman.answer()
+                if monitor in ready:
+                    self._hear_of_ends()
+                self._read()
+                now = self._clock()
+                self.machine.pass_time(now)
+                if now >= self._tick + TICK:
+                    self._look(now)
+                self._send(now)
+            if self._memory is not None and not self.machine.leases:
+                self._memory.note(0.0)
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """From any thread, or a signal's handler."""
+        with suppress(OSError):
+            self._poke[1].send(b"!")
+
+    def close(self) -> None:
+        for name in ("_monitor", "_router"):
+            each = getattr(self, name, None)
+            if each is not None:
+                each.close(linger=0)
+        doorman = getattr(self, "_doorman", None)
+        if doorman is not None:
+            doorman.socket.close(linger=0)
+        self._context.term()
+        for end in self._poke:
+            end.close()
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        recv, now = self._router.recv_multipart, self._clock()
+        for _ in range(BATCH):
+            try:
+                parts = recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._hear(parts, now)
+
+    def _hear(self, parts: list[bytes], now: float) -> None:
+        """Whatever it is: the worst that comes of it is that who sent it has no answer."""
+        client = None
+        try:
+            if len(parts) != 2:
+                raise wire.Malformed("not one frame")
+            id, message = parts
+            client = self._clients.get(id)
+            for kind, number, payload in wire.records(message):
+                if kind == wire.HELLO:
+                    client = self._greet(id, number, payload, now)
+                elif client is None:
+                    self._say(id, wire.record(wire.WHO, 0))
+                    return
+                elif kind == wire.BEAT:
+                    client.answers = {old: said for old, said in client.answers.items() if old >= number}
+                    self._say(id, wire.record(wire.BEAT, number))
+                elif kind == wire.BYE:
+                    self._forget(id, client)
+                    self.machine.leave(client.session, now)
+                    return
+                elif number > client.last:
+                    client.last = number
+                    said = client.answers[number] = self._answer(client, kind, number, payload, now)
+                    if len(client.answers) > ANSWERS:
+                        client.answers = dict(islice(client.answers.items(), ANSWERS // 2, None))
+                    self._say(id, said)
+                elif (again := client.answers.get(number)) is not None:
+                    self._say(id, again)
+        except wire.Malformed as error:
+            self._malformed += 1
+            _log.debug("a broker's client says what is none of ours: %s", error)
+        except Exception:
+            self._malformed += 1
+            _log.exception("a broker could not make anything of what a client said, and goes on")
+        if client is not None:
+            client.session.heard = now
+
+    def _greet(self, id: bytes, number: int, payload: bytes, now: float) -> _Client | None:
+        fence, holder = wire.heard_hello(payload)
+        try:
+            session, known = self.machine.hello(id, holder, now)
+        except Refused as refused:
+            self._say(id, wire.record(wire.TROUBLE, 0, str(refused).encode()))
+            return None
+        client = self._clients.get(id)
+        if client is None or not known:
+            client = self._clients[id] = _Client(session, number - 1)
+        if fence < time.time() * 1e6 + _AHEAD:  # what it was given by a predecessor whose clock was ahead
+            self.machine.fence = max(self.machine.fence, fence)
+        self._say(id, wire.record(wire.WELCOME, number, wire.welcome(self._life, known)))
+        return client
+
+    def _answer(self, client: _Client, kind: int, number: int, payload: bytes, now: float) -> bytes:
+        machine, session = self.machine, client.session
+        try:
+            if kind in (wire.ACQUIRE, wire.RENEW, wire.RELEASE, wire.WATCH):
+                lease, room, fence, waits, token, name = wire.asked(payload)
+                if self._memory is not None and self._memory.longest < lease <= machine.limits.longest:
+                    self._memory.note(min(1.5 * lease, machine.limits.longest))
+                if kind == wire.ACQUIRE:
+                    reply = machine.acquire(session, name, token, lease, room, bool(waits), now)
+                    if reply.granted:
+                        return wire.record(wire.GRANTED, number, wire.granted(reply.fence))
+                    return wire.record(wire.BUSY, number, wire.busy(reply.left, reply.token))
+                if kind == wire.RENEW:
+                    stands = machine.renew(session, name, token, lease, room, fence, now)
+                elif kind == wire.RELEASE:
+                    stands = machine.release(session, name, token, now)
+                else:
+                    stands = machine.watch(session, name, token, now)
+                return wire.record(wire.YES if stands else wire.NO, number)
+            if kind == wire.PING:
+                return wire.record(wire.YES, number)
+            if kind == wire.HOLDER:
+                found = islice(machine.inside(payload), _MOST_INSIDE)
+                return wire.record(wire.ROWS, number, wire.inside((token, ends - now) for token, ends in found))
+            if kind == wire.HELD:
+                return wire.record(wire.ROWS, number, self._page(client, number, payload, now))
+            if kind == wire.STATS:
+                return wire.record(wire.ROWS, number, json.dumps(self._stats(now)).encode())
+        except Refused as refused:
+            return wire.record(wire.TROUBLE, number, str(refused).encode())
+        return wire.record(wire.TROUBLE, number, b"it knows no such question: it is older than its client, perhaps")
+
+    def _page(self, client: _Client, number: int, payload: bytes, now: float) -> bytes:
+        """Some of a list that is drawn up when its first page is asked for."""
+        try:
+            listing, at, prefix = json.loads(payload)
+            sought = bytes.fromhex(prefix)
+            start = max(int(at), 0)
+        except (ValueError, TypeError) as error:
+            raise wire.Malformed(str(error)) from error
+        if not listing or listing != client.listed[0]:
+            client.listed = (number, self.machine.names(sought))
+        own, names = client.listed
+        rows: list[list[Any]] = []
+        while start < len(names) and len(rows) < PAGE:
+            for row in islice(self.machine.rows(names[start], now), PAGE):
+                rows.append([row.name.hex(), row.token.hex(), *row[2:]])
+            start += 1
+        if start >= len(names):
+            client.listed = (0, [])
+        return json.dumps([own, start if start < len(names) else 0, rows]).encode()
+
+    def _stats(self, now: float) -> dict[str, Any]:
+        machine = self.machine
+        return {
+            "up": now - self.started, "quiet": max(machine.quiet - now, 0.0), "clients": len(self._clients),
+            "leases": machine.leases, "granted": machine.granted, "malformed": self._malformed,
+        }  # fmt: skip
+
+    # -- who is still there ---------------------------------------------------------------------------------------
+
+    def _hear_of_ends(self) -> None:
+        with suppress(zmq.Again):
+            while True:
+                recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                self._closed_some = True
+
+    def _look(self, now: float) -> None:
+        late, self._tick = now - self._tick - TICK, now
+        some, self._closed_some = self._closed_some, False
+        probe = wire.record(wire.BEAT, 0)
+        for id, client in list(self._clients.items()):
+            session = client.session
+            if late > TICK:
+                session.heard += late  # we did not run, and have not read what it said meanwhile
+            silence = now - session.heard
+            if session.gone < inf:
+                if now - session.gone >= GONE:
+                    self._forget(id, client)
+                    self.machine.end(session, now)
+            elif session.idle:
+                if silence > FORGOTTEN:
+                    self._forget(id, client)
+                    self.machine.leave(session, now)
+            elif some or silence > QUIET:
+                self._say(id, probe)
+                if silence > SILENT and session.waits:
+                    self.machine.give_up(session, now)
+
+    def _forget(self, id: bytes, client: _Client) -> None:
+        if self._clients.get(id) is client:
+            del self._clients[id]
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def _say(self, id: bytes, said: bytes) -> None:
+        out = self._out.get(id)
+        if out is None:
+            self._out[id] = [said]
+        else:
+            out.append(said)
+
+    def _send(self, now: float) -> None:
+        told = self.machine.told
+        if told:
+            for session, turn, what in told:
+                if not session.over:
+                    self._say(session.id, wire.record(wire.TURN if turn else wire.FREED, 0, what))
+            told.clear()
+        if not self._out:
+            return
+        out, self._out = self._out, {}
+        send = self._router.send
+        for id, said in out.items():
+            try:
+                for message in wire.messages(said):
+                    send(id, zmq.SNDMORE | zmq.NOBLOCK)
+                    send(b"".join(message), zmq.NOBLOCK)
+            except zmq.Again:
+                continue  # it doesn't read what it is told, and will ask again
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    _log.warning("a broker can't answer a client: %s", error)
+                client = self._clients.get(id)
+                if client is not None:
+                    client.session.gone = min(client.session.gone, now)
+
+
+_AHEAD = 3600e6
+"""Microseconds by which a fence may be ahead of our clock."""
+
+_MOST_INSIDE = 500
+"""Of one lock, that are told."""

@@ -1,0 +1,172 @@
+"""What a client and a broker say to each other: frames, and what is in them.
+
+A message is one frame: the number of this protocol, then records. A record says how long it is, what it is, and the
+number of its question, which its answer has too. Numbers of a client only grow, and no question is done twice: what is
+asked again, because the answer was lost, is answered as it was.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+__all__ = [
+    "ACQUIRE", "BEAT", "BUSY", "BYE", "FREED", "GRANTED", "HELD", "HELLO", "HOLDER", "LARGEST", "NAME", "NO", "PING",
+    "RELEASE", "RENEW", "ROWS", "STATS", "TOKEN", "TROUBLE", "TURN", "VERSION", "WATCH", "WELCOME", "WHO", "YES",
+    "Asked", "Malformed", "asked", "asking", "busy", "granted", "heard_busy", "heard_granted", "heard_hello",
+    "heard_inside", "heard_welcome", "hello", "inside", "messages", "name_of", "record", "records", "welcome",
+]  # fmt: skip
+
+VERSION = b"\x01"
+
+LARGEST = 1 << 16
+"""Bytes of a message to a broker, at most."""
+
+NAME, TOKEN, HOLDERS = 401, 64, 128
+"""Bytes of a name, of a token, and of who one is, at most."""
+
+# What a client asks. Behind PING stands anything, and it comes back.
+HELLO, BEAT, BYE, PING = 1, 2, 3, 4
+ACQUIRE, RENEW, RELEASE, WATCH = 5, 6, 7, 8
+HELD, HOLDER, STATS = 9, 10, 11
+
+# What a broker says. TURN and FREED answer nothing, WHO nobody: it doesn't know who asks.
+WELCOME, WHO, TROUBLE = 65, 66, 67
+GRANTED, BUSY, YES, NO, ROWS = 68, 69, 70, 71, 72
+TURN, FREED = 73, 74
+
+_HEAD = struct.Struct(">IBQ")  # the length of what follows it, what it is, and its number
+_ASKED = struct.Struct(">ddQBB")  # lease, room, fence, whether it waits, and the length of the token; then the name
+
+_HELLO = struct.Struct(">Q")  # the highest fence that it has been given; then who it is
+_WELCOME = struct.Struct(">8sB")  # the broker's life, and whether this client is known in it
+_GRANTED = struct.Struct(">Q")
+_BUSY = struct.Struct(">d")  # seconds that one inside has left; then its token
+_LEFT = struct.Struct(">dB")  # the same of a list, in which tokens have lengths
+
+_SHORTENED = NAME - 32
+
+
+class Malformed(Exception):
+    """None of ours has said this."""
+
+
+class Asked(NamedTuple):
+    """A question about a lock."""
+
+    lease: float
+    room: float
+    fence: int
+    waits: int
+    token: bytes
+    name: bytes
+
+
+def name_of(name: str) -> bytes:
+    """As the wire has it. What is too long is as long as no other is: its beginning, and its hash."""
+    raw = name.encode("utf-8", "surrogatepass")
+    return raw if len(raw) < NAME else raw[:_SHORTENED] + blake2b(raw, digest_size=32).digest()
+
+
+def record(kind: int, number: int, payload: bytes = b"") -> bytes:
+    return _HEAD.pack(len(payload), kind, number) + payload
+
+
+def asking(
+    name: bytes, token: bytes, lease: float = 0.0, room: float = 1.0, fence: int = 0, waits: bool = False
+) -> bytes:
+    """The payload of a question about a lock."""
+    return _ASKED.pack(lease, room, fence, waits, len(token)) + token + name
+
+
+def asked(payload: bytes) -> Asked:
+    """The same, read."""
+    try:
+        lease, room, fence, waits, length = _ASKED.unpack_from(payload)
+    except struct.error as error:
+        raise Malformed(str(error)) from error
+    middle = _ASKED.size + length
+    token, name = payload[_ASKED.size : middle], payload[middle:]
+    if len(token) != length or length > TOKEN or len(name) > NAME:
+        raise Malformed("a token or a name of no such length")
+    return Asked(lease, room, fence, waits, token, name)
+
+
+def hello(fence: int, holder: str) -> bytes:
+    return _HELLO.pack(fence) + holder.encode("utf-8", "replace")[:HOLDERS]
+
+
+def heard_hello(payload: bytes) -> tuple[int, str]:
+    if not _HELLO.size <= len(payload) <= _HELLO.size + HOLDERS:
+        raise Malformed("a greeting of no such length")
+    return _HELLO.unpack_from(payload)[0], payload[_HELLO.size :].decode("utf-8", "replace")
+
+
+def welcome(life: bytes, known: bool) -> bytes:
+    return _WELCOME.pack(life, known)
+
+
+def heard_welcome(payload: bytes) -> tuple[bytes, bool]:
+    life, known = _WELCOME.unpack(payload)
+    return life, bool(known)
+
+
+def granted(fence: int) -> bytes:
+    return _GRANTED.pack(fence)
+
+
+def heard_granted(payload: bytes) -> int:
+    fence: int = _GRANTED.unpack(payload)[0]
+    return fence
+
+
+def busy(left: float, token: bytes) -> bytes:
+    return _BUSY.pack(left) + token
+
+
+def heard_busy(payload: bytes) -> tuple[float, bytes]:
+    return _BUSY.unpack_from(payload)[0], payload[_BUSY.size :]
+
+
+def inside(some: Iterable[tuple[bytes, float]]) -> bytes:
+    """Tokens, and the seconds that they have left."""
+    return b"".join(_LEFT.pack(left, len(token)) + token for token, left in some)
+
+
+def heard_inside(payload: bytes) -> Iterator[tuple[bytes, float]]:
+    at = 0
+    while at < len(payload):
+        left, length = _LEFT.unpack_from(payload, at)
+        at += _LEFT.size + length
+        yield payload[at - length : at], left
+
+
+def records(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """What each record is, its number, and its payload."""
+    if message[:1] != VERSION:
+        raise Malformed("another protocol, or none")
+    at, end = 1, len(message)
+    while at < end:
+        if end - at < _HEAD.size:
+            raise Malformed("less than a record")
+        length, kind, number = _HEAD.unpack_from(message, at)
+        at += _HEAD.size + length
+        if at > end:
+            raise Malformed("less than it says")
+        yield kind, number, message[at - length : at]
+
+
+def messages(some: Iterable[bytes]) -> Iterator[Sequence[bytes]]:
+    """Records, in parts of which each is a message."""
+    part: list[bytes] = [VERSION]
+    size = 1
+    for each in some:
+        if size > 1 and size + len(each) > LARGEST:
+            yield part
+            part, size = [VERSION], 1
+        part.append(each)
+        size += len(each)
+    if size > 1:
+        yield part
