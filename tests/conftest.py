@@ -19,6 +19,7 @@ from typing import Any
 
 import marks
 import pytest
+import watchdog
 from hypothesis import settings
 from proxy import Proxy
 from servers import RedisServer, in_memory, shared_redis, to_empty
@@ -69,10 +70,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """What a test may start is known while it runs, with its fixtures."""
     marks.now = {each.name for each in item.iter_markers()}
+    worker = getattr(item.config, "workerinput", None)
+    if worker is not None:
+        watchdog.begun(worker["at"], worker["workerid"], item.nodeid)
     try:
         return (yield)
     finally:
         marks.now = None
+        if worker is not None:
+            watchdog.ended(worker["at"], worker["workerid"])
 
 
 def pytest_collection_finish() -> None:
@@ -112,6 +118,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["ends"] = str(_ends())
+    node.workerinput["at"] = str(_at())
+    _dog()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_runtest_logreport() -> None:
+    if _at.cache_info().currsize:
+        _dog().told()
 
 
 died: list[str] = []
@@ -133,11 +147,25 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
     """A worker that hung at its exit was ended, and nobody would say so."""
+    if _at.cache_info().currsize:
+        _dog().end()
+        shutil.rmtree(_at())
     if _ends.cache_info().currsize:
         hung = sorted(mark.name for mark in _ends().iterdir())
         shutil.rmtree(_ends())
         if hung:
             pytest.exit(f"these hung at their exit: {', '.join(hung)}", returncode=1)
+
+
+@cache
+def _at() -> Path:
+    """Where each worker says at which test it is."""
+    return Path(tempfile.mkdtemp(prefix="stampede-at-"))
+
+
+@cache
+def _dog() -> watchdog.Watchdog:
+    return watchdog.Watchdog(_at())
 
 
 @cache
