@@ -33,9 +33,10 @@ ENGINES = {
     "postgres": "PostgreSQL, by its own engine and by the one for any SQL database",
     "dynamodb": "DynamoDB, as moto and dynalite play it",
     "zmq": "our broker, `stampede serve`",
+    "etcd": "etcd, alone or three members together",
     "dogpile": "dogpile.cache, on our engines or below them",
 }
-SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq"}
+SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq", "etcd"}
 """Marks of tests that start a server."""
 
 SLOW = {
@@ -131,6 +132,7 @@ _STARTS = {
     "PostgresServer": "postgres", "shared_postgres": "postgres", "PgBouncer": "postgres",
     "BrokerThread": "zmq", "BrokerProcess": "zmq",
     "MotoServer": "dynamodb", "shared_moto": "dynamodb", "Dynalite": "dynamodb", "shared_dynalite": "dynamodb",
+    "EtcdServer": "etcd", "EtcdCluster": "etcd", "shared_etcd": "etcd",
 }  # fmt: skip
 """What leads to a server, whatever calls it."""
 

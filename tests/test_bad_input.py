@@ -141,7 +141,7 @@ def test_errors_of_the_line_that_is_wrong(number: int) -> None:
     assert isinstance(caught.value, family)
 
 
-@pytest.mark.parametrize("url", ["zookeeper://h", "etcd://h"])
+@pytest.mark.parametrize("url", ["zookeeper://h"])
 def test_engines_that_are_not_installed(url: str) -> None:
     """The message holds the line that installs them, or says that a newer release is needed."""
     with pytest.raises(MissingExtra, match=r"pip install 'stampede-guard\[") as caught:

@@ -1,0 +1,114 @@
+"""The etcd engine: locks by a recipe of our own over transactions, leases and watches, and a store of small values.
+
+gateway.py   questions to the members of a cluster, over HTTP
+stream.py    what a watch says, from bytes;  hub.py   who watches what, and the thread that reads it
+leases.py    the server's leases, had in advance
+names.py     keys, and what stands in those of locks
+desk.py      what a lock's queue is asked;  locks.py   Locks, in both colours
+cell.py      values
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from stampede.colour import BLOCKING, SUSPENDING
+from stampede.engines.cells import CellEngine
+from stampede.engines.etcd.cell import EtcdCell
+from stampede.engines.etcd.desk import Desk
+from stampede.engines.etcd.gateway import Gateway, Member
+from stampede.engines.etcd.hub import Hub
+from stampede.engines.etcd.leases import Leases
+from stampede.engines.etcd.locks import EtcdLocks
+from stampede.engines.etcd.names import Names
+from stampede.engines.kit.errands import Errands, here
+from stampede.engines.url import Kind, flag, number, options_of, parts_of, safe_url, text
+from stampede.errors import OptionError
+
+__all__ = ["EtcdEngine", "check_url", "from_url"]
+
+OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, "timeout": number}
+
+PORT = 2379
+
+THREADS = 16
+"""Questions of event loops that are under way at once."""
+
+
+class EtcdEngine(CellEngine):
+    """One cluster, by any of its members. `prefix` begins all keys.
+
+    Who waits for a lock has a place in its queue, and watches the one before it.
+    """
+
+    fair = True
+    pushes = True
+    rooms = True
+
+    def __init__(self, gateway: Gateway, prefix: str = "stampede/") -> None:
+        self._gateway = gateway
+        self._leases, self._hub, names = Leases(gateway), Hub(gateway), Names(prefix)
+        self._desk = desk = Desk(gateway, self._leases, names)
+        super().__init__(EtcdCell(gateway, self._leases, self._hub, names), "etcd")
+        self.locks = self.releases = self.holds = EtcdLocks(desk, self._hub, gateway, here, BLOCKING)
+        self.alocks = self.aholds = EtcdLocks(desk, self._hub, gateway, Errands(THREADS).run, SUSPENDING)
+
+    def close(self) -> None:
+        self._gateway.close()
+        self._hub.close()
+        super().close()
+
+    def _start_again(self) -> None:
+        for each in (self._gateway, self._hub, self._leases, self._desk):
+            each.start_again()
+        super()._start_again()
+
+
+def _parsed(url: str, **options: Any) -> tuple[list[Member], str, dict[str, Any]]:
+    parts, found = parts_of(url), options_of(url, options, OPTIONS)
+    login, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    members = [_member(each, url) for each in hosts.split(",")]
+    prefix = f"{unquote(parts.path).strip('/') or 'stampede'}/"
+    timeout = found.get("timeout", 3.0)
+    if timeout <= 0:
+        raise OptionError(f"{safe_url(url)}: timeout is {timeout:g}: give a number of seconds, more than 0")
+    files = {name: found[name] for name in ("ca", "cert", "key") if name in found}
+    if "key" in files and "cert" not in files:
+        raise OptionError(f"{safe_url(url)}: key= is that of a certificate: give cert=, too")
+    tls = {"files": files} if found.get("tls", bool(files)) else None
+    return members, prefix, {"tls": tls, "user": unquote(user), "password": unquote(password), "timeout": timeout}
+
+
+def _member(text: str, url: str) -> Member:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port or PORT
+    except ValueError as error:
+        raise OptionError(f"{safe_url(url)!r}: {text!r} is no HOST:PORT: {error}") from error
+    if not host:
+        raise OptionError(f"{safe_url(url)!r} names no server: give a URL such as 'etcd://localhost:2379'")
+    return Member(host, port)
+
+
+def _tls(files: dict[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=files.get("ca"))
+        if "cert" in files:
+            context.load_cert_chain(files["cert"], files.get("key"))
+    except OSError as error:  # as it is what ssl raises, too
+        raise OptionError(f"etcd://: {' and '.join(files.values())} can't be used for TLS: {error}") from error
+    return context
+
+
+def from_url(url: str, **options: Any) -> EtcdEngine:
+    """`etcd://user:password@host:2379,host:2379/prefix?ca=/etc/etcd/ca.pem`."""
+    members, prefix, its = _parsed(url, **options)
+    if its["tls"] is not None:
+        its["tls"] = _tls(**its["tls"])
+    return EtcdEngine(Gateway(members, **its), prefix)
+
+
+check_url = _parsed

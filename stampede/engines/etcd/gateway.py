@@ -1,0 +1,250 @@
+"""Questions to etcd, over the JSON gateway that every member has beside gRPC.
+
+HTTP, since gRPC's own library survives no fork, and serves no second event loop of a process.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from random import randrange
+from typing import Any, NamedTuple
+
+import urllib3
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+
+from stampede.errors import EngineClosed, EngineError
+from stampede.interruptions import pass_on
+
+__all__ = ["Gateway", "Gone", "Member", "b64", "unb64"]
+
+CONNECT = 1.0
+"""Seconds for which a member that doesn't even take the connection is tried, where there are others."""
+
+SHORTEST = 0.2
+"""Seconds that any member has for an answer."""
+
+REST = 0.05
+"""Seconds before the next one is asked, where all are of the same mind: they choose a leader."""
+
+CONNECTIONS = 256
+"""As many wait for their next question, of each member."""
+
+_NOT_FOUND, _UNAUTHENTICATED = 5, 16
+_PASSES = {4, 8, 14}  # out of time, of room for requests, of a leader: it may be done all the same
+
+
+class Gone(EngineError):
+    """What it was asked about isn't there: a lease that has ended."""
+
+
+class _Unknown(EngineError):
+    """What became of a question isn't known."""
+
+
+class Member(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Gateway:
+    """The members of one cluster, asked from any thread. A question goes to another one if it has no answer here.
+
+    One that must not be asked twice only goes on where it has surely not been asked.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        *,
+        tls: ssl.SSLContext | None = None,
+        user: str = "",
+        password: str = "",
+        timeout: float = 3.0,
+    ) -> None:
+        self.members = list(members)
+        self.called = "etcd://" + ",".join(map(str, members))
+        self.timeout = timeout
+        self.closed = False
+        self._tls = tls
+        self._login = {"name": user, "password": password} if user else None
+        self._at = randrange(len(members))
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Also in a forked child: connections are the parent's, as long as it has them."""
+        self._parents = getattr(self, "_pools", None)
+        self._pools: dict[Member, urllib3.HTTPConnectionPool] = {}
+        self._token = ""
+        self._lock = threading.RLock()
+
+    def close(self) -> None:
+        self.closed = True
+        for pool in list(self._pools.values()):
+            pool.close()
+
+    # -- one question ---------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        path: str,
+        question: Mapping[str, Any],
+        *,
+        twice: bool = True,
+        doubt: Callable[[], object] | None = None,
+    ) -> dict[str, Any]:
+        """The answer. `twice`: it may be asked again where what became of it isn't known, which `doubt` is told of."""
+        body, end, tried, anew = json.dumps(question).encode(), time.monotonic() + self.timeout, 0, False
+        while True:
+            member = self.member()
+            tried += 1
+            try:
+                self._log_in(end)
+                return self._tried(member, path, body, end, last=not twice or len(self.members) == 1)
+            except _Unauthenticated as refused:
+                if anew or self._login is None:
+                    raise EngineError(f"{self.called}: {refused}") from refused
+                anew, self._token = True, ""
+            except _Unasked as trouble:
+                self.leave(member)
+                if time.monotonic() > end or tried >= 2 * len(self.members):
+                    raise EngineError(f"{member}: {trouble}") from trouble.__cause__
+            except _Unknown as trouble:
+                if doubt is not None:
+                    doubt()
+                self.leave(member)
+                if not twice or time.monotonic() + REST + SHORTEST > end:
+                    raise EngineError(f"{member}: {trouble}") from trouble.__cause__
+                if tried >= len(self.members):
+                    time.sleep(REST)
+
+    def _tried(self, member: Member, path: str, body: bytes, end: float, *, last: bool) -> dict[str, Any]:
+        left = max(end - time.monotonic(), SHORTEST)
+        read = left if last else max(left / 2, SHORTEST)
+        timeout = urllib3.Timeout(connect=left if last else min(read, CONNECT), read=read)
+        if self.closed:
+            raise EngineClosed(self.called)
+        try:
+            reply = self._pool(member).urlopen(
+                "POST", path, body=body, headers=self.headers(), retries=False, redirect=False, timeout=timeout
+            )
+        except (NewConnectionError, ConnectTimeoutError) as error:
+            pass_on(error)
+            raise _Unasked(f"no connection: {error}") from error
+        except HTTPError as error:
+            pass_on(error)
+            if self.closed:
+                raise EngineClosed(self.called) from error
+            raise _Unknown(f"no answer: {type(error).__name__}: {error}") from error
+        return _answer(reply.status, reply.data)
+
+    def member(self) -> Member:
+        """The one that is asked now."""
+        return self.members[self._at]
+
+    def leave(self, member: Member) -> None:
+        """Ask the next one from now on."""
+        if self.members[self._at] is member:
+            self._at = (self._at + 1) % len(self.members)
+
+    def headers(self) -> dict[str, str]:
+        # A member that has lost its leader says so, then, and doesn't keep who watches waiting.
+        headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
+        return headers | {"Authorization": self._token} if self._token else headers
+
+    def _log_in(self, end: float) -> None:
+        if self._login is None or self._token:
+            return
+        with self._lock:
+            if not self._token:
+                body = json.dumps(self._login).encode()
+                told = self._tried(self.member(), "/v3/auth/authenticate", body, end, last=len(self.members) == 1)
+                self._token = str(told["token"])
+
+    def _pool(self, member: Member) -> urllib3.HTTPConnectionPool:
+        pool = self._pools.get(member)
+        if pool is None:
+            with self._lock:
+                pool = self._pools.get(member)
+                if pool is None:
+                    its: dict[str, Any] = {"host": member.host, "port": member.port, "maxsize": CONNECTIONS}
+                    pool = (
+                        urllib3.HTTPConnectionPool(**its)
+                        if self._tls is None
+                        else urllib3.HTTPSConnectionPool(**its, ssl_context=self._tls)
+                    )
+                    self._pools[member] = pool
+        return pool
+
+    # -- what never ends ------------------------------------------------------------------------------------------
+
+    def stream(self, path: str, question: Mapping[str, Any]) -> tuple[Member, socket.socket]:
+        """A connection over which the answers to this come, one behind the other, and nothing else does."""
+        if self.closed:
+            raise EngineClosed(self.called)
+        end = time.monotonic() + self.timeout
+        for left in range(len(self.members), 0, -1):
+            member = self.member()
+            try:
+                self._log_in(end)
+                sock = socket.create_connection(member, timeout=min(CONNECT, self.timeout))
+                try:
+                    if self._tls is not None:
+                        sock = self._tls.wrap_socket(sock, server_hostname=member.host)
+                    body = json.dumps(question).encode()
+                    head = {"Host": str(member), "Content-Length": str(len(body)), **self.headers()}
+                    lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+                    sock.sendall(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+                except BaseException:
+                    sock.close()
+                    raise
+                return member, sock
+            except (OSError, _Unasked, _Unknown) as error:
+                pass_on(error)
+                self.leave(member)
+                if left == 1:
+                    raise EngineError(f"{member}: no connection: {error}") from error
+        raise AssertionError
+
+
+class _Unasked(Exception):
+    """It has not come to the question."""
+
+
+class _Unauthenticated(Exception):
+    """A token that isn't known any more; nothing was done."""
+
+
+def _answer(status: int, data: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(data)
+        if not isinstance(told, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:
+        raise _Unknown(f"HTTP {status}, and none of etcd's answers: {data[:80]!r}") from error
+    if status == 200 and "error" not in told:
+        return told
+    message, code = str(told.get("message") or told.get("error")), told.get("code")
+    if code == _NOT_FOUND:
+        raise Gone(message)
+    if code == _UNAUTHENTICATED or "auth store is old" in message:
+        raise _Unauthenticated(message)
+    if code in _PASSES or "leader" in message:
+        raise _Unknown(message)
+    raise EngineError(f"etcd: {message}")
+
+
+def b64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def unb64(text: str) -> bytes:
+    return b64decode(text)

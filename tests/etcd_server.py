@@ -1,0 +1,122 @@
+"""Real etcd servers for the tests, alone or three together: on free ports of the loopback, ended by their pids."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+import urllib.request
+from functools import cache
+from typing import Any
+
+import marks
+from server_process import PATIENCE, ServerProcess, free_port
+from servers import in_memory, need, to_empty
+
+__all__ = ["EtcdCluster", "EtcdServer", "shared_etcd"]
+
+
+class EtcdServer(ServerProcess):
+    """One member, alone unless it is told of others. Its shortest lease is one second. It keeps its data when it is
+    stopped, and loses them when it is closed."""
+
+    kind = "etcd"
+    beat = 10  # milliseconds between two signs of life of a leader
+
+    def __init__(self, *words: str, name: str = "alone", peer: int = 0, members: str = "") -> None:
+        self._words, self._name, self._peer, self._members = words, name, peer or free_port(), members
+        self._directory = tempfile.mkdtemp(prefix="stampede-etcd-", dir=in_memory())
+        atexit.register(shutil.rmtree, self._directory, ignore_errors=True)
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        return f"etcd://127.0.0.1:{self.port}"
+
+    def command(self, port: int) -> list[str]:
+        here, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{self._peer}"
+        terms = {
+            "name": self._name, "data-dir": f"{self._directory}/data", "logger": "zap", "log-level": "fatal",
+            "listen-client-urls": here, "advertise-client-urls": here,
+            "listen-peer-urls": peers, "initial-advertise-peer-urls": peers,
+            "initial-cluster": self._members or f"{self._name}={peers}",
+            "heartbeat-interval": str(self.beat), "election-timeout": str(10 * self.beat),
+        }  # fmt: skip
+        return [need("etcd"), *(f"--{name}={value}" for name, value in terms.items()), *self._words]
+
+    def _answers(self, port: int) -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE) as told:
+            return b"true" in told.read()
+
+    def ask(self, path: str, **question: Any) -> dict[str, Any]:
+        """By the tests themselves."""
+        body = json.dumps(question).encode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", body, timeout=PATIENCE) as told:
+            return dict(json.loads(told.read()))
+
+    def empty(self) -> None:
+        self.ask("/v3/kv/deleterange", key="AA==", range_end="AA==")
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _Member(EtcdServer):
+    """Slow enough in its judgement for a machine that has much to do."""
+
+    beat = 50
+
+    def _answers(self, port: int) -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/version", timeout=PATIENCE) as told:
+            return bool(told.read())
+
+
+class EtcdCluster:
+    """Three members."""
+
+    def __init__(self) -> None:
+        names = {f"m{number}": free_port() for number in range(3)}
+        members = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in names.items())
+        # A member serves clients when it has met another: the first is begun beside the second.
+        from threading import Thread
+
+        self.members: list[EtcdServer] = []
+        running = marks.now
+        marks.starts("etcd")
+
+        def begin(name: str, port: int) -> None:
+            self.members.append(_Member(name=name, peer=port, members=members))
+
+        threads = [Thread(target=begin, args=each) for each in names.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert running is marks.now
+        assert len(self.members) == 3, "a member doesn't start"
+
+    @property
+    def url(self) -> str:
+        return "etcd://" + ",".join(f"127.0.0.1:{each.port}" for each in self.members)
+
+    def leader(self) -> EtcdServer:
+        """Of those that answer, the one whom they follow."""
+        status = {each: each.ask("/v3/maintenance/status") for each in self.members}
+        return next(each for each, told in status.items() if told["header"]["member_id"] == told["leader"])
+
+    def close(self) -> None:
+        for each in self.members:
+            each.close()
+
+
+def shared_etcd() -> EtcdServer:
+    """The session's server, for tests that need no other."""
+    marks.starts("etcd")
+    server = _etcd()
+    to_empty["etcd"] = server.empty
+    return server
+
+
+_etcd = cache(EtcdServer)
