@@ -17,7 +17,7 @@ AFRESH = multiprocessing.get_context("forkserver")
 
 AFRESH.set_forkserver_preload(
     ["asyncio", "pymemcache", "pymysql", "pytest", "redis.asyncio", "rich.table", "stampede.cli"]
-    + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "postgres", "sql")]
+    + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql")]
 )
 PATIENCE = 30.0
 

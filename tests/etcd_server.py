@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import shutil
+import socket
 import tempfile
 import urllib.request
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any
 
 import marks
 from server_process import PATIENCE, ServerProcess, free_port
-from servers import in_memory, need, to_empty
+from servers import Authority, in_memory, need, to_empty
 
 __all__ = ["EtcdCluster", "EtcdServer", "shared_etcd"]
 
@@ -24,8 +25,10 @@ class EtcdServer(ServerProcess):
     kind = "etcd"
     beat = 10  # milliseconds between two signs of life of a leader
 
-    def __init__(self, *words: str, name: str = "alone", peer: int = 0, members: str = "") -> None:
-        self._words, self._name, self._peer, self._members = words, name, peer or free_port(), members
+    def __init__(
+        self, *, name: str = "alone", peer: int = 0, members: str = "", authority: Authority | None = None
+    ) -> None:
+        self._name, self._peer, self._members, self._authority = name, peer or free_port(), members, authority
         self._directory = tempfile.mkdtemp(prefix="stampede-etcd-", dir=in_memory())
         atexit.register(shutil.rmtree, self._directory, ignore_errors=True)
         super().__init__()
@@ -35,7 +38,8 @@ class EtcdServer(ServerProcess):
         return f"etcd://127.0.0.1:{self.port}"
 
     def command(self, port: int) -> list[str]:
-        here, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{self._peer}"
+        its = self._authority
+        here, peers = f"http{'s' if its else ''}://127.0.0.1:{port}", f"http://127.0.0.1:{self._peer}"
         terms = {
             "name": self._name, "data-dir": f"{self._directory}/data", "logger": "zap", "log-level": "fatal",
             "listen-client-urls": here, "advertise-client-urls": here,
@@ -43,9 +47,15 @@ class EtcdServer(ServerProcess):
             "initial-cluster": self._members or f"{self._name}={peers}",
             "heartbeat-interval": str(self.beat), "election-timeout": str(10 * self.beat),
         }  # fmt: skip
-        return [need("etcd"), *(f"--{name}={value}" for name, value in terms.items()), *self._words]
+        if its is not None:
+            terms |= {"cert-file": its.certificate, "key-file": its.key, "trusted-ca-file": its.ca}
+            terms |= {"client-cert-auth": "true"}
+        return [need("etcd"), *(f"--{name}={value}" for name, value in terms.items())]
 
     def _answers(self, port: int) -> bool:
+        if self._authority is not None:
+            socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+            return True
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE) as told:
             return b"true" in told.read()
 

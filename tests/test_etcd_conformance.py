@@ -39,8 +39,10 @@ class TestEtcd(ClaimsSuite, StoreSuite):
         return open_engine(shared_etcd().url)
 
 
-class TestEtcdAsync(TestEtcd):
+class TestEtcdAsync(ClaimsSuite):  # what a store is in this colour, every cell's suite says
     suspending = True
+
+    make_engine, make_peer = TestEtcd.make_engine, TestEtcd.make_peer
 
 
 class TestEtcdLocks(LocksSuite):
@@ -57,3 +59,6 @@ class TestEtcdLocks(LocksSuite):
 
 class TestEtcdLocksAsync(TestEtcdLocks):
     suspending = True
+
+    # Seconds of sleep, and then what both colours ask by the same lines.
+    test_renew_moves_the_end = test_an_end_nobody_noticed_is_an_end = None  # type: ignore[assignment]

@@ -11,6 +11,7 @@ cell.py      values
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -54,6 +55,9 @@ class EtcdEngine(CellEngine):
         super().__init__(EtcdCell(gateway, self._leases, self._hub, names), "etcd")
         self.locks = self.releases = self.holds = EtcdLocks(desk, self._hub, gateway, here, BLOCKING)
         self.alocks = self.aholds = EtcdLocks(desk, self._hub, gateway, Errands(THREADS).run, SUSPENDING)
+
+    def facts(self) -> Mapping[str, Mapping[str, str]]:
+        return self._gateway.facts()
 
     def close(self) -> None:
         self._gateway.close()

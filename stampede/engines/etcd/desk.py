@@ -7,6 +7,7 @@ none behind it is. The revision is the fence. Each key stands on a lease of its 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ __all__ = ["Desk", "Queued", "turn_has_come"]
 
 TRIES = 10
 """How often a question is asked again because its lease has ended meanwhile, or others were faster."""
+
+RACES = 3
+"""How often of those others were."""
 
 TOGETHER = 100
 """Keys of one transaction."""
@@ -65,19 +69,20 @@ class Desk:
 
     def __init__(self, gateway: Gateway, leases: Leases, names: Names) -> None:
         self._gateway, self._leases, self._names = gateway, leases, names
-        self._heard: dict[bytes, set[Callable[[bytes | None], object]]] = {}
         self.start_again()
 
     def start_again(self) -> None:
         """Also in a forked child: locks are the parent's."""
         self._owned: Owned[str, _Own] = Owned(lambda own: own.lease.left < -KEPT)
-        self._heard = {}
+        self._heard: dict[bytes, set[Callable[[bytes | None], object]]] = {}
+        self._lock = threading.RLock()
 
     # -- acquire --------------------------------------------------------------------------------------------------
 
     def acquire(self, name: str, token: bytes, seconds: float, waits: bool, room: float) -> Granted | Busy:
         own = self._owned.get(name, token)
-        for _ in range(TRIES):
+        keeps = waits or (own is not None and own.number > 0)
+        for tried in range(TRIES):
             if own is not None and own.lease.left <= 0:  # nor is its place
                 self._forget(name, token)
                 own = None
@@ -85,7 +90,8 @@ class Desk:
                 own = _Own(self._leases.take(seconds), seconds)
                 self._owned.put(name, token, own)  # before it is asked for: what may be there is to be given back
             try:
-                answer = self._asked(name, token, own, waits, room)
+                # Where others come and go, one who doesn't wait takes a place for a moment, so as not to try for ever.
+                answer = self._asked(name, token, own, waits or tried > RACES, room)
             except Gone:  # the lease has ended, and whatever stood on it
                 self._forget(name, token)
                 own = _Own(self._leases.take(seconds, new=True), seconds)
@@ -100,6 +106,8 @@ class Desk:
                     self._owned.pop(name, token)
                     if own.sure:
                         self._leases.give_back(own.lease, seconds)
+                elif not keeps:
+                    self.release(name, token)
                 return answer
             own.granted = True
             if own.lease.left >= seconds or self._stands(name, token, own, seconds):
@@ -161,9 +169,9 @@ class Desk:
         own.number = told.revision
         return Granted(fence=told.revision)
 
-    def _txn(self, compare: list[Any], success: list[Any], failure: list[Any], own: _Own | None = None) -> _Told:
+    def _txn(self, compare: list[Any], success: list[Any], failure: list[Any], *owns: _Own) -> _Told:
         def doubt() -> None:
-            if own is not None:
+            for own in owns:
                 own.sure = False
 
         try:
@@ -246,29 +254,29 @@ class Desk:
         if not own.sure:
             return self._revoked(name, token, own)
         told = self._txn([], [{"request_delete_range": {"key": _Keys(self._names, name, token).key}}], [], own)
-        return self._released(name, token, told.deleted[0])
+        return self._released(name, token, own, told.deleted[0])
 
     def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[bool]:
         """As many as can be, in one round trip."""
         answers = dict.fromkeys(held, False)
-        sure = [each for each in answers if (own := self._owned.get(*each)) is not None and own.sure]
+        sure = {each: own for each in answers if (own := self._owned.get(*each)) is not None and own.sure}
         for at in range(0, len(sure), TOGETHER):
-            some = sure[at : at + TOGETHER]
+            some = dict(list(sure.items())[at : at + TOGETHER])
             keys = [_Keys(self._names, *each).key for each in some]
-            told = self._txn([], [{"request_delete_range": {"key": key}} for key in keys], [])
-            for each, deleted in zip(some, told.deleted, strict=True):
-                answers[each] = self._released(*each, deleted)
-        for each in answers.keys() - set(sure):
+            told = self._txn([], [{"request_delete_range": {"key": key}} for key in keys], [], *some.values())
+            for (each, own), deleted in zip(some.items(), told.deleted, strict=True):
+                answers[each] = self._released(*each, own, deleted)
+        for each in answers.keys() - sure.keys():
             answers[each] = self.release(*each)
         return [answers[each] for each in held]
 
-    def _released(self, name: str, token: bytes, deleted: bool) -> bool:
-        own = self._owned.pop(name, token)
-        self.tell(name, token)
-        if own is None or not deleted:
-            return False
-        self._leases.give_back(own.lease, own.seconds)
-        return own.granted
+    def _released(self, name: str, token: bytes, own: _Own, deleted: bool) -> bool:
+        if not own.sure:  # asked twice: was it there the first time? Its lease, on which nothing else stood, says so
+            return self._revoked(name, token, own)
+        self._forget(name, token)
+        if deleted:
+            self._leases.give_back(own.lease, own.seconds)
+        return deleted and own.granted
 
     def _revoked(self, name: str, token: bytes, own: _Own) -> bool:
         """With its lease: a question about it that comes yet, from somewhere, finds none to stand on."""
@@ -296,20 +304,23 @@ class Desk:
 
     def hear(self, key: bytes, told: Callable[[bytes | None], object]) -> Callable[[], None]:
         """Have it called when this key of ours is gone by our own doing; returns what ends that."""
-        self._heard.setdefault(key, set()).add(told)
+        with self._lock:
+            those = self._heard.setdefault(key, set())
+            those.add(told)
 
         def end() -> None:
-            those = self._heard.get(key)
-            if those is not None:
+            with self._lock:
                 those.discard(told)
-                if not those:
-                    self._heard.pop(key, None)
+                if not those and self._heard.get(key) is those:
+                    del self._heard[key]
 
         return end
 
     def tell(self, name: str, token: bytes) -> None:
         key = self._names.place(name, token)
-        for told in list(self._heard.get(key, ())):
+        with self._lock:
+            those = list(self._heard.get(key, ()))
+        for told in those:
             told(key)
 
     # -- who has what ---------------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ class Gateway:
         self._tls = tls
         self._login = {"name": user, "password": password} if user else None
         self._at = randrange(len(members))
+        self.leaving: Callable[[Member], object] = lambda _: None
         self.start_again()
 
     def start_again(self) -> None:
@@ -128,7 +129,7 @@ class Gateway:
 
     def _tried(self, member: Member, path: str, body: bytes, end: float, *, last: bool) -> dict[str, Any]:
         left = max(end - time.monotonic(), SHORTEST)
-        read = left if last else max(left / 2, SHORTEST)
+        read = left if last else max(left / min(len(self.members), 3), SHORTEST)
         timeout = urllib3.Timeout(connect=left if last else min(read, CONNECT), read=read)
         if self.closed:
             raise EngineClosed(self.called)
@@ -146,6 +147,20 @@ class Gateway:
             raise _Unknown(f"no answer: {type(error).__name__}: {error}") from error
         return _answer(reply.status, reply.data)
 
+    def facts(self) -> dict[str, dict[str, str]]:
+        """What each member says of itself."""
+        found = {}
+        for member in self.members:
+            end = time.monotonic() + self.timeout
+            try:
+                self._log_in(end)
+                told = self._tried(member, "/v3/maintenance/status", b"{}", end, last=False)
+                role = "leader" if told["header"]["member_id"] == told.get("leader") else "member"
+                found[str(member)] = {"etcd": str(told["version"]), "role": role}
+            except (EngineError, _Unasked, _Unauthenticated) as trouble:
+                found[str(member)] = {"trouble": str(trouble)}
+        return found
+
     def member(self) -> Member:
         """The one that is asked now."""
         return self.members[self._at]
@@ -154,6 +169,7 @@ class Gateway:
         """Ask the next one from now on."""
         if self.members[self._at] is member:
             self._at = (self._at + 1) % len(self.members)
+            self.leaving(member)
 
     def headers(self) -> dict[str, str]:
         # A member that has lost its leader says so, then, and doesn't keep who watches waiting.
@@ -237,6 +253,8 @@ def _answer(status: int, data: bytes) -> dict[str, Any]:
         raise Gone(message)
     if code == _UNAUTHENTICATED or "auth store is old" in message:
         raise _Unauthenticated(message)
+    if message == "unexpected EOF":  # half a question has come to it
+        raise _Unasked(message)
     if code in _PASSES or "leader" in message:
         raise _Unknown(message)
     raise EngineError(f"etcd: {message}")

@@ -89,6 +89,7 @@ class Hub:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        gateway.leaving = self.left
         self._closed = False
         self.start_again()
 
@@ -127,6 +128,7 @@ class Hub:
                 self._catch_up(stream, ear, revision)
         except BaseException:
             ear.close()
+            self.lost(stream)  # for others, who have come to it meanwhile
             raise
         return ear
 
@@ -151,12 +153,20 @@ class Hub:
         with self._lock:
             if self._closed or self._streams.get((stream.span, stream.puts)) is not stream:
                 return
+            member = stream.member if stream.stands else None
             self._hang_up(stream)
-            if stream.member is not None:
-                self._gateway.leave(stream.member)
             if self._mender is None:
                 self._mender = begun("stampede-etcd-watch", self._mend)
+        if member is not None:
+            self._gateway.leave(member)
         stream.tell(None)
+
+    def left(self, member: Member) -> None:
+        """It has no answers: nor will it tell anything."""
+        with self._lock:
+            those = [each for each in self._streams.values() if each.stands and each.member == member]
+        for stream in those:
+            self.lost(stream)
 
     def close(self) -> None:
         with self._lock:

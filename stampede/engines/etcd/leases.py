@@ -7,7 +7,6 @@ process, which needs no new one while it has long enough to go.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from math import ceil, inf, log
@@ -54,7 +53,6 @@ class Leases:
 
     def start_again(self) -> None:
         """Also in a forked child: they are the parent's."""
-        self._lock = threading.RLock()
         self._spare: dict[int, deque[Lease]] = {}
         self._ends: dict[int, Lease] = {}
 

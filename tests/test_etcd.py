@@ -1,0 +1,500 @@
+"""Locks on etcd: what they cost, who is next, and what a lost question leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+
+import pytest
+
+pytest.importorskip("urllib3")
+
+from etcd_server import EtcdServer, shared_etcd
+from herd import Herd, until
+from proxy import Proxy
+from servers import Authority
+
+from stampede import Cache, EngineError, Lock, LockLost, LockTimeout
+from stampede.colour import run_blocking as run
+from stampede.engines import check_url
+from stampede.engines.etcd import EtcdEngine, from_url, hub, locks
+from stampede.engines.etcd.gateway import b64
+from stampede.engines.etcd.stream import Broken, Lines
+from stampede.entry import new_id
+from stampede.errors import EngineClosed, OptionError
+from stampede.ports import Busy, Granted
+
+LONG = 60.0
+
+
+@pytest.fixture
+def server() -> EtcdServer:
+    shared_etcd().empty()
+    return shared_etcd()
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest, server: EtcdServer) -> Callable[..., EtcdEngine]:
+    """Engines that are closed at the end, as different processes would have them."""
+
+    def opened(url: str = "", **options: Any) -> EtcdEngine:
+        engine = from_url(url or server.url, **options)
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+Open = Callable[..., EtcdEngine]
+
+
+@pytest.fixture
+def proxy(server: EtcdServer) -> Iterator[Proxy]:
+    made = Proxy(server.port)
+    yield made
+    made.close()
+
+
+def asked_of(engine: EtcdEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions that go to the server from now on."""
+    asked: list[str] = []
+    tried = engine._gateway._tried
+
+    def counted(member: Any, path: str, *args: Any, **terms: Any) -> Any:
+        asked.append(path.rpartition("/")[2])
+        return tried(member, path, *args, **terms)
+
+    monkeypatch.setattr(engine._gateway, "_tried", counted)
+    return asked
+
+
+def keys(server: EtcdServer) -> int:
+    return int(server.ask("/v3/kv/range", key="AA==", range_end="AA==", count_only=True).get("count", 0))
+
+
+def entered(engine: EtcdEngine, name: str = "l") -> bool:
+    """By one who waits for it."""
+    with Lock(name, on=engine, wait=10) as lock:
+        return lock.held
+
+
+def taken(engine: EtcdEngine, token: bytes = b"", *, waits: bool = False, room: float = 1) -> Granted | Busy:
+    return run(engine.locks.acquire("l", token or new_id(), LONG, waits=waits, room=room))
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def test_to_take_a_lock_and_give_it_back_is_two_round_trips(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third one for the lease, or to look at the queue: each costs what a commit to most disks does."""
+    engine = open_()
+    with Lock("l", on=engine):
+        pass
+    asked = asked_of(engine, monkeypatch)
+    for wait in (0, 1):
+        with Lock("l", on=engine, wait=wait):
+            pass
+    assert asked == ["txn"] * 4
+    token = new_id()
+    assert isinstance(taken(engine, token), Granted)
+    assert run(engine.locks.release("l", token))
+    asked.clear()
+    assert isinstance(taken(engine, token), Granted)
+    assert run(engine.locks.renew("l", token, LONG))
+    assert not isinstance(taken(engine), Granted)
+    assert asked == ["txn", "keepalive", "grant", "txn"]  # two at once, so that there are two leases
+
+
+def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All who wait would ask at each release, a thousand of them a million times."""
+    monkeypatch.setattr(locks, "SAFETY", LONG)
+    holder, crowd = open_(), [open_() for _ in range(6)]
+    asked = [asked_of(each, monkeypatch) for each in crowd]
+    lock, order = Lock("l", on=holder), list[int]()
+    assert lock.acquire()
+    herd = []
+    for number, engine in enumerate(crowd):
+
+        def visit(number: int = number, engine: EtcdEngine = engine) -> None:
+            with Lock("l", on=engine):
+                order.append(number)
+
+        herd.append(Herd(visit))
+        until(lambda number=number: len(run(holder.locks.held())) == 1 and waiting(holder) == number + 1)
+    until(lambda: all(engine._hub._streams for engine in crowd))
+    lock.release()
+    assert [each.join() for each in herd] == [[None]] * 6
+    assert order == list(range(6))
+    assert asked == [["grant", "txn", "txn", "txn"]] * 6  # a place, its turn, the release
+
+
+def waiting(engine: EtcdEngine) -> int:
+    (held,) = run(engine.locks.held())
+    return held.waiting
+
+
+def test_many_of_one_process_take_turns(server: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and tasks on one engine, beside another's: two would be inside, or one would never be told."""
+    monkeypatch.setattr(locks, "SAFETY", LONG)
+    near, far, inside, entered = open_(), open_(), list[int](), list[int]()
+
+    def enter(engine: EtcdEngine) -> None:
+        for _ in range(3):
+            with Lock("l", on=engine, wait=20) as lock:
+                inside.append(1)
+                assert len(inside) == 1
+                entered.append(lock.fence or 0)
+                inside.pop()
+
+    async def aenter() -> None:
+        async with Lock("l", on=near, wait=20) as lock:
+            inside.append(1)
+            await asyncio.sleep(0)
+            assert len(inside) == 1
+            entered.append(lock.fence or 0)
+            inside.pop()
+
+    async def tasks() -> None:
+        await asyncio.gather(*[aenter() for _ in range(8)])
+
+    jobs: list[Callable[[], Any]] = [lambda: enter(near), lambda: enter(far)] * 4
+    assert Herd(*jobs, lambda: asyncio.run(tasks()), lambda: asyncio.run(tasks())).join() == [None] * 10
+    assert len(entered) == 40
+    assert entered == sorted(set(entered))
+    assert keys(server) == 0
+
+
+# -- who is inside ----------------------------------------------------------------------------------------------------
+
+
+def test_readers_are_together_and_a_writer_is_alone(open_: Open) -> None:
+    """A writer among readers; or one that waits for ever, as readers pass it."""
+    engine = open_()
+    readers, writer, late = [new_id(), new_id()], new_id(), new_id()
+    fences = [taken(engine, token, room=inf) for token in readers]
+    assert [type(each) for each in fences] == [Granted, Granted]
+    assert isinstance(taken(engine, writer), Busy)  # and has no place
+    busy = taken(engine, writer, waits=True)
+    assert isinstance(busy, Busy)
+    assert busy.token == readers[0]
+    for waits in (False, True):
+        assert isinstance(taken(engine, late, waits=waits, room=inf), Busy)
+    for token in readers:
+        assert isinstance(taken(engine, writer, waits=True), Busy)
+        assert run(engine.locks.release("l", token))
+    assert isinstance(taken(engine, writer, waits=True), Granted)
+    busy = taken(engine, late, waits=True, room=inf)
+    assert isinstance(busy, Busy)
+    other = Herd(lambda: run(engine.locks.wait("l", busy, LONG)))
+    assert run(engine.locks.release("l", writer))
+    assert other.join() == [None]
+    assert isinstance(taken(engine, late, waits=True, room=inf), Granted)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_no_more_are_inside_than_there_is_room_for(open_: Open, waits: bool) -> None:
+    """The cap of a database would be one for each process."""
+    engines, inside, most = [open_(), open_()], list[int](), list[int]()
+
+    def visit(engine: EtcdEngine) -> None:
+        for _ in range(3):
+            token = new_id()
+            while isinstance(reply := taken(engine, token, waits=waits, room=3), Busy):
+                run(engine.locks.wait("l", reply, LONG))
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.005)
+            inside.pop()
+            assert run(engine.locks.release("l", token))
+
+    assert Herd(*[lambda: visit(engines[0]), lambda: visit(engines[1])] * 4).join() == [None] * 8
+    assert 1 < max(most) <= 3
+
+
+def test_who_has_a_lock_is_told(open_: Open) -> None:
+    """`stampede locks` would show nothing."""
+    engine, other, token, reader = open_(), open_(), new_id(), new_id()
+    assert isinstance(run(engine.locks.acquire("a/b é", token, 30.0)), Granted)
+    assert isinstance(run(engine.locks.acquire("other", reader, 30.0, room=inf)), Granted)
+    (held,) = run(other.locks.held("a/"))
+    assert (held.name, held.waiting, held.bound) == ("a/b é", 0, False)
+    assert held.pid is not None and 28 <= held.lease <= 34 and 0 <= held.seconds < 20
+    assert [each.name for each in run(other.locks.held())] == ["a/b é", "other"]
+    ((inside, left),) = run(other.locks.holder("a/b é"))
+    assert inside == token and 28 <= left <= 34
+    assert run(other.locks.holder("nobody's")) == []
+
+
+def test_a_lock_that_is_broken_is_lost(open_: Open) -> None:
+    """Its holder would go on, and never hear of it."""
+    engine, admin, token = open_(), open_(), new_id()
+    assert isinstance(taken(engine, token), Granted)
+    assert run(admin.locks.release("l", token))
+    assert not run(engine.locks.renew("l", token, LONG))
+    assert isinstance(taken(admin), Granted)
+    assert run(engine.locks.release("l", token)) is False
+
+
+def test_another_process_goes_on_with_a_lock(open_: Open) -> None:
+    """A web request takes it, and a worker would have lost it."""
+    engine, worker, token = open_(), open_(), new_id()
+    assert isinstance(run(engine.locks.acquire("l", token, 5.0)), Granted)
+    assert run(worker.locks.renew("l", token, 30.0))  # longer than it was taken for
+    assert run(worker.locks.holder("l"))[0][1] > 20
+    assert isinstance(run(worker.locks.acquire("l", token, 5.0)), Granted)
+    assert run(worker.locks.release("l", token)) is True
+    assert run(engine.locks.release("l", token)) is False
+
+
+# -- what goes astray -------------------------------------------------------------------------------------------------
+
+CUTS: dict[str, dict[str, Any]] = {
+    "the question": {"sent": 30},
+    "the answer": {"answered": 30},
+    "the connection": {"answered": 0},
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("step", [b"/v3/lease/grant", b"/v3/kv/txn", b"request_delete", b"/v3/watch", b"keepalive"])
+def test_no_cut_connection_leaves_anything(
+    server: EtcdServer, open_: Open, proxy: Proxy, step: bytes, cut: str
+) -> None:
+    """A lost reply would lock its caller out by its own lock; or leave a place in the queue, for which all wait."""
+    engine, other = open_(f"etcd://127.0.0.1:{proxy.port}"), open_()
+    lock = Lock("l", on=other)
+    if step == b"/v3/watch":
+        assert lock.acquire()
+        threading.Timer(0.1, lock.release).start()
+    proxy.at(step, **CUTS[cut])
+    with Lock("l", on=engine, wait=10) as mine:
+        if step == b"keepalive":
+            assert run(engine.locks.renew("l", mine.token or b"", 30.0))
+        assert isinstance(run(other.locks.acquire("l", new_id(), LONG)), Busy)
+    assert proxy.met == 1
+    assert isinstance(taken(other), Granted)
+    assert keys(server) == 1
+
+
+def test_a_question_that_comes_after_its_withdrawal_takes_nothing(
+    server: EtcdServer, open_: Open, proxy: Proxy
+) -> None:
+    """It would take the lock for nobody, and a live process renew what was left to the next one."""
+    engine, token = open_(f"etcd://127.0.0.1:{proxy.port}", timeout=0.5), new_id()
+    assert run(engine.locks.release("other", new_id())) is False
+    held = threading.Event()
+    proxy.at(b"/v3/kv/txn", before=lambda: held.wait(20))  # it is under way for so long
+    with pytest.raises(EngineError):
+        run(engine.locks.acquire("l", token, 1.0, waits=True))
+    assert run(engine.locks.release("l", token)) is False
+    held.set()
+    again = new_id()
+    assert isinstance(run(engine.locks.acquire("another", again, 1.0)), Granted)
+    assert run(engine.locks.release("another", again))
+    time.sleep(0.05)
+    assert keys(server) == 0
+    assert isinstance(taken(engine), Granted)
+
+
+def test_a_server_that_hangs_keeps_nobody(open_: Open, proxy: Proxy) -> None:
+    """`wait` would be the server's; and a lock that was granted too late be nobody's."""
+    engine, other = open_(f"etcd://127.0.0.1:{proxy.port}"), open_()
+    engine.ping()
+    proxy.hold()
+    start = time.monotonic()
+    with pytest.raises(EngineError):
+        Lock("l", on=engine, wait=0.2).acquire()
+    assert time.monotonic() - start < 2.5
+    proxy.let_go()
+    with Lock("l", on=other, wait=10):
+        pass
+
+
+def test_what_no_etcd_says_is_trouble(open_: Open, proxy: Proxy) -> None:
+    """A proxy's error page, or half a stream, would be taken for an answer."""
+    engine = open_(f"etcd://127.0.0.1:{proxy.port}", timeout=0.5)
+    proxy.alter = lambda data: b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n<html/>"
+    for ask in (lambda: taken(engine), lambda: taken(engine, waits=True), engine.ping):
+        with pytest.raises(EngineError):
+            ask()
+    for said in (b"HTTP/1.1 404 Not Found\r\n\r\n", b"", b"HTTP/1.1 200 OK\r\n\r\n{}", _STREAM + b"xyz\r\n{}\r\n"):
+        with pytest.raises(Broken):
+            Lines().feed(said)
+
+
+_STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_stream_comes_in_any_pieces() -> None:
+    """A release would be missed whose news came in two packets."""
+    said = _STREAM + b'9\r\n{"a":1}\n{\r\n' + b'6\r\n"b":2}\r\n1\r\n\n\r\n'
+    for size in range(1, len(said) + 1):
+        lines, found = Lines(), []
+        for at in range(0, len(said), size):
+            found += lines.feed(said[at : at + size])
+        assert found == [{"a": 1}, {"b": 2}]
+
+
+def test_what_others_write_into_a_queue_is_a_holder_like_any_other(server: EtcdServer, open_: Open) -> None:
+    """A lock would be had that somebody else believes in; or an error be raised that is no EngineError."""
+    engine = open_()
+    key = engine._desk._names.queue("l")[0] + b"no token"
+    engine._gateway.ask("/v3/kv/put", {"key": b64(key), "value": "eA=="})
+    assert isinstance(taken(engine), Busy)
+    assert len(run(engine.locks.held())) == 1
+    with pytest.raises(LockTimeout), Lock("l", on=engine, wait=0.05):
+        pass
+
+
+# -- connections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_waits_is_woken_by_the_end_of_the_engine(open_: Open, colour: str) -> None:
+    """A program that ends would wait for a lock that it will never use."""
+    engine, holder = open_(), open_()
+    assert isinstance(taken(holder), Granted)
+
+    async def wait() -> None:
+        await Lock("l", on=engine).aacquire()
+
+    waiter = Herd(Lock("l", on=engine).acquire if colour == "sync" else lambda: asyncio.run(wait()))
+    until(lambda: engine._hub._streams and all(each.begun.is_set() for each in engine._hub._streams.values()))
+    engine.close()
+    (error,) = waiter.join()
+    assert isinstance(error, EngineClosed)
+    with pytest.raises(EngineClosed):
+        taken(engine)
+
+
+def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that waits for very many locks would have as many connections; or never hear of the last ones."""
+    monkeypatch.setattr(hub, "MOST", 2)
+    engine, holder = open_(), open_()
+    names = [f"l{number}" for number in range(5)]
+    held = [Lock(name, on=holder) for name in names]
+    assert all(each.acquire() for each in held)
+    herd = Herd(*[lambda name=name: entered(engine, name) for name in names])
+    until(lambda: all(each.waiting for each in run(holder.locks.held())))
+    assert len(engine._hub._streams) <= 2
+    for each in held:
+        each.release()
+    assert herd.join() == [True] * 5
+
+
+def test_a_watch_outlives_its_connection(open_: Open, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a value would look once a second from then on."""
+    monkeypatch.setattr("stampede.engines.cells.records.SAFETY", LONG)
+    engine = open_(f"etcd://127.0.0.1:{proxy.port}")
+    with Cache(engine=engine) as near, Cache(engine=open_()) as far:
+        began, go_on = threading.Event(), threading.Event()
+
+        def compute() -> int:
+            began.set()
+            assert go_on.wait(20)
+            return 1
+
+        first = Herd(lambda: far.get_or_compute("k", compute))
+        assert began.wait(20)
+        second = Herd(lambda: near.get_or_compute("k", lambda: 2))
+        until(lambda: any(each.begun.is_set() for each in list(engine._hub._streams.values())))
+        (stream,) = engine._hub._streams.values()
+        proxy.cut()
+        until(lambda: stream.sock is None or not stream.begun.is_set())
+        until(lambda: stream.begun.is_set())
+        go_on.set()
+        assert [first.join(), second.join()] == [[1], [1]]
+
+
+def test_the_server_s_shortest_lease_is_respected_and_told(caplog: pytest.LogCaptureFixture, open_: Open) -> None:
+    """Who asks for a tenth of a second would believe that he has it."""
+    engine, token = open_(), new_id()
+    caplog.set_level(logging.INFO, "stampede")
+    engine._leases.grant(0)
+    engine._leases.grant(0)
+    assert sum("no leases of less than 1 s" in each.getMessage() for each in caplog.records) == 1
+    assert isinstance(run(engine.locks.acquire("l", token, 0.1)), Granted)
+    time.sleep(0.3)
+    assert run(engine.locks.renew("l", token, 0.1))
+
+
+def test_users_and_passwords(open_: Open) -> None:
+    """A cluster that asks who one is could not be used; or a token that has ended would be for ever."""
+    server = EtcdServer()
+    try:
+        server.ask("/v3/auth/user/add", name="root", password="s:@/cret")
+        server.ask("/v3/auth/user/grant", user="root", role="root")
+        server.ask("/v3/auth/enable")
+        engine = open_(f"etcd://root:s%3A%40%2Fcret@127.0.0.1:{server.port}")
+        assert "cret" not in repr(engine._gateway.called) + engine.called
+        with Lock("l", on=engine, lease=5) as lock:
+            another = open_(f"etcd://root:s%3A%40%2Fcret@127.0.0.1:{server.port}")
+            waiter = Herd(lambda: entered(another))
+            until(lambda: waiting(engine) == 1)
+            engine._gateway._token = "gone.1"
+            assert run(engine.locks.renew("l", lock.token or b"", 5.0))
+        assert waiter.join() == [True]
+        with pytest.raises(EngineError, match="authentication failed"):
+            taken(open_(f"etcd://root:other@127.0.0.1:{server.port}"))
+        with pytest.raises(EngineError):
+            taken(open_(f"etcd://127.0.0.1:{server.port}"))
+    finally:
+        server.close()
+
+
+def test_tls(open_: Open) -> None:
+    """Passwords would go in the clear, or waiters of an encrypted server never be woken."""
+    authority = Authority()
+    server = EtcdServer(authority=authority)
+    try:
+        url = f"etcd://127.0.0.1:{server.port}?ca={authority.ca}&cert={authority.certificate}&key={authority.key}"
+        holder, engine = Lock("l", on=open_(url)), open_(url)
+        assert holder.acquire()
+        herd = Herd(lambda: entered(engine))
+        until(lambda: any(each.begun.is_set() for each in list(engine._hub._streams.values())))
+        start = time.monotonic()
+        holder.release()
+        assert herd.join() == [True]
+        assert time.monotonic() - start < locks.SAFETY / 2
+        with pytest.raises(EngineError):
+            taken(open_(f"etcd://127.0.0.1:{server.port}?tls=true", timeout=0.5))
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "url, why",
+    [
+        ("etcd://", "names no server"),
+        ("etcd://h:port", "no HOST:PORT"),
+        ("etcd://h?time=1", "timeout"),
+        ("etcd://h?timeout=0", "more than 0"),
+        ("etcd://h?key=k.pem", "give cert="),
+    ],
+)
+def test_a_url_that_can_be_none_is_refused(url: str, why: str) -> None:
+    """It would be found out by the first lock, at night."""
+    with pytest.raises(OptionError, match=why):
+        check_url(url)
+
+
+def test_files_that_are_not_there() -> None:
+    """The error would be the ssl module's, and name nothing."""
+    with pytest.raises(OptionError, match=r"nowhere\.pem"):
+        from_url("etcd://h?ca=nowhere.pem")
+
+
+def test_a_lock_that_ends_is_lost(open_: Open) -> None:
+    """Leaving a block whose lock was lost would be silent."""
+    engine, admin = open_(), open_()
+    lock = Lock("l", on=engine, lease=0.9)
+    assert lock.acquire() and lock.token is not None
+    assert run(admin.locks.release("l", lock.token))
+    until(lambda: lock.lost, 0.9)
+    with pytest.raises(LockLost):
+        lock.release()
