@@ -24,7 +24,7 @@ from stampede.engines.etcd import EtcdEngine, from_url
 from stampede.entry import new_id
 from stampede.ports import Busy, Granted
 
-LEASE = 2.0
+LEASE = 3.0
 
 
 @cache
@@ -62,7 +62,8 @@ Open = Callable[[str], EtcdEngine]
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_locks_outlive_the_leader(cluster: EtcdCluster, open_: Open, how: str) -> None:
     """Its holder would lose the lock with a server, or another have it too; those who wait would never be told."""
-    holder, waiters = open_(cluster.url), [open_(cluster.url) for _ in range(2)]
+    url = f"{cluster.url}?timeout=1.5"  # a third of that is lost to a frozen member, and an election takes one second
+    holder, waiters = open_(url), [open_(url) for _ in range(2)]
     lock, order = Lock("l", on=holder, lease=LEASE), list[int]()
     assert lock.acquire()
     first = lock.fence
@@ -78,7 +79,7 @@ def test_locks_outlive_the_leader(cluster: EtcdCluster, open_: Open, how: str) -
         until(lambda number=number: [each.waiting for each in run(holder.locks.held())] == [number + 1])
     leader = cluster.leader()
     leader.stop() if how == "killed" else leader.freeze()
-    time.sleep(LEASE + 0.5)  # it has been renewed since, or it would be lost
+    time.sleep(LEASE + 0.2)  # it has been renewed since, or it would be lost
     assert lock.held
     assert not order
     assert sorted({**holder.facts()}) == sorted(cluster.url[7:].split(","))
