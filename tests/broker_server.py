@@ -17,7 +17,7 @@ from stampede.engines.zmq import Place, ZmqEngine
 from stampede.engines.zmq.machine import Limits
 from stampede.engines.zmq.server import Broker
 
-__all__ = ["BrokerProcess", "BrokerThread", "Place", "ZmqEngine"]
+__all__ = ["BrokerProcess", "BrokerThread", "Limits", "Place", "ZmqEngine"]
 
 HOUR = Limits(longest=3600.0)
 

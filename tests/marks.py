@@ -65,6 +65,7 @@ SLOW = {
     "test_typing.py",
     "test_what_failures_leave.py",
     "test_wheel.py",
+    "test_zmq_faults.py",
     "test_attacks.py::test_a_finalizer_or_signal_may_call_at_every_line_of_ours",
     "test_cached.py::test_recursion_that_is_too_deep_leaves_nothing_behind",
     "test_cells.py::TestCellsAsync",
