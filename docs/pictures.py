@@ -29,7 +29,7 @@ ROOMS = [
         "functions", "a decorated function: its keys, its calls, its verbs, its types",
         "decorate cached method many verbs faces many_faces hot namesakes switch",
     ),
-    Room("locks", "the user's locks, and the times of holding one", "lock grip block"),
+    Room("locks", "the user's locks and limits, and the times of holding one", "lock limiter grip block"),
     Room(
         "scopes", "behind every face: an engine, a local tier, a Scope for each function; batches",
         "core generations stored scope batch loaders front gather status",
@@ -53,7 +53,7 @@ ROOMS = [
     ),
     Room(
         "values", "pure: what is decided takes the time as an argument, and does nothing",
-        "record ports policy early odds pace breaker events entry errors",
+        "record window ports policy early odds pace breaker events entry errors",
     ),
 ]  # fmt: skip
 """From top to bottom."""

@@ -9,6 +9,7 @@ from stampede.errors import (
     ComputationFailed,
     EngineError,
     KeyingError,
+    LimitTimeout,
     LockLost,
     LockTimeout,
     MissingExtra,
@@ -19,7 +20,7 @@ from stampede.errors import (
     TooLarge,
     WaitTimeout,
 )
-from stampede.registry import Lock, cache_without_dogpiling, cached, configure, get_cache, try_lock
+from stampede.registry import Limiter, Lock, cache_without_dogpiling, cached, configure, get_cache, limited, try_lock
 from stampede.switch import bypassed, refreshing
 
 __version__ = "0.1.0"
@@ -32,6 +33,8 @@ __all__ = [
     "EngineError",
     "Entry",
     "KeyingError",
+    "LimitTimeout",
+    "Limiter",
     "Lock",
     "LockLost",
     "LockTimeout",
@@ -48,6 +51,7 @@ __all__ = [
     "cached",
     "configure",
     "get_cache",
+    "limited",
     "refreshing",
     "try_lock",
 ]

@@ -24,9 +24,11 @@ from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
 from stampede.exchange import STAY, exchange, is_fresh
-from stampede.faces import CacheOptions, LockOptions, Options, PolicyOptions
+from stampede.faces import CacheOptions, LimitOptions, LockOptions, Options, PolicyOptions
 from stampede.front import Front
 from stampede.keys import in_namespace, quoted
+from stampede.limiter import Limiter
+from stampede.limiter import defaults as limit_defaults
 from stampede.loaders import Together
 from stampede.local import Resident, Tier
 from stampede.lock import Lock, defaults
@@ -36,7 +38,7 @@ from stampede.metrics.log import DAILY, log
 from stampede.namesakes import Namesakes
 from stampede.outage import Outage
 from stampede.outcome import landed
-from stampede.policy import DEFAULT, OPTIONS, Policy
+from stampede.policy import DEFAULT, OPTIONS, Policy, Seconds
 from stampede.ports import Engine
 from stampede.scope import Scope
 from stampede.settings import CacheSettings, cache_settings
@@ -644,6 +646,15 @@ class Cache:
         ...     pass  # nobody else is inside
         """
         return Lock(name, self.engine, **options)
+
+    @showing(LimitOptions, **limit_defaults)
+    def limiter(self, name: str, *, max: int, per: Seconds, **options: Unpack[LimitOptions]) -> Limiter:
+        """`stampede.Limiter` of this name, on this cache's engine.
+
+        >>> with cache.limiter("github", max=5, per=0.8):
+        ...     pass  # at most five such blocks begin in any 0.8 s
+        """
+        return Limiter(name, self.engine, max=max, per=per, **options)
 
     def _outer(self, key: str) -> str:
         """The key as it was given."""

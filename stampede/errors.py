@@ -9,6 +9,7 @@ __all__ = [
     "EngineClosed",
     "EngineError",
     "KeyingError",
+    "LimitTimeout",
     "LockLost",
     "LockTimeout",
     "MissingExtra",
@@ -169,6 +170,23 @@ class LockLost(StampedeError, RuntimeError):
     Traceback (most recent call last):
     stampede.errors.LockLost: the lock 'nightly' is not held by this thread or task: released, or never taken
     """
+
+
+class LimitTimeout(StampedeError, TimeoutError):
+    """As many have started as the limit allows, and `wait` ran out; `seconds` until the next may.
+
+    >>> with cache.limiter("github", max=1, per=60), cache.limiter("github", max=1, per=60, wait=0):
+    ...     pass
+    Traceback (most recent call last):
+    stampede.errors.LimitTimeout: the limit 'github' allows 1 per 60 s, and wait ran out: 0 s; the next start is in ...
+    """
+
+    def __init__(self, message: str, seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[type[LimitTimeout], tuple[str, float]]:
+        return type(self), (str(self), self.seconds)
 
 
 WAY_OUT = "ask for another, or call the function itself, as its __wrapped__"

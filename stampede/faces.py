@@ -20,8 +20,8 @@ from stampede.status import Status
 
 __all__ = [
     "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn", "DecorateLoosely",
-    "DecorateWith", "LocalTable", "LockOptions", "LooselyCached", "LooselyCachedAsync", "MoreOptions", "Nobody",
-    "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables", "TryLockOptions",
+    "DecorateWith", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached", "LooselyCachedAsync", "MoreOptions",
+    "Nobody", "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables", "TryLockOptions",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -139,6 +139,13 @@ class LockOptions(TryLockOptions, total=False):
     """What any lock takes."""
 
     wait: Seconds
+
+
+class LimitOptions(TypedDict, total=False):
+    """What a limit takes beside its name, its engine and its rate."""
+
+    wait: Seconds
+    when_down: Literal["raise", "allow"]
 
 
 # -- decorated functions ------------------------------------------------------------------------------------------

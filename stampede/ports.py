@@ -17,6 +17,7 @@ from stampede.entry import Entry, Verdict
 __all__ = [
     "Ask",
     "Asked",
+    "Booked",
     "Busy",
     "Changes",
     "Claims",
@@ -26,11 +27,13 @@ __all__ = [
     "Granted",
     "Hears",
     "Held",
+    "Limits",
     "Lists",
     "Locks",
     "Looks",
     "Many",
     "Near",
+    "Rate",
     "Recalls",
     "Released",
     "Releases",
@@ -41,6 +44,7 @@ __all__ = [
     "Softens",
     "Store",
     "Ticket",
+    "Usage",
     "Versioned",
 ]  # fmt: skip
 
@@ -337,6 +341,58 @@ class Locks(Protocol):
         ...
 
 
+class Rate(NamedTuple):
+    """At most so much in any window of so many seconds."""
+
+    most: int
+    per: float
+
+
+class Booked(NamedTuple):
+    """When a start may be made."""
+
+    delay: float  # seconds until then
+    booked: bool  # it is ours
+    at: int = 0  # when that is, in microseconds of the engine's own clock, by which it can be given back
+
+
+class Usage(NamedTuple):
+    """What is used of a limit."""
+
+    rate: Rate | None  # as it was last asked for; None: nobody has, as far as is remembered
+    used: int = 0  # in the window that ends now
+    ahead: int = 0  # booked for later
+    penalized: float = 0.0  # seconds before which nothing starts
+
+
+class Limits(Protocol):
+    """The verbs of a limit: one round trip each. Trouble of the engine raises EngineError. `window` is what they do."""
+
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
+        """When a start of this cost may be made; it is booked if that is at most `ahead` seconds from now (0: at once,
+        and below 0 never). Who has booked sleeps until then, so that those are served in turn, and nobody polls.
+
+        It may say that it can't be booked yet, although it is near enough: ask again when half of that has passed.
+        """
+        ...
+
+    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
+        """A start that was booked isn't made."""
+        ...
+
+    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
+        """No start for so long, from now on; a shorter penalty than the one that stands changes nothing."""
+        ...
+
+    async def used(self, name: str) -> Usage:
+        """What is used; nothing is changed."""
+        ...
+
+    async def listed(self) -> list[tuple[str, Usage]] | None:
+        """The same of each that it knows. None: it can't list them."""
+        ...
+
+
 class Problem(NamedTuple):
     """How what was done under a lock has failed."""
 
@@ -438,6 +494,8 @@ class Engine(ABC):
     astore: Store | None = None
     locks: Locks | None = None
     alocks: Locks | None = None
+    limits: Limits | None = None
+    alimits: Limits | None = None
     recalls: Recalls | None = None
     near: Near | None = None
     looks: bool = False  # its claims, of both colours, are `Looks`

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
 from stampede import forks, returns
+from stampede import limiter as limits
 from stampede import lock as locks
 from stampede.cache import Cache
 from stampede.decorate import decorate
@@ -22,6 +23,7 @@ from stampede.engines.url import safe_url, scheme_of
 from stampede.errors import OptionError, SettingsError
 from stampede.faces import (
     CacheOptions,
+    LimitOptions,
     LockOptions,
     MoreOptions,
     Options,
@@ -32,13 +34,15 @@ from stampede.faces import (
 )
 from stampede.many_faces import CachedIn, ManyOptions
 from stampede.namesakes import Namesakes
-from stampede.policy import TimeToLive
+from stampede.policy import Seconds, TimeToLive
 from stampede.ports import Engine
 from stampede.settings import Settings, cache_settings, discover, from_mapping, load
 from stampede.signatures import showing
 from stampede.switch import unbind_all
 
-__all__ = ["Lock", "cache_without_dogpiling", "cached", "configure", "get_cache", "isolated", "try_lock"]
+__all__ = [
+    "Limiter", "Lock", "cache_without_dogpiling", "cached", "configure", "get_cache", "isolated", "limited", "try_lock",
+]  # fmt: skip
 
 _log = logging.getLogger("stampede")
 
@@ -398,3 +402,55 @@ class try_lock(_LateLock, locks.TryLock):
         if options.pop("wait", 0) != 0:  # type: ignore[typeddict-item]
             raise OptionError("try_lock never waits: leave wait= out, or use Lock")
         super().__init__(name, on=on, **options)
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+
+class Limiter(limits.Limiter):
+    __doc__ = limits.Limiter.__doc__
+
+    @showing(LimitOptions, **limits.defaults)
+    def __init__(
+        self,
+        name: str,
+        *,
+        max: int,
+        per: Seconds,
+        on: str | Cache | Engine | None = None,
+        **options: Unpack[LimitOptions],
+    ) -> None:
+        self._on = on
+        super().__init__(name, _engine_of(on), max=max, per=per, **options)
+
+    def _bind(self) -> None:
+        if self._on is None or isinstance(self._on, str):
+            engine = _engine_of(self._on)
+            if engine is not self._engine:
+                self._use(engine)
+
+
+@showing(LimitOptions, **limits.defaults)
+def limited(
+    name: str,
+    *,
+    max: int,
+    per: Seconds,
+    cost: int = 1,
+    on: str | Cache | Engine | None = None,
+    **options: Unpack[LimitOptions],
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Each call of the function is a start of this limit: `@limited("github", max=5, per=0.8)`, on a def or an
+    async def. It waits for its turn; where that is longer than `wait`, it raises LimitTimeout at once.
+
+    All functions of one name share the limit, with all processes.
+
+    >>> @limited("github", max=5, per="800ms")
+    ... def repository(name: str) -> str:
+    ...     return name
+    >>> repository("stampede")
+    'stampede'
+    """
+    limiter = Limiter(name, max=max, per=per, on=on, **options)
+    limits.checked(cost, limiter)
+    return lambda function: limits.limiting(limiter, function, cost)

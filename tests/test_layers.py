@@ -55,7 +55,7 @@ LAYERS = """
     keys
     local
     colour
-    metrics record
+    metrics record window
     ports policy early odds breaker pace events
     entry loops watch stacks
     errors decisions greenlets threads

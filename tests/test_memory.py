@@ -110,7 +110,7 @@ def test_dead_leases_verdicts_and_rests_are_swept() -> None:
     """Every key ever asked for would leave something behind for ever."""
     clock = FakeClock()
     engine = MemoryEngine(clock=clock)
-    keys, names = engine._parts
+    keys, names, _ = engine._parts
     for number in range(3_000):
         token, _ = claimed(engine, f"k{number}", lease=1.0)
         if number % 2:

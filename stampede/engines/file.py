@@ -17,6 +17,7 @@ from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.flock import pid_here, process, try_lock, unlock
 from stampede.engines.leases import NamedLocks
+from stampede.engines.limit_files import LimitFiles
 from stampede.engines.url import options_of, path_of
 from stampede.engines.wake import LOOK, Post
 from stampede.errors import EngineClosed, EngineError
@@ -47,10 +48,12 @@ class FileEngine(Engine):
         names = self._names = _Names(self.directory)
         names.prepare()
         self.locks, self.alocks = NamedLocks(names, BLOCKING), NamedLocks(names, SUSPENDING)
+        self.limits = self.alimits = self._limits = LimitFiles(self.directory)
         self._closing = forks.closing(self, names.close)
         forks.in_child(names.start_again)
 
     def close(self) -> None:
+        self._limits.closed = True
         self._closing()
 
     def ping(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stampede.engines.url import options_of
 from stampede.entry import Entry
-from stampede.ports import Ask, Busy, Engine, Granted, Reply
+from stampede.ports import Ask, Booked, Busy, Engine, Granted, Reply, Usage
 
 __all__ = ["NullEngine", "from_url"]
 
@@ -24,6 +24,7 @@ class NullEngine(Engine):
     def __init__(self) -> None:
         self.claims = self.aclaims = self.store = self.astore = self.lists = self.alists = _Nothing()
         self.locks = self.alocks = _NoLock()
+        self.limits = self.alimits = _NoLimit()
 
     def ping(self) -> float:
         return 0.0
@@ -78,3 +79,14 @@ class _NoLock:
         return Granted(fence=next(self._fences))
 
     renew, release, wait = _says(True), _says(True), _says(None)
+
+
+class _NoLimit:
+    """Everything may start at once."""
+
+    take = _says(Booked(0.0, True))
+    give_back = penalize = _says(None)
+    used = _says(Usage(None))
+
+    async def listed(self) -> list[tuple[str, Usage]]:
+        return []

@@ -1,0 +1,128 @@
+"""Limits among the processes of this machine: a file per name, locked (flock) for as long as one start is decided."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+from stampede.engines.disk.boot import clock
+from stampede.engines.limits import booked, usage
+from stampede.errors import EngineClosed, EngineError
+from stampede.interruptions import pass_on
+from stampede.ports import Booked, Rate, Usage
+from stampede.window import NOTHING, SECOND, Window, bytes_of, give_back, micros, penalize, window_of
+
+__all__ = ["LimitFiles"]
+
+PATIENCE = 2.0
+"""Seconds for which one waits for a file that somebody has locked: he is frozen, or this machine stands still."""
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_LENGTH = 65_536
+
+
+class LimitFiles:
+    """Limits of both colours in one directory. The clock is the machine's, from its start, and nobody can set it.
+
+    A file holds the window in its first line and the name in the second; what a killed writer has left behind them is
+    not read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.closed = False
+
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
+        answers: list[Booked] = []
+
+        def decided(window: Window, now: int) -> Window:
+            after, answer = booked(window, now, rate, cost, ahead)
+            answers.append(answer)
+            return after
+
+        self._changed(name, decided)
+        return answers[-1]
+
+    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
+        self._changed(name, lambda window, now: give_back(window, at, cost))
+
+    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
+        per, forbidden = micros(rate.per), micros(seconds)
+        self._changed(name, lambda window, now: penalize(window, now, rate.most, per, forbidden))
+
+    async def used(self, name: str) -> Usage:
+        path = self._path(name)
+        return usage(self._read(path)[0] if path.exists() else NOTHING, _now())
+
+    async def listed(self) -> list[tuple[str, Usage]]:
+        found = [self._read(path) for path in self._directory.glob("limit-*")]
+        return sorted((name, usage(window, _now())) for window, name in found if name)
+
+    def _path(self, name: str) -> Path:
+        if self.closed:
+            raise EngineClosed("file")
+        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return self._directory / f"limit-{digest}"
+
+    def _changed(self, name: str, change: Callable[[Window, int], Window]) -> None:
+        try:
+            with _locked(self._path(name)) as fd:
+                window, _ = _parsed(os.pread(fd, _LENGTH, 0))
+                after = change(window, _now())
+                if after is not window:
+                    data = bytes_of(after) + b"\n" + name.encode("utf-8", "surrogatepass") + b"\n"
+                    os.pwrite(fd, data, 0)
+        except OSError as error:
+            pass_on(error)
+            raise EngineError(f"can't keep limits in {self._directory}: {error}") from error
+
+    def _read(self, path: Path) -> tuple[Window, str]:
+        try:
+            return _parsed(path.read_bytes())
+        except OSError as error:
+            pass_on(error)
+            return NOTHING, ""
+
+
+def _parsed(data: bytes) -> tuple[Window, str]:
+    window, _, rest = data.partition(b"\n")
+    return window_of(window), rest.partition(b"\n")[0].decode("utf-8", "surrogatepass")
+
+
+def _now() -> int:
+    return int(clock() * SECOND)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file of this name, while nobody else decides by it."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        fd = os.open(path, _FLAGS, 0o600)
+        try:
+            while not _had(fd):
+                if time.monotonic() > end:
+                    raise EngineError(f"{path} has been locked for {PATIENCE:g} s: by a process that is frozen?")
+                time.sleep(0.001)
+            try:
+                there = os.path.samestat(os.fstat(fd), path.stat())
+            except FileNotFoundError:
+                there = False
+            if there:  # else it was removed meanwhile, and others decide by another
+                yield fd
+                return
+        finally:
+            os.close(fd)
+
+
+def _had(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

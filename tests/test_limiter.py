@@ -1,0 +1,192 @@
+"""The face of a limit, in both colours, over engines that need no server."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from stampede import Cache, EngineError, Limiter, LimitTimeout, OptionError, limited
+from stampede.engines import open_engine
+from stampede.ports import Booked, Engine, Rate
+from stampede.testing import isolated
+
+
+def in_a_loop(test: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(test)
+    def run(**given: Any) -> None:
+        asyncio.run(test(**given))
+
+    return run
+
+
+@pytest.fixture(params=["memory", "file"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    engine = open_engine("memory://" if request.param == "memory" else f"file://{tmp_path}")
+    yield engine
+    engine.close()
+
+
+def limiter(engine: Engine, name: str = "github", max: int = 2, per: Any = 60, **options: Any) -> Limiter:
+    return Limiter(name, max=max, per=per, on=engine, **options)
+
+
+def test_so_many_start_and_the_next_is_told_how_long(engine: Engine) -> None:
+    """Else a limit lets too many through, or its callers guess when to come back."""
+    ours, other = limiter(engine, wait="100ms"), limiter(engine, "gitlab")
+    assert ours.ready_in() == 0.0
+    assert ours.acquire(cost=2)
+    assert not ours.try_acquire()
+    assert not ours.acquire(wait=1)
+    assert 55 < ours.ready_in() <= 61.2
+    with pytest.raises(LimitTimeout, match=r"'github' allows 2 per 60 s, and wait ran out: 0.1 s") as told, ours:
+        raise AssertionError("it was let in")
+    assert 55 < told.value.seconds <= 61.2
+    assert isinstance(told.value, TimeoutError)
+    assert ours.used()[:3] == (Rate(2, 60.0), 2, 0)
+    assert other.try_acquire()
+
+
+@in_a_loop
+async def test_the_same_of_its_twins(engine: Engine) -> None:
+    """Callers of both colours share a limit."""
+    ours = limiter(engine, wait=0.1)
+    assert await ours.aacquire() and ours.try_acquire()
+    assert not await ours.atry_acquire()
+    assert 55 < await ours.aready_in() <= 61.2
+    with pytest.raises(LimitTimeout):
+        async with ours:
+            raise AssertionError("it was let in")
+    await ours.apenalize(600)
+    assert (await ours.aused()).penalized > 590 and ours.ready_in() > 590
+
+
+def test_who_waits_starts_as_soon_as_it_may(engine: Engine) -> None:
+    """Not at the next look of some poll; and never within `per` of the one too many before it."""
+    ours, starts = limiter(engine, max=3, per=0.2), []
+    for _ in range(9):
+        with ours:
+            starts.append(time.monotonic())
+    assert all(late - early > 0.2 for early, late in zip(starts, starts[3:], strict=False))
+    assert starts[-1] - starts[0] < 2.0
+
+
+@in_a_loop
+async def test_decorated_functions_of_both_colours_share_the_limit_of_their_name() -> None:
+    """A limit of an API holds for all who call it."""
+    with isolated():
+        cache = Cache("memory://")
+
+        @limited("api", max=3, per=60, wait=0, on=cache)
+        def plain(number: int) -> int:
+            return number
+
+        @limited("api", max=3, per=60, wait=0, on=cache, cost=2)
+        async def awaited(number: int) -> int:
+            return number
+
+        assert plain(1) == 1 and await awaited(2) == 2
+        assert plain.__name__ == "plain" and asyncio.iscoroutinefunction(awaited)
+        with pytest.raises(LimitTimeout):
+            plain(3)
+        with pytest.raises(LimitTimeout):
+            await awaited(4)
+        assert not cache.limiter("api", max=3, per=60).try_acquire()
+        with pytest.raises(OptionError, match="generator"):
+            limited("api", max=3, per=60)(lambda: (yield))  # type: ignore[misc]
+
+
+@in_a_loop
+async def test_a_caller_that_is_cancelled_gives_its_start_back(engine: Engine) -> None:
+    """Else those who come after it would wait for nobody."""
+    ours = limiter(engine, max=1, per=1)
+    assert ours.try_acquire()
+    waiting = asyncio.create_task(ours.aacquire())
+    while not (await ours.aused()).ahead:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await ours.aused()).ahead == 0
+    assert await ours.aready_in() < 1.1
+
+
+def test_a_penalty_is_heard_by_who_sleeps(engine: Engine) -> None:
+    """A third party that said Retry-After would be asked all the same by those who had booked before."""
+    ours, answers = limiter(engine, max=1, per=0.3), []
+    assert ours.try_acquire()
+    sleeper = Thread(target=lambda: answers.append(ours.acquire(wait=5)))
+    sleeper.start()
+    while not ours.used().ahead:
+        time.sleep(0.001)
+    ours.penalize("1h")
+    sleeper.join(10)
+    assert answers == [False]
+    assert ours.used().ahead == 0
+
+
+class _Down:
+    async def take(self, *asked: object) -> Booked:
+        raise EngineError("it is down")
+
+
+def test_an_engine_that_is_down_lets_nobody_start_unless_that_is_wanted(engine: Engine) -> None:
+    """A limit that opens by itself is none; and one that may is kept by each process alone."""
+    strict, open_ = limiter(engine), limiter(engine, when_down="allow")
+    for each in strict, open_:
+        each._limits = _Down(), _Down()  # type: ignore[assignment]
+    with pytest.raises(EngineError):
+        strict.try_acquire()
+    assert [open_.try_acquire() for _ in range(3)] == [True, True, False]
+
+
+class _Slow:
+    """An engine whose first answers take longer than a start may be late."""
+
+    def __init__(self, limits: Any, slow: int) -> None:
+        self._limits, self.slow, self.returned = limits, slow, 0
+
+    async def take(self, *asked: Any) -> Any:
+        answer = await self._limits.take(*asked)
+        self.slow -= 1
+        if self.slow >= 0:
+            time.sleep(0.03)
+        return answer
+
+    async def give_back(self, *asked: Any) -> None:
+        self.returned += 1
+        await self._limits.give_back(*asked)
+
+
+@pytest.mark.parametrize("slow, returned", [(1, 1), (99, 2)])
+def test_who_is_too_late_asks_anew_unless_it_always_is(engine: Engine, slow: int, returned: int) -> None:
+    """A start made late would lie in a window in which others were let in; and a far engine's caller must end."""
+    ours = limiter(engine, max=2, per=0.5)
+    limits: Any = _Slow(engine.limits, slow)
+    ours._limits = limits, limits
+    assert ours.acquire(wait=30)
+    assert limits.returned >= returned
+    assert ours.acquire(wait=30)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Limiter("", max=1, per=1), "the name of a limit is ''"),
+        (lambda: Limiter("x", max=0, per=1), "max is 0"),
+        (lambda: Limiter("x", max=1, per=0), "per is 0"),
+        (lambda: Limiter("x", max=1, per=1, when_down="open"), "when_down is 'open'"),
+        (lambda: Limiter("x", max=1, per=1).try_acquire(2), "cost is 2: it can never start, as max is 1"),
+        (lambda: limited("x", max=1, per=1, cost=0), "cost is 0"),
+    ],
+)
+def test_what_can_not_be_is_refused(make: Callable[[], object], message: str) -> None:
+    """An option that means nothing would be a limit that nobody asked for."""
+    with pytest.raises(OptionError, match=message):
+        make()

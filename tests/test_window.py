@@ -1,0 +1,107 @@
+"""The window of a limit, against one that keeps every start; the time is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stampede.window import NOTHING, PAIRS, WIDTH, bytes_of, ends, give_back, penalize, slack, take, used, window_of
+
+PER = 800_000
+SPAN = PER + slack(PER)
+costs = st.integers(1, 3)
+steps = st.one_of(st.integers(0, 5_000), st.integers(0, SPAN // 2), st.integers(SPAN, 3 * SPAN))
+
+
+@dataclass
+class Naive:
+    """All starts, each with its own moment; asked by looking at every window."""
+
+    starts: list[tuple[int, int]] = field(default_factory=list)
+
+    def fits(self, at: int, most: int, span: int, cost: int) -> bool:
+        all_of = [*self.starts, (at, cost)]
+        ends = [each for each, _ in all_of if at <= each < at + span]
+        return all(sum(c for when, c in all_of if end - span < when <= end) <= most for end in ends)
+
+
+@settings(max_examples=80)
+@given(
+    st.integers(3, 12),
+    st.lists(st.tuples(steps, costs, st.sampled_from([0, SPAN // 3, 5 * SPAN]), st.booleans()), max_size=60),
+)
+def test_no_window_has_more_than_is_allowed(most: int, asked: list[tuple[int, int, int, bool]]) -> None:
+    """Whatever is booked ahead and given back; and nobody is kept waiting longer than pairs are wide."""
+    window, naive, now = NOTHING, Naive(), 0
+    for step, cost, ahead, returns in asked:
+        now += step
+        window, delay, at = take(window, now, most, PER, cost, ahead)
+        assert (at is not None) == (delay <= ahead)
+        if at is not None:
+            assert at == now + delay
+            assert naive.fits(at, most, SPAN, cost)
+            naive.starts.append((at, cost))
+        if at is not None and returns:
+            window = give_back(window, at, cost)
+            naive.starts.remove((at, cost))
+        window = window_of(bytes_of(window))
+        assert len(window.booked) <= PAIRS
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.integers(-3 * SPAN, SPAN), costs, st.integers(3, 9), st.sampled_from([PER, PER // 4])), max_size=60
+    )
+)
+def test_clocks_that_step_back_and_rates_that_change_let_nobody_past(asked: list[tuple[int, int, int, int]]) -> None:
+    """The true time of a start is that of a clock that never stepped: by it, each start's own rate held."""
+    window, naive, clock, true = NOTHING, Naive(), 10 * SPAN, 0
+    for step, cost, most, per in asked:
+        clock, true = clock + step, true + max(step, 0)
+        window, delay, at = take(window, clock, most, per, cost, 0)
+        if at is not None:
+            assert delay == 0
+            before = sum(c for when, c in naive.starts if when > true - per)
+            assert before + cost <= most
+            naive.starts.append((true, cost))
+
+
+@pytest.mark.parametrize("most, cost", [(5, 1), (100, 3), (2000, 1)])
+def test_nearly_all_of_it_is_used(most: int, cost: int) -> None:
+    """A limit that lets too few through costs money. Twice what is allowed is asked for, at odd moments."""
+    window, now, made, longest = NOTHING, 0, 0, 0
+    for turn in range(5_000):
+        window, delay, at = take(window, now, most, PER, cost, 0)
+        made += cost if at is not None else 0
+        now += delay if delay else (turn * 7919) % (PER * cost // most)
+        longest = max(longest, len(window.booked))
+    assert made >= 0.99 * (most // cost * cost) * (now // SPAN)
+    assert longest <= 2 * WIDTH + 2
+    assert turn > most
+
+
+def test_it_says_which_start_can_never_be() -> None:
+    """Else its caller would wait for ever."""
+    with pytest.raises(ValueError, match="a start of cost 6 can never be made: at most 5"):
+        take(NOTHING, 0, 5, PER, 6, 0)
+
+
+def test_a_penalty_stands_until_its_end_and_no_shorter_one_ends_it() -> None:
+    """Whoever asks meanwhile is told how long, and what was counted is counted still."""
+    window, _, _ = take(NOTHING, 0, 5, PER, 2, 0)
+    window = penalize(penalize(window, 10, 5, PER, 9_000_000), 20, 5, PER, 1_000)
+    assert used(window, 1_010) == (2, 0, 8_999_000)
+    assert take(window, 1_010, 5, PER, 1, 0)[1:] == (8_999_000, None)
+    assert take(window, 1_010, 5, PER, 1, 9_000_000)[2] == 9_000_010
+    assert ends(window) >= 8_999_000
+
+
+def test_asking_books_nothing_and_foreign_bytes_are_nothing() -> None:
+    """A look that counted would use the limit up."""
+    assert take(NOTHING, 5, 5, PER, 1, -1) == (NOTHING, 0, None)
+    for data in (None, b"", b"2 1 1", b"x", b"1 5 800000 816000 0 0 5 1 2"):
+        assert window_of(data) == NOTHING
