@@ -15,8 +15,8 @@ from math import inf
 from typing import NamedTuple
 
 __all__ = [
-    "NOTHING", "PAIRS", "Booking", "Starts", "Window", "bytes_of", "ends", "give_back", "micros", "penalize", "slack",
-    "take", "used", "window_of",
+    "NOTHING", "PAIRS", "Booking", "Starts", "Window", "bytes_of", "ends", "give_back", "micros", "note", "penalize",
+    "slack", "take", "used", "window_of",
 ]  # fmt: skip
 
 SECOND = 1_000_000
@@ -84,6 +84,14 @@ def take(window: Window, now: int, most: int, per: int, cost: int, ahead: int) -
     if booked is None:
         return window, delay, None
     return today._replace(most=most, per=per, booked=booked), delay, at
+
+
+def note(window: Window, now: int, most: int, per: int, cost: int, at: int) -> Window:
+    """The same with a start that somebody else has allowed, whatever we would have said."""
+    span = per + slack(per)
+    today = _today(window, now, span)
+    booked = _with(today, max(at, today.seen - span), cost, per // WIDTH, span)
+    return today if booked is None else today._replace(most=most, per=per, booked=booked)
 
 
 def give_back(window: Window, at: int, cost: int) -> Window:

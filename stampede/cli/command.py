@@ -115,6 +115,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-clients", type=_number(1, 99_999_999), default=10_000, metavar="N")
     parser.add_argument("--max-locks", type=_number(1, 99_999_999), default=1_000_000, metavar="N")
     parser.add_argument("--max-queue", type=_number(1, 99_999_999), default=10_000, metavar="N", help="for one lock")
+    parser.add_argument("--max-limits", type=_number(1, 99_999_999), default=10_000, metavar="N")
     parser.set_defaults(run=_serve)
 
 
@@ -221,7 +222,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     if options.make_keys is not None:
         return make(screen(), options.make_keys)
-    limits = Limits(options.longest, options.max_clients, options.max_locks, options.max_queue)
+    limits = Limits(options.longest, options.max_clients, options.max_locks, options.max_queue, options.max_limits)
     places = {"keys": options.keys, "memory": options.memory}
     return serve(screen(), options.bind, limits, quiet=options.grace, **places)
 

@@ -1,8 +1,8 @@
 """The ZeroMQ engine: locks on brokers of our own, `stampede serve`, for who wants no other server.
 
-machine.py   what a broker decides;  server.py   how it talks to its clients
+machine.py   what a broker decides of locks, and counts.py of limits;  server.py   how it talks to its clients
 wire.py      what both say
-link.py      a process' connection to a broker;  locks.py   the ports over it;  lists.py   what is told to people
+link.py      a process' connection to a broker;  locks.py, limits.py   the ports over it;  lists.py   what people see
 curve.py     keys;  memory.py   what outlives a broker
 """
 
@@ -19,6 +19,7 @@ from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.url import Kind, number, options_of, parts_of, safe_url, text
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import client_keys
+from stampede.engines.zmq.limits import ZmqLimits
 from stampede.engines.zmq.link import Link, Place
 from stampede.engines.zmq.lists import ZmqLists
 from stampede.engines.zmq.locks import Links, ZmqLocks
@@ -53,6 +54,7 @@ class ZmqEngine(Engine):
         self.silence = timeout
         self._links = links = Links([Link(place, known, timeout) for place in places])
         self.locks, self.alocks = ZmqLocks(links, BLOCKING), ZmqLocks(links, SUSPENDING)
+        self.limits, self.alimits = ZmqLimits(links, BLOCKING), ZmqLimits(links, SUSPENDING)
         self.reports = ZmqLists(links, BLOCKING)
         self._closing = forks.closing(self, links.close)
         forks.in_child(links.start_again)

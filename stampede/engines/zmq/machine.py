@@ -38,6 +38,7 @@ class Limits(NamedTuple):
     clients: int = 10_000
     locks: int = 1_000_000  # in which somebody is, or for which somebody waits
     queue: int = 10_000  # who wait for one lock
+    limits: int = 10_000  # that are in use
 
 
 LIMITS = Limits()

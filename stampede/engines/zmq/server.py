@@ -23,10 +23,12 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stampede.engines.zmq import wire
+from stampede.engines.zmq.counts import Counts
 from stampede.engines.zmq.curve import Doorman, pair_of
 from stampede.engines.zmq.machine import LIMITS, Limits, Machine, Refused, Session
 from stampede.engines.zmq.memory import Memory
 from stampede.errors import EngineError, OptionError
+from stampede.ports import Rate, Usage
 
 __all__ = ["PORT", "Broker"]
 
@@ -105,6 +107,7 @@ class Broker:
             quiet = limits.longest if self._memory is None else self._memory.longest
         self.quiet = quiet
         self.machine = Machine(now, quiet=quiet, fence=int(time.time() * 1e6), limits=limits)
+        self.counts = Counts(now, quiet=quiet, most=limits.limits)
         self._clients: dict[bytes, _Client] = {}
         self._out: dict[bytes, list[bytes]] = {}
         self._closed_some = False  # connections, whose they were nobody says
@@ -270,6 +273,8 @@ class Broker:
                 else:
                     stands = machine.watch(session, name, token, now)
                 return wire.record(wire.YES if stands else wire.NO, number)
+            if wire.TAKE <= kind <= wire.NOTE:
+                return self._count(kind, number, payload, now)
             if kind == wire.PING:
                 return wire.record(wire.YES, number)
             if kind == wire.HOLDER:
@@ -282,6 +287,24 @@ class Broker:
         except Refused as refused:
             return wire.record(wire.TROUBLE, number, str(refused).encode())
         return wire.record(wire.TROUBLE, number, b"it knows no such question: it is older than its client, perhaps")
+
+    def _count(self, kind: int, number: int, payload: bytes, now: float) -> bytes:
+        counts = self.counts
+        if kind == wire.USED:
+            return wire.record(wire.ROWS, number, json.dumps(_told(counts.used(payload, now))).encode())
+        if kind == wire.LIMITS:
+            some = islice(counts.listed(now), _MOST_LISTED)
+            return wire.record(wire.ROWS, number, json.dumps([[name.hex(), *_told(it)] for name, it in some]).encode())
+        most, per, cost, seconds, at, name = wire.counted(payload)
+        rate = Rate(most, per)
+        if kind == wire.TAKE:
+            answer = counts.take(name, rate, cost, seconds, now)
+            return wire.record(wire.BOOKED, number, wire.booked(*answer))
+        if kind == wire.GIVE_BACK:
+            counts.give_back(name, cost, at, now)
+        elif kind == wire.PENALIZE:
+            counts.penalize(name, rate, seconds, now)
+        return wire.record(wire.YES, number)
 
     def _page(self, client: _Client, number: int, payload: bytes, now: float) -> bytes:
         """Some of a list that is drawn up when its first page is asked for."""
@@ -378,6 +401,14 @@ class Broker:
                 if client is not None:
                     client.session.gone = min(client.session.gone, now)
 
+
+def _told(usage: Usage) -> list[float]:
+    rate = usage.rate or Rate(0, 0.0)
+    return [rate.most, rate.per, usage.used, usage.ahead, usage.penalized]
+
+
+_MOST_LISTED = 10_000
+"""Limits that are told of."""
 
 _AHEAD = 3600e6
 """Microseconds by which a fence may be ahead of our clock."""

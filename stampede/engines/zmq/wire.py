@@ -13,10 +13,61 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 __all__ = [
-    "ACQUIRE", "BEAT", "BUSY", "BYE", "FREED", "GRANTED", "HELD", "HELLO", "HOLDER", "LARGEST", "NAME", "NO", "PING",
-    "RELEASE", "RENEW", "ROWS", "STATS", "TOKEN", "TROUBLE", "TURN", "VERSION", "WATCH", "WELCOME", "WHO", "YES",
-    "Asked", "Malformed", "asked", "asking", "busy", "granted", "heard_busy", "heard_granted", "heard_hello",
-    "heard_inside", "heard_welcome", "hello", "inside", "messages", "name_of", "record", "records", "welcome",
+    "ACQUIRE",
+    "BEAT",
+    "BOOKED",
+    "BUSY",
+    "BYE",
+    "FREED",
+    "GIVE_BACK",
+    "GRANTED",
+    "HELD",
+    "HELLO",
+    "HOLDER",
+    "LARGEST",
+    "LIMITS",
+    "NAME",
+    "NO",
+    "NOTE",
+    "PENALIZE",
+    "PING",
+    "RELEASE",
+    "RENEW",
+    "ROWS",
+    "STATS",
+    "TAKE",
+    "TOKEN",
+    "TROUBLE",
+    "TURN",
+    "USED",
+    "VERSION",
+    "WATCH",
+    "WELCOME",
+    "WHO",
+    "YES",
+    "Asked",
+    "Counted",
+    "Malformed",
+    "asked",
+    "asking",
+    "booked",
+    "busy",
+    "counted",
+    "counting",
+    "granted",
+    "heard_booked",
+    "heard_busy",
+    "heard_granted",
+    "heard_hello",
+    "heard_inside",
+    "heard_welcome",
+    "hello",
+    "inside",
+    "messages",
+    "name_of",
+    "record",
+    "records",
+    "welcome",
 ]  # fmt: skip
 
 VERSION = b"\x01"
@@ -31,11 +82,12 @@ NAME, TOKEN, HOLDERS = 401, 64, 128
 HELLO, BEAT, BYE, PING = 1, 2, 3, 4
 ACQUIRE, RENEW, RELEASE, WATCH = 5, 6, 7, 8
 HELD, HOLDER, STATS = 9, 10, 11
+TAKE, GIVE_BACK, PENALIZE, USED, LIMITS, NOTE = 12, 13, 14, 15, 16, 17
 
 # What a broker says. TURN and FREED answer nothing, WHO nobody: it doesn't know who asks.
 WELCOME, WHO, TROUBLE = 65, 66, 67
 GRANTED, BUSY, YES, NO, ROWS = 68, 69, 70, 71, 72
-TURN, FREED = 73, 74
+TURN, FREED, BOOKED = 73, 74, 75
 
 _HEAD = struct.Struct(">IBQ")  # the length of what follows it, what it is, and its number
 _ASKED = struct.Struct(">ddQBB")  # lease, room, fence, whether it waits, and the length of the token; then the name
@@ -46,11 +98,26 @@ _GRANTED = struct.Struct(">Q")
 _BUSY = struct.Struct(">d")  # seconds that one inside has left; then its token
 _LEFT = struct.Struct(">dB")  # the same of a list, in which tokens have lengths
 
+_COUNTED = struct.Struct(">QdQdq")  # a limit, how much a start counts, seconds ahead or of rest, and when it is; a name
+_BOOKED = struct.Struct(">dBq")
+
 _SHORTENED = NAME - 32
+_HIGHEST = (1 << 64) - 1
 
 
 class Malformed(Exception):
     """None of ours has said this."""
+
+
+class Counted(NamedTuple):
+    """A question about a limit."""
+
+    most: int
+    per: float
+    cost: int
+    seconds: float
+    at: int
+    name: bytes
 
 
 class Asked(NamedTuple):
@@ -141,6 +208,26 @@ def heard_inside(payload: bytes) -> Iterator[tuple[bytes, float]]:
         left, length = _LEFT.unpack_from(payload, at)
         at += _LEFT.size + length
         yield payload[at - length : at], left
+
+
+def counting(name: bytes, most: int, per: float, cost: int, seconds: float, at: int) -> bytes:
+    return _COUNTED.pack(min(most, _HIGHEST), per, min(cost, _HIGHEST), seconds, at) + name
+
+
+def counted(payload: bytes) -> Counted:
+    if not _COUNTED.size <= len(payload) <= _COUNTED.size + NAME:
+        raise Malformed("a question of no such length")
+    most, per, cost, seconds, at = _COUNTED.unpack_from(payload)
+    return Counted(most, per, cost, seconds, at, payload[_COUNTED.size :])
+
+
+def booked(delay: float, booked: bool, at: int) -> bytes:
+    return _BOOKED.pack(delay, booked, at)
+
+
+def heard_booked(payload: bytes) -> tuple[float, bool, int]:
+    delay, booked, at = _BOOKED.unpack(payload)
+    return delay, bool(booked), at
 
 
 def records(message: bytes) -> Iterator[tuple[int, int, bytes]]:
