@@ -15,8 +15,9 @@ from math import inf
 from typing import NamedTuple
 
 __all__ = [
-    "NOTHING", "PAIRS", "Booking", "Starts", "Window", "bytes_of", "ends", "give_back", "micros", "note", "penalize",
-    "slack", "take", "used", "window_of",
+    "NOTHING", "PAIRS", "SECOND", "WIDTH",
+    "Booking", "Starts", "Window", "bytes_of", "checked", "ends", "give_back", "micros", "note", "penalize", "slack",
+    "take", "used", "window_of",
 ]  # fmt: skip
 
 SECOND = 1_000_000
@@ -69,11 +70,16 @@ def slack(per: int) -> int:
     return min(max(per // 50, 2_000), 100_000)
 
 
+def checked(cost: int, most: int) -> None:
+    """ValueError if a start of this cost could never be made."""
+    if not 0 < cost <= most:
+        raise ValueError(f"a start of cost {cost} can never be made: at most {most} are allowed at once")
+
+
 def take(window: Window, now: int, most: int, per: int, cost: int, ahead: int) -> tuple[Window, int, int | None]:
     """Microseconds until a start of this cost may be made; and when that is, if it was booked, as it is done if they
     are no more than `ahead`. Nothing is changed otherwise."""
-    if not 0 < cost <= most:
-        raise ValueError(f"a start of cost {cost} can never be made: at most {most} are allowed at once")
+    checked(cost, most)
     span = per + slack(per)
     today = _today(window, now, span)
     at = _first_free(today, most, span, cost)

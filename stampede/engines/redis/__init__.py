@@ -3,7 +3,7 @@
 lua/         a script for each verb: whatever must be one step
 scripts.py   calls them by their hashes
 wire.py      keys' names, arguments and replies
-verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise
+verbs.py     Claims and Store, written once over a `Line`;  locks.py, limits.py   Locks and Limits, likewise
 commands.py  the verbs that change a key, as they are sent
 ends.py      what a look needn't ask twice
 line.py      what is asked is answered, mended or told as trouble;  blocking.py, suspending.py   in each colour
@@ -70,6 +70,7 @@ class RedisEngine(Engine):
         self.claims = self.store = self.shows = self.lists = self.softens = servers.claims
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = servers.aclaims
         self.locks, self.alocks = servers.locks, servers.alocks
+        self.limits, self.alimits = servers.limits, servers.alimits
         self.releases = servers.locks
         self._closing = forks.closing(self, servers.close)
         forks.in_child(self._start_again)

@@ -25,7 +25,7 @@ from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.redis.clients import Address, Server, made_with, several
 from stampede.engines.redis.master import Asking, Master, Ports, Verb
-from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, RoutedLocks, slot_of
+from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, RoutedLimits, RoutedLocks, slot_of
 from stampede.engines.redis.scripts import Scripts, is_passing
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -66,6 +66,8 @@ class Cluster:
         self._shard(self._seeds[0])  # wrong options are an error now
         self.claims, self.locks = RoutedKeys(self, BLOCKING), RoutedLocks(self, BLOCKING)
         self.aclaims, self.alocks = RoutedKeys(self, SUSPENDING), RoutedLocks(self, SUSPENDING)
+        self.limits = RoutedLimits(self, self.scripts, BLOCKING)
+        self.alimits = RoutedLimits(self, self.scripts, SUSPENDING)
 
     def _begin(self) -> None:
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this

@@ -10,15 +10,17 @@ from typing import Any, Protocol, TypeVar
 
 from stampede.colour import Colour, run_blocking, settled
 from stampede.engines.redis.clients import Address
+from stampede.engines.redis.limits import RedisLimits
 from stampede.engines.redis.locks import RedisLocks, tag_of
 from stampede.engines.redis.master import Ports, Verb, reason
+from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.verbs import Keys
 from stampede.engines.redis.wire import names
 from stampede.entry import Entry
 from stampede.errors import EngineError
-from stampede.ports import Asked, Busy, Found, Versioned
+from stampede.ports import Asked, Booked, Busy, Found, Rate, Usage, Versioned
 
-__all__ = ["GENERATIONS", "SLOTS", "RoutedKeys", "RoutedLocks", "slot_of"]
+__all__ = ["GENERATIONS", "SLOTS", "RoutedKeys", "RoutedLimits", "RoutedLocks", "slot_of"]
 
 T = TypeVar("T")
 
@@ -262,3 +264,34 @@ class RoutedLocks:
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         end = time.monotonic() + timeout
         await self.at(name, lambda locks: locks.wait(name, busy, max(end - time.monotonic(), 0.0)), always=True)
+
+
+class RoutedLimits:
+    """Limits of one colour."""
+
+    def __init__(self, ways: Ways, scripts: Scripts, colour: Colour) -> None:
+        self._ways = ways
+        self._scripts = scripts
+        self._colour = colour
+
+    async def _at(self, slot: int, verb: Callable[[RedisLimits], Awaitable[T]]) -> T:
+        return await self._ways.at(slot, self._colour, lambda ports: verb(RedisLimits(ports.line, self._scripts)))
+
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
+        return await self._at(slot_of(name, lock=True), lambda limits: limits.take(name, rate, cost, ahead))
+
+    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
+        await self._at(slot_of(name, lock=True), lambda limits: limits.give_back(name, rate, cost, at))
+
+    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
+        await self._at(slot_of(name, lock=True), lambda limits: limits.penalize(name, rate, seconds))
+
+    async def used(self, name: str) -> Usage:
+        return await self._at(slot_of(name, lock=True), lambda limits: limits.used(name))
+
+    async def listed(self) -> list[tuple[str, Usage]]:
+        """Of all masters, each found by one of its slots."""
+        owners = await self._ways.owners(range(SLOTS), self._colour)
+        slots = {owner: slot for slot, owner in enumerate(owners)}.values()
+        found = [each for slot in slots for each in await self._at(slot, lambda limits: limits.listed())]
+        return sorted(found)

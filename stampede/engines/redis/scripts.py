@@ -79,6 +79,7 @@ class Scripts:
         self.acquire, self.release = load("acquire", before=entry + queue), load("release", before=entry + queue)
         self.standing = load("standing")
         self.mend = load("mend")
+        self.limit = load("limit", before=b"")
         self.audience: WeakSet[Hears] = WeakSet()
         self._refused = False
 

@@ -75,11 +75,17 @@ def _locked(reply: Any) -> bool:
     return type(told) is bytes and len(more) == 3 and all(type(each) is int for each in more)
 
 
+def _limited(reply: Any) -> bool:
+    """{delay, 1 if it is booked, when} or {now, window}."""
+    return type(reply) is list and [type(each) for each in reply] in ([int, int, int], [int, bytes])
+
+
 SCRIPTS: dict[str, Shape] = {
     "claim": _claimed,
     "get": _kept,
     "acquire": _locked,
     "generation": _texts,
+    "limit": _limited,
 }
 """By verb; all others answer with a number."""
 

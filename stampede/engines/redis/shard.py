@@ -9,6 +9,7 @@ from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.generations import Generations
 from stampede.engines.redis.blocking import Blocking
 from stampede.engines.redis.clients import Server
+from stampede.engines.redis.limits import RedisLimits
 from stampede.engines.redis.locks import RedisLocks
 from stampede.engines.redis.news import GENERATIONS, News, refusal_of
 from stampede.engines.redis.scripts import Scripts
@@ -34,6 +35,7 @@ class Shard:
         self.news.on_refused = partial(scripts.refused, server.name)
         self.claims, self.locks = self.ports(self.line, BLOCKING)
         self.aclaims, self.alocks = self.ports(self.aline, SUSPENDING)
+        self.limits, self.alimits = RedisLimits(self.line, scripts), RedisLimits(self.aline, scripts)
 
     def ports(self, line: Line, colour: Colour) -> tuple[Keys, RedisLocks]:
         """The verbs of one colour, over any line to this server."""

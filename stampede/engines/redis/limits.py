@@ -1,0 +1,63 @@
+"""Limits, one port for each colour: one script, by the server's clock."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from stampede.engines.limits import usage
+from stampede.engines.redis.locks import tag_of
+from stampede.engines.redis.scripts import Scripts
+from stampede.engines.redis.verbs import PAGE, Line
+from stampede.ports import Booked, Rate, Usage
+from stampede.window import SECOND, WIDTH, checked, micros, slack, window_of
+
+__all__ = ["RedisLimits"]
+
+
+class RedisLimits:
+    """Limits of one colour, on one server."""
+
+    def __init__(self, line: Line, scripts: Scripts) -> None:
+        self._line = line
+        self._scripts = scripts
+
+    async def _ask(self, name: str, verb: bytes, *numbers: int) -> Any:
+        command = self._scripts.limit([_key(name)], verb, *(b"%d" % number for number in numbers))
+        return await self._line.ask(command)
+
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
+        per, most_ahead = micros(rate.per), -1 if ahead < 0 else micros(ahead)
+        span = per + slack(per)
+        checked(cost, rate.most)
+        delay, booked, at = await self._ask(name, b"take", rate.most, per, span, per // WIDTH, cost, most_ahead)
+        return Booked(delay / SECOND, bool(booked), at)
+
+    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
+        await self._ask(name, b"back", cost, at)
+
+    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
+        per = micros(rate.per)
+        await self._ask(name, b"rest", rate.most, per, per + slack(per), micros(seconds))
+
+    async def used(self, name: str) -> Usage:
+        now, text = await self._ask(name, b"used")
+        return usage(window_of(text), now)
+
+    async def listed(self) -> list[tuple[str, Usage]]:
+        names, cursor = set(), b"0"
+        while True:
+            cursor, found = await self._line.ask((b"SCAN", cursor, b"MATCH", _PATTERN, b"COUNT", b"%d" % PAGE))
+            names |= {its[1].decode("utf-8", "surrogatepass") for each in found if (its := _OURS.match(each))}
+            if cursor == b"0":
+                break
+        all_of = [(name, await self.used(name)) for name in sorted(names)]
+        return [(name, its) for name, its in all_of if its.rate is not None]
+
+
+def _key(name: str) -> bytes:
+    return b"{%s}W:%s" % (tag_of(name), name.encode("utf-8", "surrogatepass"))
+
+
+_PATTERN = b"{%b}W:*" % (24 * b"?")
+_OURS = re.compile(rb"^\{[0-9a-f]{24}\}W:(.*)$", re.DOTALL)

@@ -1,0 +1,198 @@
+"""Limits of every engine, held to the window that is pure: what each stores and says after each question."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from stampede import Limiter
+from stampede.colour import run_blocking
+from stampede.engines import open_engine
+from stampede.engines.disk import boot
+from stampede.ports import Engine, Limits, Rate, Usage
+from stampede.window import NOTHING, Booking, Window, bytes_of, give_back, micros, penalize, take, window_of
+
+T = TypeVar("T")
+
+
+class Backdoor:
+    """An engine, and what it has stored of a limit."""
+
+    clock: Callable[[], float] = staticmethod(time.time)
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def read(self, name: str) -> bytes | None:
+        raise NotImplementedError
+
+    def write(self, name: str, data: bytes) -> None:
+        raise NotImplementedError
+
+
+class InFiles(Backdoor):
+    clock = staticmethod(boot.clock)
+
+    def _path(self, name: str) -> Path:
+        limits: Any = self.engine.limits
+        return limits._path(name)  # type: ignore[no-any-return]
+
+    def read(self, name: str) -> bytes | None:
+        with suppress(FileNotFoundError):
+            return self._path(name).read_bytes().partition(b"\n")[0]
+        return None
+
+    def write(self, name: str, data: bytes) -> None:
+        self._path(name).write_bytes(data + b"\n" + name.encode() + b"\n")
+
+
+class InRedis(Backdoor):
+    def __init__(self, engine: Engine, client: Any) -> None:
+        super().__init__(engine)
+        self.client = client
+
+    @staticmethod
+    def _key(name: str) -> bytes:
+        from stampede.engines.redis import limits
+
+        return limits._key(name)
+
+    def read(self, name: str) -> bytes | None:
+        return self.client.get(self._key(name))  # type: ignore[no-any-return]
+
+    def write(self, name: str, data: bytes) -> None:
+        self.client.set(self._key(name), data)
+
+
+def _file(tmp_path: Path) -> Backdoor:
+    return InFiles(open_engine(f"file://{tmp_path}"))
+
+
+def _redis(tmp_path: Path) -> Backdoor:
+    redis = pytest.importorskip("redis")
+    from servers import shared_redis
+
+    server = shared_redis()
+    server.cli("FLUSHALL")
+    return InRedis(open_engine(server.url), redis.Redis.from_url(server.url))
+
+
+def _cluster(tmp_path: Path) -> Backdoor:
+    redis = pytest.importorskip("redis")
+    from servers import shared_cluster
+
+    cluster = shared_cluster()
+    cluster.flush()
+    port = cluster.nodes[0].port
+    return InRedis(open_engine(cluster.url), redis.RedisCluster("127.0.0.1", port))
+
+
+DOORS: dict[str, Callable[[Path], Backdoor]] = {"file": _file, "redis": _redis, "cluster": _cluster}
+MARKS = {"file": "file", "redis": "redis", "cluster": "redis"}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, MARKS[name])) for name in DOORS])
+def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backdoor]:
+    door = DOORS[request.param](tmp_path)
+    yield door
+    door.engine.close()
+
+
+@pytest.fixture(params=["blocking", "suspending"])
+def ask(request: pytest.FixtureRequest, door: Backdoor) -> Iterator[Callable[[Callable[[Limits], Awaitable[T]]], T]]:
+    """Its limits, asked in one colour."""
+    limits, alimits = door.engine.limits, door.engine.alimits
+    assert limits is not None and alimits is not None
+    if request.param == "blocking":
+        yield lambda question: run_blocking(question(limits))  # type: ignore[arg-type]
+        return
+    with asyncio.Runner() as runner:
+
+        async def asked(question: Callable[[Limits], Awaitable[T]]) -> T:
+            return await question(alimits)
+
+        yield lambda question: runner.run(asked(question))
+
+
+def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
+    """Over a random history: clocks that step, bookings ahead, penalties, rates that change, and what is given back."""
+    dice, name = Random(5), "a limit: ü"
+    rates = [Rate(5, 0.8), Rate(3, 0.4), Rate(40, 10.0)]
+    mine: list[tuple[int, int]] = []
+    for _ in range(150):
+        before = window_of(door.read(name))
+        rate, cost = dice.choice(rates), dice.randint(1, 3)
+        per = micros(rate.per)
+        what = dice.random()
+        if what < 0.15 and before.booked:  # as if it had been so long ago; or was asked when clocks were ahead
+            before = _moved(before, micros(dice.choice([0.1, 0.5, 1.5, 12.0, -0.5, -5.0])))
+            door.write(name, bytes_of(before))
+        early = micros(door.clock())
+        if what < 0.8:
+            ahead = dice.choice([-1.0, 0.0, 0.3, 30.0])
+            reply = ask(lambda limits: limits.take(name, rate, cost, ahead))
+            late = micros(door.clock())
+            after = window_of(door.read(name))
+            if reply.booked:
+                mine.append((reply.at, cost))
+                expected, delay, at = take(before, after.seen, rate.most, per, cost, micros(ahead))
+                assert (after, reply.at) == (said(expected), at)
+                assert micros(reply.delay) == delay
+            else:
+                assert after == before
+                delays = [take(before, now, rate.most, per, cost, -1)[1] for now in (late, early)]
+                assert delays[0] <= micros(reply.delay) <= delays[1] or before.seen - early > 990_000
+                assert micros(reply.delay) > ahead * 1_000_000
+        elif what < 0.9 and mine:
+            at, its = mine.pop(dice.randrange(len(mine)))
+            ask(lambda limits: limits.give_back(name, rate, its, at))
+            assert window_of(door.read(name)) == said(give_back(before, at, its))
+        elif what < 0.95:
+            ask(lambda limits: limits.penalize(name, rate, 0.2))
+            after = window_of(door.read(name))
+            assert after == said(penalize(before, after.seen, rate.most, per, 200_000))
+        else:
+            used = ask(lambda limits: limits.used(name))
+            assert isinstance(used, Usage) and (used.rate is None) == (before == NOTHING)
+    assert len(mine) > 20
+
+
+def said(window: Window) -> Window:
+    """As it is when it was written and read: what has ended is forgotten."""
+    return window_of(bytes_of(window))
+
+
+def _moved(window: Window, by: int) -> Window:
+    """As it would be, had it been asked so long before."""
+    booked = tuple(Booking(each.first - by, each.last - by, each.cost) for each in window.booked)
+    return window._replace(
+        until=max(window.until, window.seen) - by,
+        rest=max(window.rest, window.seen) - by,
+        seen=window.seen - by,
+        booked=booked,
+    )
+
+
+def test_it_lists_what_is_used(door: Backdoor, ask: Any) -> None:
+    """`stampede limits` would show nothing."""
+    for number, name in enumerate(["a b", "ü"]):
+        ask(lambda limits: limits.take(name, Rate(5, 60.0), number + 1, 0.0))
+    assert ask(lambda limits: limits.listed()) == [
+        ("a b", Usage(Rate(5, 60.0), 1, 0, 0.0)),
+        ("ü", Usage(Rate(5, 60.0), 2, 0, 0.0)),
+    ]
+
+
+def test_it_is_full_for_all_who_reach_it(door: Backdoor, ask: Any) -> None:
+    """The face over each, and what a start costs is counted there."""
+    ours = Limiter("x", max=3, per=60, on=door.engine)
+    assert ours.try_acquire(cost=2)
+    assert ask(lambda limits: limits.take("x", Rate(3, 60.0), 1, 0.0)).booked
+    assert not ours.try_acquire()
