@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -281,23 +282,29 @@ def test_no_cut_connection_leaves_anything(
     assert keys(server) == 1
 
 
+@pytest.mark.parametrize("waits", [False, True])
 def test_a_question_that_comes_after_its_withdrawal_takes_nothing(
-    server: EtcdServer, open_: Open, proxy: Proxy
+    server: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    """It would take the lock for nobody, and a live process renew what was left to the next one."""
-    engine, token = open_(f"etcd://127.0.0.1:{proxy.port}", timeout=0.5), new_id()
-    assert run(engine.locks.release("other", new_id())) is False
-    held = threading.Event()
-    proxy.at(b"/v3/kv/txn", before=lambda: held.wait(20))  # it is under way for so long
+    """It would take the lock for nobody, on a lease that the next lock of this process keeps alive."""
+    engine, token, astray = open_(), new_id(), list[Any]()
+    ask = engine._gateway.ask
+
+    def goes_astray(path: str, question: Any, **terms: Any) -> Any:
+        if not astray and path.endswith("txn"):
+            astray.append(question)
+            raise EngineError("no answer")
+        return ask(path, question, **terms)
+
+    monkeypatch.setattr(engine._gateway, "ask", goes_astray)
     with pytest.raises(EngineError):
-        run(engine.locks.acquire("l", token, 1.0, waits=True))
+        taken(engine, token, waits=waits)
     assert run(engine.locks.release("l", token)) is False
-    held.set()
-    again = new_id()
-    assert isinstance(run(engine.locks.acquire("another", again, 1.0)), Granted)
-    assert run(engine.locks.release("another", again))
-    time.sleep(0.05)
-    assert keys(server) == 0
+    other = new_id()
+    assert isinstance(run(engine.locks.acquire("another", other, LONG)), Granted)
+    with pytest.raises(HTTPError, match="404"):  # there is no such lease
+        server.ask("/v3/kv/txn", **astray[0])
+    assert keys(server) == 1
     assert isinstance(taken(engine), Granted)
 
 
@@ -388,27 +395,83 @@ def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.Monke
 
 
 def test_a_watch_outlives_its_connection(open_: Open, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a value would look once a second from then on."""
+    """Who waits for a value would look once a second from then on; or never hear of what was stored meanwhile."""
     monkeypatch.setattr("stampede.engines.cells.records.SAFETY", LONG)
     engine = open_(f"etcd://127.0.0.1:{proxy.port}")
+    began, go_on, back = threading.Event(), threading.Event(), threading.Event()
+
+    def compute() -> int:
+        began.set()
+        assert go_on.wait(20)
+        return 1
+
+    def stream(*args: Any) -> Any:
+        assert back.wait(20)
+        return begin(*args)
+
     with Cache(engine=engine) as near, Cache(engine=open_()) as far:
-        began, go_on = threading.Event(), threading.Event()
-
-        def compute() -> int:
-            began.set()
-            assert go_on.wait(20)
-            return 1
-
         first = Herd(lambda: far.get_or_compute("k", compute))
         assert began.wait(20)
         second = Herd(lambda: near.get_or_compute("k", lambda: 2))
         until(lambda: any(each.begun.is_set() for each in list(engine._hub._streams.values())))
-        (stream,) = engine._hub._streams.values()
+        begin = engine._gateway.stream
+        monkeypatch.setattr(engine._gateway, "stream", stream)
+        (lost,) = engine._hub._streams.values()
         proxy.cut()
-        until(lambda: stream.sock is None or not stream.begun.is_set())
-        until(lambda: stream.begun.is_set())
+        until(lambda: not lost.stands)
         go_on.set()
-        assert [first.join(), second.join()] == [[1], [1]]
+        assert first.join() == [1]
+        assert second.waiting
+        back.set()
+        assert second.join() == [1]
+
+
+def test_what_has_gone_before_one_waits_for_it_is_not_waited_for(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end was told to nobody: a waiter would sleep until it looks."""
+    monkeypatch.setattr(locks, "SAFETY", LONG)
+    engine, other, token = open_(), open_(), new_id()
+    assert isinstance(taken(engine, token), Granted)
+    waiters = [(each, taken(each, waits=waits)) for each in (engine, other) for waits in (False, True)]
+    assert run(engine.locks.release("l", token))
+    start = time.monotonic()
+    for each, busy in waiters:
+        assert isinstance(busy, Busy)
+        if busy.token == token and busy is not waiters[3][1]:  # the last one waits for the other who has a place
+            run(each.locks.wait("l", busy, LONG))
+    assert time.monotonic() - start < 5
+
+
+def test_a_member_without_answers_is_not_listened_to(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells nothing either, and who waits would not know."""
+    monkeypatch.setattr(locks, "SAFETY", LONG)
+    engine, holder = open_(), open_()
+    assert isinstance(taken(holder), Granted)
+    busy = taken(engine, waits=True)
+    assert isinstance(busy, Busy)
+    waiter = Herd(lambda: run(engine.locks.wait("l", busy, LONG)))
+    until(lambda: engine._hub._streams and all(each.stands for each in engine._hub._streams.values()))
+    engine._gateway.leave(engine._gateway.member())
+    assert waiter.join() == [None]
+
+
+def test_who_waits_for_longer_than_a_lease_keeps_its_place(open_: Open) -> None:
+    """It would be the last again and again."""
+    holder, patient, late = open_(), open_(), open_()
+    lock, order = Lock("l", on=holder), list[str]()
+    assert lock.acquire()
+
+    def visit(engine: EtcdEngine, name: str) -> None:
+        with Lock("l", on=engine, lease=0.9):
+            order.append(name)
+
+    first = Herd(lambda: visit(patient, "patient"))
+    until(lambda: waiting(holder) == 1)
+    time.sleep(1.8)
+    second = Herd(lambda: visit(late, "late"))
+    until(lambda: waiting(holder) == 2)
+    lock.release()
+    assert first.join() + second.join() == [None, None]
+    assert order == ["patient", "late"]
 
 
 def test_the_server_s_shortest_lease_is_respected_and_told(caplog: pytest.LogCaptureFixture, open_: Open) -> None:
