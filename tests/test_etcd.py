@@ -394,36 +394,71 @@ def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.Monke
     assert herd.join() == [True] * 5
 
 
-def test_a_watch_outlives_its_connection(open_: Open, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_outlives_its_connection(
+    server: EtcdServer, open_: Open, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who waits for a value would look once a second from then on; or never hear of what was stored meanwhile."""
+    engine, told, back = open_(f"etcd://127.0.0.1:{proxy.port}"), list[bytes | None](), threading.Event()
+    ear = engine._hub.watch((b"k", b""), told.append, puts=True)
+    begin = engine._gateway.stream
+
+    def stream(*args: Any) -> Any:
+        assert back.wait(20)
+        return begin(*args)
+
+    monkeypatch.setattr(engine._gateway, "stream", stream)
+    told.clear()
+    proxy.cut()
+    until(lambda: told == [None])
+    server.ask("/v3/kv/put", key=b64(b"k"))
+    back.set()
+    until(lambda: told == [None, None])
+    server.ask("/v3/kv/put", key=b64(b"k"))
+    until(lambda: told == [None, None, b"k"])
+    ear.close()
+    assert engine._hub._streams == {}
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_waits_for_a_value_is_woken(open_: Open, monkeypatch: pytest.MonkeyPatch, colour: str) -> None:
+    """It would look once a second."""
     monkeypatch.setattr("stampede.engines.cells.records.SAFETY", LONG)
-    engine = open_(f"etcd://127.0.0.1:{proxy.port}")
-    began, go_on, back = threading.Event(), threading.Event(), threading.Event()
+    began, go_on, ended = threading.Event(), threading.Event(), list[float]()
 
     def compute() -> int:
         began.set()
         assert go_on.wait(20)
         return 1
 
-    def stream(*args: Any) -> Any:
-        assert back.wait(20)
-        return begin(*args)
+    async def wait() -> int:
+        return int(await near.aget_or_compute("k", lambda: 2))
 
+    engine = open_()
     with Cache(engine=engine) as near, Cache(engine=open_()) as far:
         first = Herd(lambda: far.get_or_compute("k", compute))
         assert began.wait(20)
-        second = Herd(lambda: near.get_or_compute("k", lambda: 2))
+        second = Herd(lambda: near.get_or_compute("k", lambda: 2) if colour == "sync" else asyncio.run(wait()))
         until(lambda: any(each.begun.is_set() for each in list(engine._hub._streams.values())))
-        begin = engine._gateway.stream
-        monkeypatch.setattr(engine._gateway, "stream", stream)
-        (lost,) = engine._hub._streams.values()
-        proxy.cut()
-        until(lambda: not lost.stands)
         go_on.set()
         assert first.join() == [1]
-        assert second.waiting
-        back.set()
+        ended.append(time.monotonic())
         assert second.join() == [1]
+        assert time.monotonic() - ended[0] < 0.8
+
+
+def test_a_lock_that_was_long_waited_for_stands_for_its_lease(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the place in the queue has left would be all: the holder believes in more."""
+    engine, first, token = open_(), new_id(), new_id()
+    assert isinstance(taken(engine, first), Granted)
+    assert isinstance(taken(engine, token, waits=True), Busy)
+    own = engine._desk._owned.get("l", token)
+    assert own is not None
+    own.lease.renewed -= 0.2 * LONG  # as if it had waited so long
+    assert run(engine.locks.release("l", first))
+    asked = asked_of(engine, monkeypatch)
+    assert isinstance(taken(engine, token, waits=True), Granted)
+    assert asked == ["txn", "keepalive"]
+    assert own.lease.left >= LONG
 
 
 def test_what_has_gone_before_one_waits_for_it_is_not_waited_for(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
