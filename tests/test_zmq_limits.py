@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from broker_server import BrokerThread, ZmqEngine
+from server_process import free_port
 
 from stampede import EngineError, Limiter
 from stampede.colour import run_blocking as run
@@ -91,6 +92,37 @@ def test_what_another_broker_has_granted_counts() -> None:
     assert counts.take(b"l", FIVE, 2, 0, 100.6).booked
     assert not counts.take(b"l", FIVE, 1, 0, 100.7).booked
     assert counts.used(b"l", 103.5).used == 5
+
+
+def test_peers_share_their_limits() -> None:
+    """Clients of two brokers would have twice as much as there may be."""
+    ports = [free_port(), free_port()]
+    brokers = [BrokerThread(port=ports[each], peers=[f"127.0.0.1:{ports[1 - each]}"]) for each in (0, 1)]
+    engines = [ZmqEngine(each.place) for each in brokers]
+    try:
+        ours, theirs = (Limiter("api", max=5, per=60, on=each) for each in engines)
+        end = time.monotonic() + 10
+        for number, (teller, hearer) in enumerate(((engines[0], brokers[1]), (engines[1], brokers[0]))):
+            while not hearer.broker.counts.used(b"met %d" % number, time.monotonic()).used:  # until they have met
+                assert Limiter(f"met {number}", max=10**6, per=60, on=teller).try_acquire()
+                assert time.monotonic() < end
+        for _ in range(3):
+            assert ours.try_acquire()
+        while theirs.used().used < 3:
+            assert time.monotonic() < end
+        assert theirs.acquire(cost=2)
+        while ours.used().used < 5:
+            assert time.monotonic() < end
+        assert not ours.try_acquire()
+        assert not theirs.try_acquire()
+        ours.penalize(500)
+        while theirs.ready_in() < 400:
+            assert time.monotonic() < end
+    finally:
+        for engine in engines:
+            engine.close()
+        for each in brokers:
+            each.stop()
 
 
 def test_what_makes_no_sense_is_refused(broker: BrokerThread, engines: list[ZmqEngine]) -> None:

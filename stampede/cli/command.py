@@ -112,6 +112,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="for so long it grants nothing but what clients held when its predecessor ended; else --longest",
     )  # fmt: skip
     parser.add_argument("--memory", type=Path, metavar="FILE", help="remembers how long --grace has to be")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="HOST[:PORT]", help="another broker, with which it shares limits"
+    )
     parser.add_argument("--max-clients", type=_number(1, 99_999_999), default=10_000, metavar="N")
     parser.add_argument("--max-locks", type=_number(1, 99_999_999), default=1_000_000, metavar="N")
     parser.add_argument("--max-queue", type=_number(1, 99_999_999), default=10_000, metavar="N", help="for one lock")
@@ -223,7 +226,7 @@ def _serve(options: argparse.Namespace) -> int:
     if options.make_keys is not None:
         return make(screen(), options.make_keys)
     limits = Limits(options.longest, options.max_clients, options.max_locks, options.max_queue, options.max_limits)
-    places = {"keys": options.keys, "memory": options.memory}
+    places = {"keys": options.keys, "memory": options.memory, "peers": options.peer}
     return serve(screen(), options.bind, limits, quiet=options.grace, **places)
 
 

@@ -30,9 +30,10 @@ def make(screen: Screen, directory: Path) -> int:
     return 0
 
 
-def serve(screen: Screen, bind: Sequence[str], limits: Limits, **options: Any) -> int:
+def serve(screen: Screen, bind: Sequence[str], limits: Limits, peers: Sequence[str], **options: Any) -> int:
     """Until SIGTERM or SIGINT."""
-    broker = Broker([_whole(each) for each in bind] or [f"127.0.0.1:{PORT}"], limits=limits, **options)
+    others = [_whole(each) for each in peers]
+    broker = Broker([_whole(each) for each in bind] or [f"127.0.0.1:{PORT}"], limits=limits, peers=others, **options)
     before = [(each, signal.signal(each, lambda *_: broker.stop())) for each in (signal.SIGTERM, signal.SIGINT)]
     try:
         for address in bind or [f"127.0.0.1:{PORT}"]:
@@ -52,5 +53,5 @@ def _whole(address: str) -> str:
     if not colon or address.endswith("]"):
         return f"{address}:{PORT}"
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise OptionError(f"--bind {address}: give HOST or HOST:PORT, as 127.0.0.1:{PORT}")
+        raise OptionError(f"{address} is no address: give HOST or HOST:PORT, as 127.0.0.1:{PORT}")
     return address

@@ -27,6 +27,7 @@ from stampede.engines.zmq.counts import Counts
 from stampede.engines.zmq.curve import Doorman, pair_of
 from stampede.engines.zmq.machine import LIMITS, Limits, Machine, Refused, Session
 from stampede.engines.zmq.memory import Memory
+from stampede.engines.zmq.peers import Peers
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Rate, Usage
 
@@ -80,7 +81,7 @@ class Broker:
 
     `quiet`: seconds for which nothing is granted, but what clients held before: as long as the longest lease that a
     broker of this address may have granted; which `memory`, a file, knows. `keys`: the directory of CURVE keys, without
-    which it listens on loopback only.
+    which it listens on loopback only. `peers`: other brokers, which share its limits, and its keys.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Broker:
         keys: Path | None = None,
         quiet: float | None = None,
         memory: Path | None = None,
+        peers: Sequence[str] = (),
         limits: Limits = LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -119,6 +121,7 @@ class Broker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._doorman = None if keys is None else Doorman(self._context, keys)
+            self._peers = Peers(self._context, peers, keys)
             self._router = router = self._context.socket(zmq.ROUTER)
             router.router_mandatory = True
             router.router_handover = True
@@ -151,6 +154,8 @@ class Broker:
         poller = zmq.Poller()
         for each in (router, monitor, self._poke[0], *(() if doorman is None else (doorman.socket,))):
             poller.register(each, zmq.POLLIN)
+        for each in self._peers.sockets:
+            poller.register(each, zmq.POLLIN)
         try:
             while True:
                 now = self._clock()
@@ -160,6 +165,7 @@ class Broker:
                     break
                 if doorman is not None and doorman.socket in ready:
                     doorman.answer()
+                self._peers.hear()
                 if monitor in ready:
                     self._hear_of_ends()
                 self._read()
@@ -168,6 +174,7 @@ class Broker:
                 if now >= self._tick + TICK:
                     self._look(now)
                 self._send(now)
+                self._peers.tell()
             if self._memory is not None and not self.machine.leases:
                 self._memory.note(0.0)
         finally:
@@ -183,6 +190,9 @@ class Broker:
             each = getattr(self, name, None)
             if each is not None:
                 each.close(linger=0)
+        peers = getattr(self, "_peers", None)
+        if peers is not None:
+            peers.close()
         doorman = getattr(self, "_doorman", None)
         if doorman is not None:
             doorman.socket.close(linger=0)
@@ -284,7 +294,7 @@ class Broker:
                 return wire.record(wire.ROWS, number, self._page(client, number, payload, now))
             if kind == wire.STATS:
                 return wire.record(wire.ROWS, number, json.dumps(self._stats(now)).encode())
-        except Refused as refused:
+        except (Refused, ValueError, OverflowError) as refused:  # or a number that is none
             return wire.record(wire.TROUBLE, number, str(refused).encode())
         return wire.record(wire.TROUBLE, number, b"it knows no such question: it is older than its client, perhaps")
 
@@ -299,10 +309,17 @@ class Broker:
         rate = Rate(most, per)
         if kind == wire.TAKE:
             answer = counts.take(name, rate, cost, seconds, now)
+            if answer.booked:
+                self._peers.granted(name, rate, cost, answer.delay)
             return wire.record(wire.BOOKED, number, wire.booked(*answer))
         if kind == wire.GIVE_BACK:
             counts.give_back(name, cost, at, now)
         elif kind == wire.PENALIZE:
+            counts.penalize(name, rate, seconds, now)
+            self._peers.granted(name, rate, 0, seconds)
+        elif cost:
+            counts.note(name, rate, cost, now + max(seconds, 0.0), now)
+        else:
             counts.penalize(name, rate, seconds, now)
         return wire.record(wire.YES, number)
 
