@@ -26,9 +26,9 @@ def in_a_loop(test: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "disk"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    engine = open_engine("memory://" if request.param == "memory" else f"file://{tmp_path}")
+    engine = open_engine("memory://" if request.param == "memory" else f"{request.param}://{tmp_path}")
     yield engine
     engine.close()
 

@@ -58,6 +58,8 @@ class Paired(Engine):
         self.claims = self.store = _Verbs(_versioned(store.store), self.locks, self._computations)
         astore = _versioned(store.astore) if store.astore else Errands().face(_versioned(store.store))
         self.aclaims = self.astore = _Verbs(astore, self.alocks, self._computations)
+        counts = store if store.limits else locks
+        self.limits, self.alimits = counts.limits, counts.alimits
         self.softens, self.asoftens = store.softens, store.asoftens  # whose generations ours are
         self._engines = store, locks
 

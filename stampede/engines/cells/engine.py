@@ -9,12 +9,14 @@ from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING
 from stampede.engines.cells.batch import Together
 from stampede.engines.cells.generations import Generations
+from stampede.engines.cells.limits import CellLimits
 from stampede.engines.cells.locks import CellLocks
-from stampede.engines.cells.protocol import Cell
+from stampede.engines.cells.protocol import Cell, Version
 from stampede.engines.cells.records import Common, Records
 from stampede.engines.cells.verbs import CellKeys
 from stampede.engines.cells.ways import BesideWay, HereWay, OpenCell
 from stampede.ports import Engine
+from stampede.window import Window
 
 __all__ = ["CellEngine"]
 
@@ -48,6 +50,8 @@ class CellEngine(Engine):
         self.aclaims = self.astore = self.ashows = self.asoftens = CellKeys(arecords, generations, keys)
         self.locks = locks = CellLocks(records)
         self.alocks = CellLocks(arecords, locks)
+        seen: dict[str, tuple[Version, Window]] = {}
+        self.limits, self.alimits = CellLimits(records, seen), CellLimits(arecords, seen)
         self.many = self.releases = Together(way, common, generations)
         self._common = common
         forks.in_child(self._start_again)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.disk.database import Database
+from stampede.engines.disk.limits import DiskLimits
 from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
 from stampede.engines.disk.trouble import Locked
 from stampede.engines.kit.errands import Errands, Run, here
@@ -57,6 +58,7 @@ class DiskEngine(Engine):
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Keys(rows, SUSPENDING, beside)
         self.near = self.recalls = rows
         self.locks, self.alocks = _Locks(rows, BLOCKING, here), _Locks(rows, SUSPENDING, beside)
+        self.limits, self.alimits = DiskLimits(rows.database, here), DiskLimits(rows.database, beside)
         self._closing = forks.closing(self, rows.close)
         forks.on_fork(rows.database.before_fork)
         forks.in_parent(rows.database.after_fork)

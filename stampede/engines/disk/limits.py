@@ -1,0 +1,77 @@
+"""Limits in the directory's database: one write transaction each, by the machine's own clock, which nobody can set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from stampede.engines.disk.boot import clock
+from stampede.engines.disk.database import Database, Write
+from stampede.engines.kit.errands import Run
+from stampede.engines.limits import booked, usage
+from stampede.ports import Booked, Rate, Usage
+from stampede.window import SECOND, Window, bytes_of, ends, give_back, micros, penalize, window_of
+
+__all__ = ["DiskLimits"]
+
+T = TypeVar("T")
+
+
+class DiskLimits:
+    """Limits of one colour."""
+
+    def __init__(self, database: Database, beside: Run) -> None:
+        self._database = database
+        self._beside = beside
+
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
+        return await self._changed(name, lambda window, now: booked(window, now, rate, cost, ahead))
+
+    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
+        await self._changed(name, lambda window, now: (give_back(window, at, cost), None))
+
+    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
+        per, forbidden = micros(rate.per), micros(seconds)
+        await self._changed(name, lambda window, now: (penalize(window, now, rate.most, per, forbidden), None))
+
+    async def used(self, name: str) -> Usage:
+        return await self._changed(name, lambda window, now: (window, usage(window, now)))
+
+    async def listed(self) -> list[tuple[str, Usage]]:
+        return await self._run(self._all)
+
+    async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
+        return await self._run(partial(self._written, name.encode("utf-8", "surrogatepass"), change))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._beside(work)
+        except BaseException:
+            self._database.tidy_up()
+            raise
+
+    def _written(self, name: bytes, change: Callable[[Window, int], tuple[Window, T]]) -> T:
+        with self._database.writing() as write:
+            now = _now(write)
+            row = write.execute("SELECT starts FROM limits WHERE name = ?", (name,)).fetchone()
+            window = window_of(None if row is None else row[0])
+            after, answer = change(window, now)
+            if after is not window:
+                if row is None:
+                    write.execute("DELETE FROM limits WHERE ends < ?", (now,))
+                values = name, bytes_of(after), now + ends(after)
+                write.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", values)
+        return answer
+
+    def _all(self) -> list[tuple[str, Usage]]:
+        with self._database.writing() as write:
+            now = _now(write)
+            rows = write.execute("SELECT name, starts FROM limits WHERE ends >= ? ORDER BY name", (now,)).fetchall()
+        return [(bytes(name).decode("utf-8", "surrogatepass"), usage(window_of(starts), now)) for name, starts in rows]
+
+
+def _now(write: Write) -> int:
+    """In a transaction in which there is a table: that of an earlier release has none."""
+    write.execute("CREATE TABLE IF NOT EXISTS limits (name BLOB PRIMARY KEY, starts BLOB NOT NULL, ends INTEGER)")
+    return int(clock() * SECOND)
