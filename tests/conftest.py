@@ -19,10 +19,10 @@ from typing import Any
 
 import marks
 import pytest
-import watchdog
 from hypothesis import settings
 from proxy import Proxy
 from servers import RedisServer, in_memory, shared_redis, to_empty
+from watchdog import CONTROLLER, Signs, Watchdog
 
 # A shell that runs us in the background has Ctrl-C ignored, and so it would be in all processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,9 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("stampede", "which of those that `-m` and `-k` choose")
     group.addoption("--quick", action="store_true", help="those that start no server and are done in a moment")
     group.addoption("--half", choices=["wide", "alone"], help="those that are marked `alone`, or the others")
+    group.addoption("--stuck-after", type=float, default=200, metavar="SECONDS", help="end a worker that gives no sign")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signs := getattr(config, "workerinput", {}).get("signs"):
+        config.pluginmanager.register(Signs(Path(signs), config.workerinput["workerid"]))  # type: ignore[attr-defined]
     for name, what in marks.ENGINES.items():
         config.addinivalue_line("markers", f"{name}: it is about {what}")
 
@@ -70,15 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """What a test may start is known while it runs, with its fixtures."""
     marks.now = {each.name for each in item.iter_markers()}
-    worker = getattr(item.config, "workerinput", None)
-    if worker is not None:
-        watchdog.begun(worker["at"], worker["workerid"], item.nodeid)
     try:
         return (yield)
     finally:
         marks.now = None
-        if worker is not None:
-            watchdog.ended(worker["at"], worker["workerid"])
 
 
 def pytest_collection_finish() -> None:
@@ -118,14 +116,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["ends"] = str(_ends())
-    node.workerinput["at"] = str(_at())
-    _dog()
+    node.workerinput["signs"] = str(_watchdog(node.config).place)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_runtest_logreport() -> None:
-    if _at.cache_info().currsize:
-        _dog().told()
+@cache
+def _watchdog(config: pytest.Config) -> Watchdog:
+    dog = Watchdog(config.getoption("stuck_after"))
+    config.add_cleanup(dog.close)
+    config.pluginmanager.register(Signs(dog.place, CONTROLLER))
+    return dog
 
 
 died: list[str] = []
@@ -147,25 +146,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
     """A worker that hung at its exit was ended, and nobody would say so."""
-    if _at.cache_info().currsize:
-        _dog().end()
-        shutil.rmtree(_at())
     if _ends.cache_info().currsize:
         hung = sorted(mark.name for mark in _ends().iterdir())
         shutil.rmtree(_ends())
         if hung:
             pytest.exit(f"these hung at their exit: {', '.join(hung)}", returncode=1)
-
-
-@cache
-def _at() -> Path:
-    """Where each worker says at which test it is."""
-    return Path(tempfile.mkdtemp(prefix="stampede-at-"))
-
-
-@cache
-def _dog() -> watchdog.Watchdog:
-    return watchdog.Watchdog(_at())
 
 
 @cache

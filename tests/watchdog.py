@@ -1,86 +1,188 @@
-"""Names what hangs, and ends it, where no time-out sees it: a worker that was stopped, or that nothing can interrupt.
+"""Who ends a run of several workers that stands still, and says what each was at.
 
-pytest-timeout interrupts a test, and faulthandler ends a process whose interpreter answers nobody. A process that is
-stopped does neither; its tests are nobody's, and the others wait for it for as long as they are let.
+A test that waits is ended by its timeout. But a process that was frozen, or that holds the interpreter's lock for ever,
+runs no timeout; and when one worker answers no more, the others soon wait for its share of the tests, between two
+tests, where no timeout is. So each process leaves a sign of what it does, and another one looks at the signs. It asks
+nobody for anything: whoever leaves none for too long is told of, shows its stacks, and is killed.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
+import subprocess
 import sys
-import threading
+import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
+from typing import Any
 
-__all__ = ["Watchdog", "begun", "ended"]
+__all__ = ["Signs", "Watchdog"]
 
-LONGEST = 200.0
-"""Seconds that no test takes, with its fixtures: both time-outs of pyproject.toml come before."""
-
-LOOK = 5.0
-
-
-def begun(place: str, worker: str, test: str) -> None:
-    """A worker is at this test."""
-    Path(place, worker).write_text(f"{os.getpid()} {test}")
+ROUNDS = 40
+"""So often it looks before it calls a process stuck: one that was stopped itself, or starved, hasn't looked."""
+CONTROLLER = "controller"
+_IN, _AFTER, _ENDED = "in", "after", "has ended its session"
 
 
-def ended(place: str, worker: str) -> None:
-    Path(place, worker).write_text("")
+class Signs:
+    """A plugin of each process: what it does, and its pid, in a file of its own."""
+
+    def __init__(self, place: Path, name: str) -> None:
+        self._pid = os.getpid()
+        self._file = os.open(place / name, os.O_CREAT | os.O_WRONLY)
+        self._leave("has begun")
+
+    def _leave(self, what: str) -> None:
+        if os.getpid() == self._pid:  # and no fork of it
+            os.pwrite(self._file, f"{self._pid} {time.monotonic()} {what}"[:600].ljust(600).encode(), 0)
+
+    def pytest_collection_finish(self) -> None:
+        self._leave("has collected")
+
+    def pytest_xdist_node_collection_finished(self, node: Any) -> None:
+        self._leave(f"knows what {node.gateway.id} has collected")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._leave(f"{_IN} {nodeid}, its setup")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        after = {"setup": "after its setup", "call": "after its call"}.get(report.when, "after its teardown")
+        self._leave(f"{_IN} {report.nodeid}, {after}")
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._leave(f"{_AFTER} {nodeid}")
+
+    def pytest_sessionfinish(self) -> None:
+        self._leave(_ENDED)
 
 
-class Watchdog(threading.Thread):
-    """Looks after the workers of a run, from the process that has begun them; and after that process itself."""
+Signs.pytest_xdist_node_collection_finished.pytest_impl = {"optionalhook": True}  # type: ignore[attr-defined]
 
-    def __init__(self, place: Path) -> None:
-        super().__init__(name="watchdog", daemon=True)
-        self._place = place
-        self._told = time.monotonic()
-        self._over = threading.Event()
-        self.start()
 
-    def told(self) -> None:
-        """A test has ended, and this process knows."""
-        self._told = time.monotonic()
+class Watchdog:
+    """The process that looks, and the place of the signs."""
 
-    def end(self) -> None:
-        self._over.set()
+    def __init__(self, seconds: float) -> None:
+        self.place = Path(tempfile.mkdtemp(prefix="stampede-signs-"))
+        self._process = subprocess.Popen([sys.executable, "-I", "-S", __file__, str(self.place), str(seconds)])
 
-    def run(self) -> None:
-        while not self._over.wait(LOOK):
-            for worker in self._place.iterdir():
-                with suppress(OSError, ValueError):
-                    self._look(worker)
-            if time.monotonic() - self._told > LONGEST + 60:
-                print("\nnobody has been told of anything for minutes: this process hangs", file=sys.__stderr__)
-                faulthandler.dump_traceback(sys.__stderr__)
-                os._exit(3)
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        rmtree(self.place, ignore_errors=True)
 
-    def _look(self, worker: Path) -> None:
-        seconds = time.time() - worker.stat().st_mtime
-        pid, test = worker.read_text().split(" ", 1)
-        if seconds > LONGEST:
-            worker.write_text("")
-            print(f"\n{worker.name} has been at {test} for {seconds:.0f} s: {_state(int(pid))}", file=sys.__stderr__)
-            _end(int(pid))
+
+# -- the other process ---------------------------------------------------------------------------------------------
+
+
+def _watch(place: Path, seconds: float) -> None:
+    controller = os.getppid()
+    seen: dict[str, str] = {}
+    silent: dict[str, int] = {}
+    gone: set[str] = set()
+    while os.getppid() == controller:
+        time.sleep(seconds / ROUNDS)
+        for name, sign in _signs(place):
+            silent[name] = silent.get(name, 0) + 1 if seen.get(name) == sign else 0
+            seen[name] = sign
+        if silent and (stuck := _stuck({name: seen[name] for name in seen.keys() - gone}, silent)):
+            _say(f"the tests stand still: no sign of {' and '.join(stuck)} for {seconds:g} seconds or more")
+            for name, sign in seen.items():
+                _say(f"{name} {_what(sign)}, {_ago(sign)} ago; {_state(_pid(sign))}")
+            for name in stuck:
+                _say(f"{name} is ended; its stacks:\n")
+                _end(_pid(seen[name]))
+            gone.update(stuck)
+            silent = dict.fromkeys(silent, 0)
+
+
+def _stuck(signs: dict[str, str], silent: dict[str, int]) -> list[str]:
+    """Who is to be ended: workers that are silent in a test; else, where all are silent, all workers, then who waits
+    for them."""
+    workers = [name for name, sign in signs.items() if name != CONTROLLER and _what(sign) != _ENDED]
+    within = [name for name in workers if _what(signs[name]).startswith(_IN) and silent[name] >= ROUNDS]
+    begun = any(_what(sign).startswith((_IN, _AFTER, _ENDED)) for sign in signs.values())
+    if within or min(silent.values()) < ROUNDS * (1 if begun else 3):  # to start, and to collect, takes a while
+        return within
+    return workers or [CONTROLLER]
+
+
+def _signs(place: Path) -> Iterator[tuple[str, str]]:
+    for each in sorted(place.iterdir()):
+        if sign := each.read_text(errors="replace").strip():
+            yield each.name, sign
+
+
+def _pid(sign: str) -> int:
+    return int(sign.split()[0])
+
+
+def _ago(sign: str) -> str:
+    return f"{time.monotonic() - float(sign.split()[1]):.0f} s"
+
+
+def _what(sign: str) -> str:
+    return sign.split(maxsplit=2)[2]
+
+
+def _say(what: str) -> None:
+    os.write(2, f"\nwatchdog: {what}".encode())
 
 
 def _state(pid: int) -> str:
-    """What its threads do, as the kernel has it."""
-    told = []
-    for each in sorted(Path(f"/proc/{pid}/task").iterdir()):
+    """Of all its threads, as the kernel tells them: T is a frozen one."""
+    found = []
+    for each in sorted(Path(f"/proc/{pid}/task").glob("*")):
         with suppress(OSError):
-            state = (each / "stat").read_text().rpartition(")")[2].split()[0]
-            told.append(f"{each.name} {state} {(each / 'wchan').read_text()}")
-    return ", ".join(told)
+            found.append(f"{_stat(each)[0]} in {(each / 'wchan').read_text()}")
+    return f"process {pid}, its threads: {', '.join(found) or 'gone'}"
+
+
+def _stat(process: Path) -> list[str]:
+    """From its state on: what comes before may have blanks."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _end(pid: int) -> None:
-    """It tells where it is, if it can."""
-    for number, rest in ((signal.SIGCONT, 0.1), (signal.SIGABRT, 10.0), (signal.SIGKILL, 0.0)):
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-        time.sleep(rest)
+    """SIGABRT, at which faulthandler writes all stacks. Its children end with it: they may keep its pipes open."""
+    theirs = _below(pid)
+    _kill(pid, signal.SIGABRT)
+    _kill(pid, signal.SIGCONT)
+    end = time.monotonic() + 10
+    while _runs(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    for each in [pid, *theirs]:
+        _kill(each, signal.SIGKILL)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return _stat(Path(f"/proc/{pid}"))[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _below(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            children.setdefault(int(_stat(each)[1]), []).append(int(each.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return [each for each in found[1:] if each != os.getpid()]
+
+
+def _kill(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end by it, and we with them
+    _watch(Path(sys.argv[1]), float(sys.argv[2]))
+    rmtree(sys.argv[1], ignore_errors=True)  # who has begun us was killed
