@@ -20,13 +20,24 @@ from stampede.errors import (
     TooLarge,
     WaitTimeout,
 )
-from stampede.registry import Limiter, Lock, cache_without_dogpiling, cached, configure, get_cache, limited, try_lock
+from stampede.registry import (
+    Bulkhead,
+    Limiter,
+    Lock,
+    cache_without_dogpiling,
+    cached,
+    configure,
+    get_cache,
+    limited,
+    try_lock,
+)
 from stampede.switch import bypassed, refreshing
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Absent",
+    "Bulkhead",
     "Cache",
     "CodecError",
     "ComputationFailed",

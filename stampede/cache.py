@@ -13,6 +13,8 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events, returns
 from stampede.batch import value_of_each
+from stampede.bulkhead import Bulkhead
+from stampede.bulkhead import defaults as bulkhead_defaults
 from stampede.codec import make_codec
 from stampede.colour import BLOCKING, SUSPENDING, Colour, called, run_blocking, running_loop
 from stampede.core import Core
@@ -24,7 +26,7 @@ from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
 from stampede.exchange import STAY, exchange, is_fresh
-from stampede.faces import CacheOptions, LimitOptions, LockOptions, Options, PolicyOptions
+from stampede.faces import BulkheadOptions, CacheOptions, LimitOptions, LockOptions, Options, PolicyOptions
 from stampede.front import Front
 from stampede.keys import in_namespace, quoted
 from stampede.limiter import Limiter
@@ -655,6 +657,15 @@ class Cache:
         ...     pass  # at most five such blocks begin in any 0.8 s
         """
         return Limiter(name, self.engine, max=max, per=per, **options)
+
+    @showing(BulkheadOptions, **bulkhead_defaults)
+    def bulkhead(self, name: str, **options: Unpack[BulkheadOptions]) -> Bulkhead:
+        """`stampede.Bulkhead` of this name, on this cache's engine.
+
+        >>> with cache.bulkhead("reports", concurrency=8):
+        ...     pass  # no more than eight are inside
+        """
+        return Bulkhead(name, self.engine, **options)
 
     def _outer(self, key: str) -> str:
         """The key as it was given."""

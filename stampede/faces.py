@@ -19,9 +19,10 @@ from stampede.settings import LocalSettings
 from stampede.status import Status
 
 __all__ = [
-    "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn", "DecorateLoosely",
-    "DecorateWith", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached", "LooselyCachedAsync", "MoreOptions",
-    "Nobody", "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables", "TryLockOptions",
+    "BulkheadOptions", "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn",
+    "DecorateLoosely", "DecorateWith", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached",
+    "LooselyCachedAsync", "MoreOptions", "Nobody", "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables",
+    "TryLockOptions",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -133,6 +134,7 @@ class TryLockOptions(TypedDict, total=False):
     lease: float | str | timedelta
     max_hold: Seconds
     release_via: Hook | None
+    shared: bool
 
 
 class LockOptions(TryLockOptions, total=False):
@@ -146,6 +148,15 @@ class LimitOptions(TypedDict, total=False):
 
     wait: Seconds
     when_down: Literal["raise", "allow"]
+
+
+class BulkheadOptions(TypedDict, total=False):
+    """What a bulkhead takes beside its name and its engine."""
+
+    concurrency: int
+    lease: float | str | timedelta
+    max_hold: Seconds
+    wait: Seconds
 
 
 # -- decorated functions ------------------------------------------------------------------------------------------

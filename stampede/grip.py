@@ -48,7 +48,7 @@ class Grip:
         self._lock = ref(lock)
         self._engine = engine  # which closes itself when nobody has it any more
         self._locks = locks
-        self._name = name
+        self.name = name
         self._pid = os.getpid()
 
     def belongs_to(self, owner: OWNER) -> OWNER:
@@ -123,14 +123,14 @@ class Grip:
         return Hold(
             keeper,
             locks.port,
-            self._name,
+            self.name,
             self.token,
             lease,
             max_hold,
             self.drop,
             alive=self._alive,
             since=since,
-            owe=partial(locks.owe, self._name, self.token) if isinstance(locks, GuardedLocks) else None,
+            owe=partial(locks.owe, self.name, self.token) if isinstance(locks, GuardedLocks) else None,
         )
 
     def _alive(self) -> bool:
@@ -142,9 +142,9 @@ class Grip:
         if running_loop() is not None and not keeper.over:
             self.let_go()
         elif keeper.over:
-            run_blocking(quietly(self._locks.port.release, self._name, self.token))
+            run_blocking(quietly(self._locks.port.release, self.name, self.token))
         else:
-            run_blocking(self._locks.withdraw(self._name, self.token, late=not self.answered))
+            run_blocking(self._locks.withdraw(self.name, self.token, late=not self.answered))
 
     def let_go(self) -> None:
         """Have it given back, and soon, as nobody has it any more. From a finalizer: nothing is asked here."""

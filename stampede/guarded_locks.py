@@ -91,9 +91,11 @@ class PlainLocks:
         self.port = port
 
     async def acquire(
-        self, name: str, token: bytes, lease: float, waits: bool, patience: float, since: float
+        self, name: str, token: bytes, lease: float, waits: bool, patience: float, since: float, room: float = 1
     ) -> Granted | Busy:
-        return await self.port.acquire(name, token, lease, waits=waits)
+        if room == 1:
+            return await self.port.acquire(name, token, lease, waits=waits)
+        return await self.port.acquire(name, token, lease, waits=waits, room=room)
 
     async def wait(self, name: str, busy: Busy, timeout: float, since: float) -> None:
         await self.port.wait(name, busy, timeout)
@@ -120,7 +122,7 @@ class GuardedLocks(PlainLocks):
         self._guarded = Guarded(colour, side)
 
     async def acquire(
-        self, name: str, token: bytes, lease: float, waits: bool, patience: float, since: float
+        self, name: str, token: bytes, lease: float, waits: bool, patience: float, since: float, room: float = 1
     ) -> Granted | Busy:
         """EngineError if it hangs: then what may come of this is given back when it comes. `since`: the lock is waited
         for."""
@@ -131,7 +133,7 @@ class GuardedLocks(PlainLocks):
             else:
                 self._side.returns.forget(token)
 
-        work = partial(self.port.acquire, name, token, lease, waits=waits)
+        work = partial(super().acquire, name, token, lease, waits, patience, since, room)
         return await self._ask(name, work, patience, late, since)
 
     async def wait(self, name: str, busy: Busy, timeout: float, since: float) -> None:

@@ -24,14 +24,17 @@ from stampede.grip import Grip
 from stampede.guarded_locks import PlainLocks, locks_of
 from stampede.pace import Pace
 from stampede.policy import Seconds, seconds
-from stampede.ports import Engine, Granted, Problem, Sessions
+from stampede.ports import Busy, Engine, Granted, Problem, Sessions
 from stampede.problems import problem_of
 from stampede.signatures import with_twins
 from stampede.stalls import LATE
 
-__all__ = ["Lock", "Release", "TryLock"]
+__all__ = ["Lock", "Release", "TryLock", "caller"]
 
 SELF = TypeVar("SELF", bound="Lock")
+
+ROOMY = "memory://"
+"""Whose locks have room for more than one, for people."""
 
 
 @with_twins
@@ -43,6 +46,8 @@ class Lock:
     on-commit hook; a coroutine is awaited in `async with`); renewal ends with the block, and an exception releases at
     once. `max_hold` seconds after it was
     taken the renewal ends, and up to one `lease` later the lock: then it is `lost`.
+    `shared`: others who say so may be inside with it, and nobody else; who came first is first, so that none of those
+    who say it not waits for ever.
     Who lets go of the object without a release gets a ResourceWarning, and the lock is given back.
 
     >>> with Lock("nightly", lease=60, wait=5) as lock:  # of all processes of this machine; on="redis://..." of all
@@ -59,6 +64,7 @@ class Lock:
         wait: Seconds = None,
         max_hold: Seconds = None,
         release_via: Callable[[Callable[[], object]], object] | None = None,
+        shared: bool = False,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise OptionError(f"the name of a lock is {name!r}: give a string that is not empty")
@@ -71,6 +77,8 @@ class Lock:
         self._wait = seconds("wait", wait)
         self._max_hold = seconds("max_hold", max_hold)
         self._release_via = release_via
+        if shared:
+            self._room = inf
         self._use(engine)
         self._asking: set[Grip] = set()  # not granted yet
         self._grips: dict[object, Grip] = {}  # by their callers
@@ -81,9 +89,14 @@ class Lock:
     def _use(self, engine: Engine) -> None:
         if engine.locks is None or engine.alocks is None:
             raise OptionError(f"{engine.scheme}:// is no lock engine: name another with on=")
+        self._check_room(engine)
         self._engine = engine  # whoever keeps the lock keeps its engine open
         self._suspending = PROMPT if engine.prompt else SUSPENDING
         self._locks = locks_of(engine, engine.locks, BLOCKING), locks_of(engine, engine.alocks, SUSPENDING)
+
+    def _check_room(self, engine: Engine) -> None:
+        if self._room != 1 and not engine.lock_engine.rooms:
+            raise OptionError(f"a lock of {engine.lock_engine.scheme}:// can't be shared: {ROOMY} have those that can")
 
     def _bind(self) -> None:
         """Before it is taken: settings may name another engine by now."""
@@ -93,7 +106,7 @@ class Lock:
     @property
     def held(self) -> bool:
         """Does this caller, and not just somebody through the same object, hold it, as far as is known?"""
-        me = _caller()
+        me = caller()
         grip = self._grips.get(me)
         return grip is not None and grip.held and not self._has_refused(me, grip)
 
@@ -246,10 +259,11 @@ class Lock:
     # -- how ------------------------------------------------------------------------------------------------------
 
     _patience: float | None = None  # of its blocks; None: the object's
+    _room: float = 1  # how many may be inside with it, itself included
 
     def _not_had(self, block: Block | None) -> None:
         """Somebody else has it, and a block is to be entered. None: by no `with`."""
-        if self._own(_caller()) is not None:
+        if self._own(caller()) is not None:
             raise LockTimeout(f"this very thread or task has the lock {self.name!r}, and would wait for itself")
         raise LockTimeout(f"somebody else has the lock {self.name!r}, and wait ran out: {self._wait:g} s")
 
@@ -271,7 +285,7 @@ class Lock:
         return work
 
     async def _acquire(self, grip: Grip, colour: Colour, wait: Seconds, block: Block | None) -> bool:
-        me, locks = _caller(), self._asked(colour)
+        me, locks = caller(), self._asked(colour)
         if block is not None:
             block.caller = ref(me)
         try:
@@ -288,12 +302,12 @@ class Lock:
                 asked = monotonic()
                 grip.asked, grip.answered = True, False
                 left = max(end - asked, 0.0)
-                reply = await locks.acquire(self.name, grip.token, self._lease, patience > 0, left, began)
+                reply = await self._question(locks, grip, patience > 0, left, began)
                 grip.answered = True
                 if isinstance(reply, Granted):
                     grip.grant(reply.fence, self._lease, self._max_hold, asked)
                     self._refused.discard(me)  # a block that was interrupted may have left it
-                    self._grips[me] = grip
+                    self._grips[self._slot(me, grip)] = grip
                     self._asking.discard(grip)
                     if block is None:
                         grip.belongs_to_its_lock()
@@ -301,7 +315,7 @@ class Lock:
                 left = end - monotonic()
                 if left <= 0:
                     break
-                await locks.wait(self.name, reply, left, began)
+                await self._wait_for(locks, grip, reply, left, began)
                 pace = pace or Pace()
                 rest = pace.rest(monotonic())
                 if rest > 0:
@@ -323,11 +337,23 @@ class Lock:
         self._forget(grip)
         return False
 
+    async def _question(
+        self, locks: PlainLocks, grip: Grip, waits: bool, patience: float, since: float
+    ) -> Granted | Busy:
+        return await locks.acquire(grip.name, grip.token, self._lease, waits, patience, since, self._room)
+
+    async def _wait_for(self, locks: PlainLocks, grip: Grip, busy: Busy, timeout: float, since: float) -> None:
+        await locks.wait(grip.name, busy, timeout, since)
+
+    def _slot(self, me: object, grip: Grip) -> object:
+        """Under what it is known which caller has it."""
+        return me
+
     async def _withdrawn(self, colour: Colour, grip: Grip) -> None:
         """Have nothing, and no place among those who wait."""
         if grip.hold is not None:
             grip.hold.end()
-        await self._asked(colour).withdraw(self.name, grip.token, late=not grip.answered)
+        await self._asked(colour).withdraw(grip.name, grip.token, late=not grip.answered)
         self._forget(grip)
 
     async def _tidy_up(self, colour: Colour) -> None:
@@ -400,7 +426,7 @@ class Lock:
             raise self._loss()
 
     async def _given_back(self, colour: Colour, grip: Grip) -> bool:
-        stood = await self._asked(colour).release(self.name, grip.token)
+        stood = await self._asked(colour).release(grip.name, grip.token)
         self._forget(grip)  # not before: until here, whoever finds that we were interrupted does it
         return stood
 
@@ -416,7 +442,7 @@ class Lock:
         """What the end of a block gives back: what it took; or, where that is no more, what its caller took inside."""
         if grip.hold is not None and not grip.leaving:
             return grip
-        me = _caller()
+        me = caller()
         again = self._grips.get(me) if block.caller is not None and block.caller() is me else None
         if again is None or again.owned or again.number < grip.number or not again.stands:
             return None
@@ -435,7 +461,7 @@ class Lock:
 
     def _unclaimed(self) -> Grip | None:
         """What is given back where `__exit__` was called by no `with`: nothing that a block has."""
-        me = _caller()
+        me = caller()
         if me in self._refused:
             self._refused.discard(me)
             return None
@@ -443,7 +469,7 @@ class Lock:
         return None if grip is None or (grip.owned and grip is not self._grips.get(me)) else grip
 
     def _mine(self) -> Grip | None:
-        grip = self._grips.get(_caller())
+        grip = self._grips.get(caller())
         if grip is not None:
             return grip if grip.stands else None
         standing = [each for each in list(self._grips.values()) if each.stands]
@@ -506,7 +532,7 @@ class TryLock(Lock):
 
     def _not_had(self, block: Block | None) -> None:
         if block is None or block.grip is None:
-            self._refused.add(_caller())
+            self._refused.add(caller())
             return
         for number, other in list(self._vain.items()):
             if other.end() is None:
@@ -527,7 +553,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def _caller() -> object:
+def caller() -> object:
     """Who calls: the task, or the thread or greenlet outside of tasks. Compared by identity."""
     if running_loop() is not None:
         task = asyncio.current_task()

@@ -317,9 +317,14 @@ class Hears(Protocol):
 class Locks(Protocol):
     """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
 
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
         """Take the lock, or say who has it. The holder's own token is granted again.
 
+        `room`: how many may be inside together as far as this one is concerned, itself included. It may enter if there
+        are no more with it than the least of these numbers, its own and those of all inside, and nobody waits who came
+        before. An engine without `rooms` is asked with 1 only, as an exclusive lock is.
         With `waits`, one that is refused is going to ask again with this token, until it is granted or calls `release`.
         An engine that can keeps the order of arrival among those.
         """
@@ -484,6 +489,7 @@ class Engine(ABC):
     fenced: bool = False  # it refuses a late fill (promises 4 and 5)
     pushes: bool = False  # waiters are woken, not polling
     fair: bool = False  # who has waited longest for a lock is next
+    rooms: bool = False  # its locks have room for as many as say so; else for one
     prompt: bool = False  # its suspending verbs never do but `wait`: no caller is cancelled in the middle of one
     timeless: bool = False  # it knows no time: what it keeps gets older by the wall clock of who has stored it
     coherent: bool = False  # what it finds comes with a ticket: a local tier in front of it stays true

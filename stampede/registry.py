@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
+from stampede import bulkhead as bulkheads
 from stampede import forks, returns
 from stampede import limiter as limits
 from stampede import lock as locks
@@ -22,6 +23,7 @@ from stampede.engines import check_url, open_engine
 from stampede.engines.url import safe_url, scheme_of
 from stampede.errors import OptionError, SettingsError
 from stampede.faces import (
+    BulkheadOptions,
     CacheOptions,
     LimitOptions,
     LockOptions,
@@ -41,7 +43,8 @@ from stampede.signatures import showing
 from stampede.switch import unbind_all
 
 __all__ = [
-    "Limiter", "Lock", "cache_without_dogpiling", "cached", "configure", "get_cache", "isolated", "limited", "try_lock",
+    "Bulkhead", "Limiter", "Lock", "cache_without_dogpiling", "cached", "configure", "get_cache", "isolated", "limited",
+    "try_lock",
 ]  # fmt: skip
 
 _log = logging.getLogger("stampede")
@@ -372,19 +375,23 @@ def _engine_of(on: Any) -> Engine:
     raise OptionError(f"on is {on!r}: give a URL, the name of a cache, or a Cache")
 
 
-class _LateLock(locks.Lock):
-    """A lock that finds its engine by what `on` says, and again after `configure`."""
+class _Late(locks.Lock):
+    """What finds its engine by what `on` says, and again after `configure`."""
 
-    @showing(LockOptions, **locks.defaults)
-    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[LockOptions]) -> None:
-        self._on = on
-        super().__init__(name, _engine_of(on), **options)
+    _on: Any
 
     def _bind(self) -> None:
         if not self._in_use and (self._on is None or isinstance(self._on, str)):
             engine = _engine_of(self._on)
             if engine is not self._engine:
                 self._use(engine)
+
+
+class _LateLock(_Late):
+    @showing(LockOptions, **locks.defaults)
+    def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[LockOptions]) -> None:
+        self._on = on
+        super().__init__(name, _engine_of(on), **options)
 
 
 class Lock(_LateLock):
@@ -454,3 +461,14 @@ def limited(
     limiter = Limiter(name, max=max, per=per, on=on, **options)
     limits.checked(cost, limiter)
     return lambda function: limits.limiting(limiter, function, cost)
+
+
+class Bulkhead(_Late, bulkheads.Bulkhead):
+    __doc__ = bulkheads.Bulkhead.__doc__
+
+    @showing(BulkheadOptions, **bulkheads.defaults)
+    def __init__(
+        self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[BulkheadOptions]
+    ) -> None:
+        self._on = on
+        bulkheads.Bulkhead.__init__(self, name, _engine_of(on), **options)

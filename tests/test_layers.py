@@ -32,6 +32,7 @@ LAYERS = """
     cached
     verbs many_faces
     hot faces namesakes switch
+    bulkhead
     lock limiter batch exchange status
     block
     scope
@@ -55,7 +56,7 @@ LAYERS = """
     keys
     local
     colour
-    metrics record window
+    metrics record room window
     ports policy early odds breaker pace events
     entry loops watch stacks
     errors decisions greenlets threads

@@ -198,7 +198,7 @@ class _Names:
             pass_on(error)
             raise self._trouble(error) from error
 
-    def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+    def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1) -> Granted | Busy:
         try:
             with self._lock:
                 if self._closed:

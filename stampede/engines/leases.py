@@ -118,7 +118,7 @@ class Names:
 class Holders(Protocol):
     """Who decides about locks by their names, for both colours."""
 
-    def acquire(self, name: str, token: bytes, lease: float, /, *, waits: bool) -> Granted | Busy: ...
+    def acquire(self, name: str, token: bytes, lease: float, /, *, waits: bool, room: float) -> Granted | Busy: ...
     def renew(self, name: str, token: bytes, lease: float, /) -> bool: ...
     def release(self, name: str, token: bytes, /) -> bool: ...
     async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour, /) -> None: ...
@@ -131,8 +131,10 @@ class NamedLocks:
         self._holders = holders
         self._colour = colour
 
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
-        return self._holders.acquire(name, token, lease, waits=waits)
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
+        return self._holders.acquire(name, token, lease, waits=waits, room=room)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return self._holders.renew(name, token, lease)

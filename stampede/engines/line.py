@@ -1,22 +1,27 @@
-"""Locks by name inside one process, handed on in the order of arrival."""
+"""Locks by name inside one process, handed on in the order of arrival.
+
+A lock that is asked for as an exclusive one is a lease, and a queue behind it. From the moment somebody comes with
+another room until it is free again, all that is known of it is a `Room`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TypeVar
 
-from stampede import decisions
+from stampede import decisions, room
 from stampede.colour import Bell, Colour
 from stampede.engines.leases import Ending, Hung, Names, ring
 from stampede.pace import look_again
 from stampede.ports import Busy, Granted
 from stampede.record import Lease, Record
+from stampede.room import TURN, Change, Inside, Room, Waiting
 
 __all__ = ["Queue"]
 
-TURN = 1.0
-"""Seconds for which a lock that came free is kept for the one whose turn it is; its loop may be busy just now."""
+T = TypeVar("T")
 
 SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke."""
@@ -34,6 +39,18 @@ class _Queued(Busy):
     ahead: int = 0
 
 
+@dataclass(slots=True)
+class _Shared:
+    """A lock with room for more than one, and the bells of those who wait for it."""
+
+    room: Room
+    bells: dict[bytes, Bell]
+
+    @property
+    def end(self) -> float:
+        return self.room.end
+
+
 class Queue(Names):
     """Leases by name, and those who wait for each. A lock that comes free is kept for the first of them."""
 
@@ -45,11 +62,16 @@ class Queue(Names):
     def _begin(self) -> None:
         self._waiting: dict[str, dict[bytes, Bell]] = {}  # in the order of arrival
         self._turns: Ending[str, Hung] = Ending()
+        self._shared: Ending[str, _Shared] = Ending()
 
-    def acquire(self, name: str, token: bytes, seconds: float, *, waits: bool) -> Granted | Busy:
+    def acquire(self, name: str, token: bytes, seconds: float, *, waits: bool, room: float = 1) -> Granted | Busy:
+        if room != 1 or name in self._shared:
+            return self._enter(name, token, seconds, waits, room)
         with decisions.lock:
             if self.closed:
                 self.check()
+            if name in self._shared:  # by now
+                return self._enter(name, token, seconds, waits, room)
             now = self.clock()
             lease, told = self.standing(name, now), None
             holder: Lease | Hung | None = lease or self._turns.living(name, now)
@@ -93,6 +115,8 @@ class Queue(Names):
                 del self._waiting[name]
 
     def release(self, name: str, token: bytes) -> bool:
+        if name in self._shared and (left := self._ask(name, lambda was, now: room.release(was, token, now))):
+            return left[0]
         with decisions.lock:
             if self.closed:
                 self.check()
@@ -110,17 +134,99 @@ class Queue(Names):
         ring([hung for hung in woken if hung is not None])
         return ours
 
+    def renew(self, name: str, token: bytes, seconds: float) -> bool:
+        if name in self._shared and (kept := self._ask(name, lambda was, now: room.renew(was, token, seconds, now))):
+            return kept[0]
+        return super().renew(name, token, seconds)
+
+    # -- with room for more than one ------------------------------------------------------------------------------
+
+    def _enter(self, name: str, token: bytes, seconds: float, waits: bool, its: float) -> Granted | Busy:
+        with decisions.lock:
+            if self.closed:
+                self.check()
+            if name not in self._shared:
+                self._share(name)
+            fence = next(self._fence)
+            answer, bells = self._changed(
+                name, lambda was, now: room.acquire(was, token, seconds, its, now, waits=waits, least=fence)
+            )
+            if waits and isinstance(answer, Busy):
+                shared = self._shared[name]
+                bell = shared.bells.setdefault(token, Bell())
+                answer = _Queued(answer.token, answer.lease, bell=bell, ahead=room.ahead(shared.room, token))
+        for each in bells:
+            each.ring()
+        return answer
+
+    def _ask(self, name: str, question: Callable[[Room, float], Change[T]]) -> tuple[T] | None:
+        """The answer. None: it is an exclusive lock by now."""
+        with decisions.lock:
+            if self.closed:
+                self.check()
+            if name not in self._shared:
+                return None
+            answer, bells = self._changed(name, question)
+        for each in bells:
+            each.ring()
+        return (answer,)
+
+    def _share(self, name: str) -> None:
+        """Under the lock: what is known of an exclusive lock, as a room."""
+        now = self.clock()
+        lease, turn = self.standing(name, now), self._turns.living(name, now)
+        inside = () if lease is None else (Inside(lease.token, lease.end, lease.end - now, 1, lease.fence),)
+        bells = self._waiting.pop(name, {})
+        queue = [Waiting(token, 1, now) for token in bells]
+        if turn is not None:
+            queue.insert(0, Waiting(turn.token, 1, now, turn.end))
+            bells[turn.token] = turn.bell
+        self.records.pop(name, None)
+        self._turns.pop(name, None)
+        self._shared.put(name, _Shared(Room(inside, queue), bells), now)
+
+    def _changed(self, name: str, question: Callable[[Room, float], Change[T]]) -> tuple[T, list[Bell]]:
+        """Under the lock: the answer, as `room` has it, and the bells that are to be rung outside."""
+        now, shared = self.clock(), self._shared[name]
+        shared.room, answer, told = question(shared.room, now)
+        bells = [bell for token in told.called if (bell := shared.bells.get(token)) is not None]
+        for token in told.left:
+            bells += [bell for bell in (shared.bells.pop(token, None),) if bell is not None]
+            bells += [hung.bell for hung in (self.waited.pop(token, None),) if hung is not None]
+        if isinstance(answer, Granted) and shared.bells:
+            for inside in shared.room.inside:
+                shared.bells.pop(inside.token, None)
+        if shared.room.idle:
+            self._shared.pop(name, None)
+        else:
+            self._shared.put(name, shared, now)
+        return answer, bells
+
     async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
         """Until it is the waiter's turn; without a place, until the lease falls or ends."""
         if isinstance(busy, _Queued):
             await colour.park(busy.bell, min(timeout, look_again(busy.ahead, max(busy.lease, 0.0), AFTER, SAFETY)))
+        elif name in self._shared:
+            await self._left(name, busy, timeout, colour)
         else:
             await super().wait(name, busy, timeout, colour)
+
+    async def _left(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
+        """Without a place: until the one that keeps it out is no longer inside."""
+        with decisions.lock:
+            now, shared, token = self.clock(), self._shared.get(name), busy.token
+            if shared is None or not room.standing(shared.room, token, now):
+                return
+            hung = self.waited.living(token, now) or Hung(token, now + max(busy.lease, 0.0), Bell())
+            hung.end = max(hung.end, now + max(busy.lease, 0.0))
+            self.waited.put(token, hung, now)
+        await colour.park(hung.bell, min(timeout, max(busy.lease, 0.0)))
 
     def let_go(self) -> None:
         with decisions.lock:
             self.closed = True  # or somebody could queue between this and the rest
             bells = [bell for queue in self._waiting.values() for bell in queue.values()]
+            bells += [bell for shared in self._shared.values() for bell in shared.bells.values()]
             self._begin()
         for bell in bells:
             bell.ring()

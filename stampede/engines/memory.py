@@ -39,6 +39,7 @@ class MemoryEngine(Engine):
     fenced = True
     pushes = True
     fair = True
+    rooms = True
     codec: str | None = None
     """The one its URL names, by which a cache encodes that names none itself."""
 

@@ -17,6 +17,7 @@ class NullEngine(Engine):
     """Grants every claim and every lock, and forgets what it is given: each flight computes."""
 
     scheme = "null"
+    rooms = True
     shared = False
     fenced = True
     pushes = True
@@ -75,7 +76,9 @@ class _NoLock:
     def __init__(self) -> None:
         self._fences = count(1)
 
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
         return Granted(fence=next(self._fences))
 
     renew, release, wait = _says(True), _says(True), _says(None)

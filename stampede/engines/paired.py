@@ -50,6 +50,7 @@ class Paired(Engine):
         self.fenced = isinstance(store.store, Versioned)
         self.pushes = locks.pushes
         self.fair = locks.fair and locks.alocks is not None
+        self.rooms = locks.rooms
         self.coherent = False
         self.timeless = store.timeless
         self.locks, self.releases = locks.locks, locks.releases

@@ -28,7 +28,9 @@ class CellLocks:
         self._blocking = blocking
         self._grows = records.common.cell.grows
 
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
         def decide(there: Record, now: float) -> Change[Granted | Busy]:
             after, answer, fallen = record.claim(there, token, Ask(lease), now, fence=self._next(there), holder=here())
             assert isinstance(answer, (Granted, Busy))

@@ -188,7 +188,9 @@ class _Locks(_Port):
 
     renew, release = map(_written, ("renew_lock", "release"))
 
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
         try:
             busy = self.rows.held(name, token)
         except Locked:

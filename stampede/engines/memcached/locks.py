@@ -32,7 +32,9 @@ class MemcachedLocks:
         self._line = line
         self._colour = colour
 
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
         its = items.name_of(name, b"l")
         async with taken(self._line, its) as link:
             for _ in range(TRIES):

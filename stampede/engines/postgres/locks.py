@@ -72,7 +72,9 @@ class PostgresLocks:
         self._reaper = reaper
         self._arrivals: dict[bytes, int] = {}  # of tokens that wait: who missed its turn is the next again
 
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
         its = names(name, b"lock")
         if self._bound:
             await self._news.at_home(self._colour)

@@ -81,7 +81,9 @@ class RedisLocks:
         self._colour = colour
         self._arrivals: dict[bytes, bytes] = {}  # of tokens that wait: who missed its turn is the next again
 
-    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False) -> Granted | Busy:
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
         its = _names(name)
         home, arrival = (self._news.home.encode(), self._arrivals.get(token, b"")) if waits else (b"", b"")
         keys = (its.lock, its.fence, its.queue, its.homes, its.turn)

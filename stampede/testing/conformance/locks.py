@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import unittest
+from math import inf
 
 from stampede.entry import new_id
-from stampede.errors import LockLost
+from stampede.errors import LockLost, LockTimeout
 from stampede.lock import Lock
 from stampede.ports import Busy, Granted, Locks
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, is_granted, soon, there
@@ -49,8 +50,17 @@ class LocksSuite(Suite):
             return False
         return True
 
-    async def refused(self, name: str = "l") -> Busy:
-        reply = await self.far_locks.acquire(name, new_id(), LONG)
+    async def entered(self, room: float, port: Locks | None = None, lease: float = LONG) -> bytes:
+        """A new token that is inside, with room for so many."""
+        token = new_id()
+        assert isinstance(await (port or self.locks).acquire("l", token, lease, room=room), Granted)
+        return token
+
+    async def refused(self, name: str = "l", room: float = 1) -> Busy:
+        if room == 1:
+            reply = await self.far_locks.acquire(name, new_id(), LONG)
+        else:
+            reply = await self.far_locks.acquire(name, new_id(), LONG, room=room)
         assert isinstance(reply, Busy), reply
         return reply
 
@@ -220,6 +230,91 @@ class LocksSuite(Suite):
             assert (await self.refused()).token == named
         assert await self.locks.release("l", named) is False  # it goes when its turn has come already
         assert isinstance(await self.locks.acquire("l", last, LONG, waits=True), Granted)
+
+    async def test_readers_share_and_a_writer_is_alone(self) -> None:
+        """Readers would wait for each other, or somebody write what they read."""
+        self.declared(self.engine.rooms, "rooms")
+        readers = [await self.entered(inf, port) for port in (self.locks, self.far_locks, self.locks)]
+        assert (await self.refused()).token in readers
+        assert (await self.refused(room=2)).token in readers
+        assert isinstance(await self.far_locks.acquire("l", readers[0], LONG, room=inf), Granted)  # its reply was lost
+        assert await self.locks.renew("l", readers[0], LONG)
+        for reader in readers:
+            await self.refused()
+            assert await self.locks.release("l", reader) is True
+            assert await self.locks.release("l", reader) is False
+            assert not await self.locks.renew("l", reader, LONG)
+        writer = await self.held()
+        assert (await self.refused(room=inf)).token == writer
+        assert await self.locks.release("l", writer) is True
+        await self.entered(inf)
+
+    async def test_places_are_so_many(self) -> None:
+        """More would be inside than the one who wants fewest of them has said."""
+        self.declared(self.engine.rooms, "rooms")
+        inside = [await self.entered(3, port) for port in (self.locks, self.far_locks, self.locks)]
+        await self.refused(room=3)
+        await self.refused(room=inf)
+        assert await self.locks.release("l", inside.pop()) is True
+        await self.refused(room=2)
+        inside.append(await self.entered(inf))
+        for token in inside:
+            assert await self.far_locks.release("l", token) is True
+        await self.held()
+
+    async def test_a_writer_who_waits_is_not_passed(self) -> None:
+        """While readers come and go, he would wait for ever."""
+        self.declared(self.engine.rooms and self.engine.fair, "rooms, or fair")
+        first, second = await self.entered(inf), await self.entered(inf, self.far_locks)
+        writer, reader = new_id(), new_id()
+        assert isinstance(await self.locks.acquire("l", writer, LONG, waits=True), Busy)
+        refused = await self.far_locks.acquire("l", reader, LONG, waits=True, room=inf)
+        assert isinstance(refused, Busy)
+        await self.refused(room=inf)  # nor by one who doesn't wait
+        assert await self.locks.release("l", first) is True
+        assert await self.locks.release("l", second) is True
+        assert (await self.refused(room=inf)).token == writer
+        assert isinstance(await self.locks.acquire("l", writer, LONG, waits=True), Granted)
+        with soon():
+            woken = self.beside(self.far_locks.wait("l", refused, LONG))
+            await self.pause(0.02)  # most likely it sleeps by then; if not, it must not miss it either
+            assert await self.locks.release("l", writer) is True
+            await woken
+        assert isinstance(await self.far_locks.acquire("l", reader, LONG, waits=True, room=inf), Granted)
+        await self.entered(inf)
+
+    async def test_a_dead_reader_s_place_ends(self) -> None:
+        """A writer would be kept out for ever; or the readers beside it lose theirs."""
+        self.declared(self.engine.rooms, "rooms")
+        dead, alive, next_one = await self.entered(inf, lease=self.short), await self.entered(inf), new_id()
+        await self.lapse(self.beyond)
+        assert not await self.locks.renew("l", dead, LONG)
+        assert await self.far_locks.release("l", dead) is False
+        assert (await self.refused()).token == alive
+        assert await self.far_locks.release("l", alive) is True
+        await self.until(lambda: self.locks.acquire("l", next_one, LONG), is_granted)
+
+    async def test_who_enters_twice_is_told_so(self) -> None:
+        """He would wait for himself, and not know why."""
+        lock = Lock("l", self.engine, lease=LONG, wait=SOON)
+        with soon():
+            assert await self.taken(lock)
+            try:
+                told = ""
+                try:
+                    if self.suspending:
+                        async with lock:
+                            pass
+                    else:
+                        with lock:
+                            pass
+                except LockTimeout as error:
+                    told = str(error)
+                assert "this very thread or task has the lock" in told
+                assert lock.held
+            finally:
+                assert await self.given_back(lock)
+        assert not await self.given_back(lock)  # and what is no longer held can't be released
 
     async def test_wait_is_over_with_the_lease(self) -> None:
         """Those who wait for a dead holder would sleep on."""

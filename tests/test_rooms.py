@@ -1,0 +1,197 @@
+"""Shared locks and bulkheads, as people use them: on an engine with room for many, and on those without."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from stampede import Bulkhead, Cache, Lock, LockTimeout, OptionError, try_lock
+from stampede.engines.memory import MemoryEngine
+
+
+@pytest.fixture(params=["memory", "disk", "file"])
+def on(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    url = "memory://" if request.param == "memory" else f"{request.param}://{tmp_path}"
+    with Cache("memory://", locks=url) if request.param == "file" else Cache(url) as cache:
+        yield cache
+
+
+def many(visitors: int, visit: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=visit) for _ in range(visitors)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+class Visits:
+    """How many are inside, and were at most."""
+
+    def __init__(self) -> None:
+        self.inside = self.most = self.done = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self.inside -= 1
+            self.done += 1
+
+
+def test_a_bulkhead_of_threads(on: Cache) -> None:
+    """More than it says would be at it, or fewer than could be; or somebody never come in."""
+    bulkhead, visits = on.bulkhead("b", concurrency=3, wait=20), Visits()
+    full, numbers = threading.Barrier(3), count()
+
+    @bulkhead
+    def visit() -> None:
+        with visits:
+            if next(numbers) < 3:
+                full.wait(10)  # three are inside at once, or this breaks
+            time.sleep(0.001)
+
+    many(9, visit)
+    assert (visits.most, visits.done) == (3, 9)
+    assert not bulkhead.held
+
+
+def test_a_bulkhead_of_tasks(on: Cache) -> None:
+    """The same of an event loop, and of tasks that are cancelled inside or in the queue: their places were lost."""
+    visits = Visits()
+
+    async def main() -> None:
+        bulkhead, full = on.bulkhead("b", concurrency=2, wait=20), asyncio.Event()
+
+        @bulkhead
+        async def visit(*, stay: bool = False) -> None:
+            with visits:
+                if visits.inside == 2:
+                    full.set()
+                await (asyncio.sleep(60) if stay else asyncio.sleep(0.001))
+
+        staying = [asyncio.create_task(visit(stay=True)) for _ in range(2)]
+        await asyncio.wait_for(full.wait(), 10)
+        assert not await on.bulkhead("b", concurrency=2).aacquire(wait=0)
+        waiting = [asyncio.create_task(visit()) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        for task in [waiting[0], *staying]:
+            task.cancel()
+        await asyncio.gather(*staying, waiting[0], return_exceptions=True)
+        await asyncio.gather(waiting[1], *[visit() for _ in range(6)])
+
+    asyncio.run(main())
+    assert visits.most == 2
+
+
+def test_each_entry_is_one_place(on: Cache) -> None:
+    """Who enters twice would have one place, or wait for himself; and a block give back another's."""
+    bulkhead, other = on.bulkhead("b", concurrency=3, wait=0), on.bulkhead("b", concurrency=3, wait=0)
+    with bulkhead, bulkhead:
+        assert bulkhead.held and not other.held
+        assert other.acquire()
+        assert not bulkhead.acquire()
+        with pytest.raises(LockTimeout, match="3 are inside 'b'"), bulkhead:
+            pass
+        other.release()
+        with ExitStack() as stack:
+            stack.enter_context(bulkhead)
+            assert not other.acquire()
+        assert other.acquire()
+    assert not bulkhead.held
+    assert bulkhead.acquire() and bulkhead.acquire() and not bulkhead.acquire()
+    for each in (bulkhead, other, bulkhead):
+        each.release()
+
+
+def test_what_is_dropped_is_free(on: Cache) -> None:
+    """The places of an object that nobody has any more would be kept by nobody, until their leases end."""
+    bulkhead = on.bulkhead("b", concurrency=1, wait=0)
+    assert bulkhead.acquire()
+    with pytest.warns(ResourceWarning, match="'b' was held, and never released"):  # noqa: PT031
+        del bulkhead
+        gc.collect()
+    with on.bulkhead("b", concurrency=1, wait=10) as another:
+        assert another.held
+
+
+def test_readers_and_writers_of_one_process() -> None:
+    """A writer would be among readers; or readers keep each other out."""
+    engine = MemoryEngine()
+    readers = [Lock("l", on=engine, shared=True, wait=0) for _ in range(3)]
+    for reader in readers:
+        assert reader.acquire()
+    assert not try_lock("l", on=engine).acquire()
+    taken = threading.Event()
+
+    def write() -> None:
+        with Lock("l", on=engine, wait=20):
+            taken.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    probe = try_lock("l", on=engine, shared=True)
+    while probe.acquire():  # until he waits: nobody passes him
+        probe.release()
+    for reader in readers:
+        reader.release()
+    assert taken.wait(10)
+    writer.join(10)
+    with try_lock("l", on=engine, shared=True) as lock:
+        assert lock.held
+
+
+def test_what_an_engine_can_t_is_said(tmp_path: Path) -> None:
+    """A reader would be alone and not know why, or worse, two writers at once."""
+    with pytest.raises(OptionError, match=r"a lock of file:// can't be shared: memory://.* have those that can"):
+        Lock("l", on=f"file://{tmp_path}", shared=True)
+    for wrong in (0, -1, 1.5, True, "8"):
+        with pytest.raises(OptionError, match=r"concurrency is .*: give a whole number, 1 or more"):
+            Bulkhead("b", concurrency=wrong, on="memory://")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="is a generator function"):
+        Bulkhead("b", on="memory://")(lambda: (yield))
+
+
+HOLDER = """
+import sys, time
+from stampede import Bulkhead
+bulkhead = Bulkhead("b", concurrency=2, on=sys.argv[1], lease=float(sys.argv[2]), wait=0)
+assert bulkhead.acquire()
+print("inside", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("engine", ["disk", "file"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_place_ends_with_its_holder(engine: str, how: signal.Signals, tmp_path: Path) -> None:
+    """One that was killed, or hangs, would keep its place for good, and in the end nobody come in."""
+    if (engine, how) == ("file", signal.SIGSTOP):
+        pytest.skip("a lock of file:// is its holder's while that lives")
+    url = f"{engine}://{tmp_path}"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, url, "1"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "inside\n"
+        with Bulkhead("b", concurrency=2, on=url, wait=20) as bulkhead:
+            assert not bulkhead.acquire(wait=0)
+            holder.send_signal(how)
+            assert bulkhead.acquire(wait=20)
+            bulkhead.release()
+    finally:
+        holder.kill()
+        holder.communicate()
