@@ -19,7 +19,8 @@ from stampede.testing import isolated
 
 POLICY = set(OPTIONS)
 CODED = {"namespace", "codec", "trust", "signing_key", "compress", "max_bytes"}
-LOCK = {"lease", "wait", "max_hold", "release_via"}
+LOCK = {"lease", "wait", "max_hold", "release_via", "shared"}
+BULKHEAD = {"concurrency", "lease", "wait", "max_hold"}
 
 
 def test_what_checkers_see_is_what_there_is() -> None:
@@ -47,6 +48,8 @@ def test_what_checkers_see_is_what_there_is() -> None:
         (Cache().lock, LOCK),
         (stampede.Lock, LOCK | {"on"}),
         (stampede.try_lock, LOCK - {"wait"} | {"on"}),
+        (Cache().bulkhead, BULKHEAD),
+        (stampede.Bulkhead, BULKHEAD | {"on"}),
     ],
     ids=lambda each: getattr(each, "__qualname__", None),
 )  # fmt: skip
