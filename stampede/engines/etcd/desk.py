@@ -131,23 +131,25 @@ class Desk:
             look = [its.get, its.first, its.last_before(own.number)]
         empty = {**its.range, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
         absent = {"key": its.key, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
-        told = self._txn([absent if waits else empty], [put, *look], look, own)
+        told = self._txn([absent if waits else empty], [put, *look[1:]] if waits else [put], look, own)
         if told.done:
             own.number = told.revision
-        mine, first, others = told.places[-len(look)], told.places[1 - len(look)], told.places[-1]
-        if not told.done and mine and mine[0].number != own.number:
+            if not waits:
+                return Granted(fence=own.number)
+        elif (mine := told.places[0]) and mine[0].number != own.number:
             own.number = mine[0].number
             return None  # a reply was lost: now we know which place is ours
-        if not mine:
+        first, others = told.places[1 - len(look)], told.places[-1]
+        if not told.done and not mine:
             if room != 1 and _has_room(others, room):
                 return self._squeezed(its, put, others, told.revision, own)
-            blocked = others if room != 1 else first
-            if not blocked:
+            if not first:
                 return None  # it came free, between two questions
-            return Queued(blocked[0].token, blocked[0].seconds, None, b"", (blocked[0].key, b""),
-                          self._near(name, blocked[0]), told.revision)  # fmt: skip
+            (there,) = first[:1]
+            near = self._near(name, there)
+            return Queued(there.token, there.seconds, None, b"", (there.key, b""), near, told.revision)
         before = [each for each in others if each.number < own.number]
-        if not before or (room != 1 and _inside([*before, mine[0]])[-1]):
+        if not before or (room != 1 and turn_has_come(before, room)):
             return Granted(fence=own.number)
         holder = (first if room == 1 else before)[0]
         if room == 1:
