@@ -34,6 +34,9 @@ class Backdoor:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def close(self) -> None:
+        self.engine.close()
+
     def read(self, name: str) -> bytes | None:
         raise NotImplementedError
 
@@ -101,6 +104,10 @@ class InRedis(Backdoor):
         super().__init__(engine)
         self.client = client
 
+    def close(self) -> None:
+        super().close()
+        self.client.close()
+
     @staticmethod
     def _key(name: str) -> bytes:
         from stampede.engines.redis import limits
@@ -112,6 +119,30 @@ class InRedis(Backdoor):
 
     def write(self, name: str, data: bytes) -> None:
         self.client.set(self._key(name), data)
+
+
+class InPostgres(Backdoor):
+    def __init__(self, engine: Engine, connection: Any) -> None:
+        super().__init__(engine)
+        self.connection = connection
+
+    def close(self) -> None:
+        super().close()
+        self.connection.close()
+
+    def read(self, name: str) -> bytes | None:
+        from stampede.engines.postgres.limits import window_of_row
+
+        row = self.connection.execute("SELECT * FROM stampede.limits_now(NULL)").fetchone()
+        return None if row is None else bytes_of(window_of_row(row))
+
+    def write(self, name: str, data: bytes) -> None:
+        window = window_of(data)
+        firsts, lasts, costs = map(list, zip(*window.booked, strict=True))
+        self.connection.execute(
+            "UPDATE stampede.limits SET until = %s, rest = %s, seen = %s, firsts = %s, lasts = %s, costs = %s",
+            [window.until, window.rest, window.seen, firsts, lasts, costs],
+        )
 
 
 def _file(tmp_path: Path) -> Backdoor:
@@ -152,6 +183,17 @@ def _cluster(tmp_path: Path) -> Backdoor:
     return InRedis(open_engine(cluster.url), redis.RedisCluster("127.0.0.1", port))
 
 
+def _postgres(tmp_path: Path) -> Backdoor:
+    psycopg = pytest.importorskip("psycopg")
+    from postgres_server import shared_postgres
+
+    server = shared_postgres()
+    server.prepare()
+    connection = psycopg.connect(server.url_of(), autocommit=True)
+    connection.execute("DELETE FROM stampede.limits")
+    return InPostgres(open_engine(server.url_of()), connection)
+
+
 DOORS: dict[str, Callable[[Path], Backdoor]] = {
     "file": _file,
     "disk": _disk,
@@ -159,17 +201,21 @@ DOORS: dict[str, Callable[[Path], Backdoor]] = {
     "paired": _paired,
     "redis": _redis,
     "cluster": _cluster,
+    "postgres": _postgres,
 }
-MARKS = {"file": ["file"], "disk": ["disk"], "paired": ["paired"], "redis": ["redis"], "cluster": ["redis"]}
+MARKS = {"cells": None, "cluster": "redis"}
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=[getattr(pytest.mark, mark) for mark in MARKS.get(name, ())]) for name in DOORS]
-)
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    mark = MARKS.get(name, name)
+    return [] if mark is None else [getattr(pytest.mark, mark)]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=_marks(name)) for name in DOORS])
 def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backdoor]:
     door = DOORS[request.param](tmp_path)
     yield door
-    door.engine.close()
+    door.close()
 
 
 @pytest.fixture(params=["blocking", "suspending"])

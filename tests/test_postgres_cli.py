@@ -242,9 +242,10 @@ def test_an_upgrade_that_fails_leaves_what_was_there(bare: str) -> None:
         (None, r"has no tables of stampede's: run `stampede postgres init '?(postgres://\S+?)'?` "),
         (
             VERSION - 1,
-            r"older release \(version 0\) of stampede's: run `stampede postgres init '?(postgres://\S+?)'?` ",
+            rf"older release \(version {VERSION - 1}\) of stampede's: "
+            r"run `stampede postgres init '?(postgres://\S+?)'?` ",
         ),
-        (VERSION + 1, r"newer release \(version 2; this one's is 1\): install that release here"),
+        (VERSION + 1, rf"newer release \(version {VERSION + 1}; this one's is {VERSION}\): install that release here"),
     ],
 )
 def test_tables_that_are_not_this_releases_are_told_with_the_command(

@@ -1,6 +1,7 @@
 """The Postgres engine: values, leases and locks in a database that teams have anyway, decided by functions in it.
 
 schema.sql   the tables, and what decides;  locks.sql   the same of locks, and the record of what failed
+limits.sql   the same of limits
 schema.py    makes them, and tells those of another release
 connect.py   what is behind a URL: how connections are made
 wire.py      keys' names, arguments and rows
@@ -25,6 +26,7 @@ from stampede.engines.kit.stamps import Stamps
 from stampede.engines.postgres.blocking import Blocking
 from stampede.engines.postgres.connect import Server, of_pool, of_url
 from stampede.engines.postgres.history import History
+from stampede.engines.postgres.limits import PostgresLimits
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.locks import PostgresLocks
 from stampede.engines.postgres.news import GENERATIONS, Bumps, News
@@ -61,6 +63,7 @@ class PostgresEngine(Engine):
         self.claims = self.store = self.shows = self.lists = self.softens = self.recalls = self.many = all.claims
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = all.aclaims
         self.locks, self.alocks = all.locks, all.alocks
+        self.limits, self.alimits = PostgresLimits(all.line), PostgresLimits(all.aline)
         self.releases, self.records = all.locks, all.history
         self.reports, self.sessions = PostgresReports(all.line), PostgresSessions(server)
         self._closing = forks.closing(self, all.close)

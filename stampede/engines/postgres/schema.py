@@ -13,9 +13,9 @@ from stampede.errors import EngineError
 
 __all__ = ["VERSION", "check_version", "grants", "make", "statements"]
 
-VERSION = 1
+VERSION = 2
 
-STEPS: Mapping[int, str] = {}
+STEPS: Mapping[int, str] = {1: (files(__package__) / "limits.sql").read_text()}
 """By the version that it begins with: what makes the next one of it. Each alters the tables, so that what is in them
 stays, and has each function of its release that differs (`CREATE OR REPLACE`; `DROP` first, where the answer has
 another shape)."""
@@ -23,7 +23,7 @@ another shape)."""
 _ONE = 8319104481669375078
 """The lock of who makes it, or another version of it."""
 
-_PARTS = "schema.sql", "locks.sql"
+_PARTS = "schema.sql", "locks.sql", "limits.sql"
 
 
 def statements(*, durable: bool = False) -> str:
