@@ -121,6 +121,22 @@ class InRedis(Backdoor):
         self.client.set(self._key(name), data)
 
 
+class InMemcached(Backdoor):
+    def __init__(self, engine: Engine, client: Any) -> None:
+        super().__init__(engine)
+        self.client = client
+
+    def close(self) -> None:
+        super().close()
+        self.client.close()
+
+    def read(self, name: str) -> bytes | None:
+        return self.client.get(name_of(name, b"w"))  # type: ignore[no-any-return]
+
+    def write(self, name: str, data: bytes) -> None:
+        self.client.set(name_of(name, b"w"), data, noreply=False)
+
+
 class InPostgres(Backdoor):
     def __init__(self, engine: Engine, connection: Any) -> None:
         super().__init__(engine)
@@ -183,6 +199,16 @@ def _cluster(tmp_path: Path) -> Backdoor:
     return InRedis(open_engine(cluster.url), redis.RedisCluster("127.0.0.1", port))
 
 
+def _memcached(tmp_path: Path) -> Backdoor:
+    base = pytest.importorskip("pymemcache.client.base")
+    from memcached_server import shared_memcached
+
+    server = shared_memcached()
+    client = base.Client(("127.0.0.1", server.port))
+    client.flush_all(noreply=False)
+    return InMemcached(open_engine(server.url), client)
+
+
 def _postgres(tmp_path: Path) -> Backdoor:
     psycopg = pytest.importorskip("psycopg")
     from postgres_server import shared_postgres
@@ -201,6 +227,7 @@ DOORS: dict[str, Callable[[Path], Backdoor]] = {
     "paired": _paired,
     "redis": _redis,
     "cluster": _cluster,
+    "memcached": _memcached,
     "postgres": _postgres,
 }
 MARKS = {"cells": None, "cluster": "redis"}

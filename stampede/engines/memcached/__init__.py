@@ -15,6 +15,7 @@ from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.gathering import Together
 from stampede.engines.memcached.generations import KnownGenerations
 from stampede.engines.memcached.holds import OwnLeases, Signer
+from stampede.engines.memcached.limits import MemcachedLimits, Seen
 from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.servers import Servers
 from stampede.engines.memcached.suspending import SuspendingLine
@@ -71,6 +72,9 @@ class MemcachedEngine(Engine):
         self.aclaims = self.astore = self.ashows = self.asoftens = Keys(self._aline, *common, SUSPENDING, together)
         self.locks = MemcachedLocks(self._line, BLOCKING)
         self.alocks = MemcachedLocks(self._aline, SUSPENDING)
+        seen: Seen = {}
+        self.limits = MemcachedLimits(self._line, BLOCKING, seen)
+        self.alimits = MemcachedLimits(self._aline, SUSPENDING, seen)
         forks.in_child(self._start_again)
 
     def server_of(self, name: str, *, lock: bool = False) -> Hashable:
