@@ -113,7 +113,7 @@ def test_what_a_killed_client_had_is_free_within_a_second(
     process.kill()
     began = time.monotonic()
     assert lock.acquire(10)
-    assert time.monotonic() - began < 1.5  # a second, and what a busy machine adds
+    assert time.monotonic() - began < 2  # a second, and what a busy machine adds
     lock.release()
 
 
@@ -150,17 +150,15 @@ def test_nobody_waits_behind_a_frozen_waiter(
 
 def test_locks_outlive_a_broker_that_is_killed(open_: Open) -> None:
     """Its successor knows nothing: it would grant what somebody has; or who holds would lose it for nothing."""
-    server = BrokerProcess("--grace", "1.5s")
+    server = BrokerProcess("--grace", "3s")
     try:
         engine, other = open_(server.url), open_(server.url)
-        lock = Lock("l", on=engine, lease=1.2, wait=10)
+        lock = Lock("l", on=engine, lease=4, wait=10)
         assert lock.acquire()
         fence = lock.fence
-        server.stop()
-        began = time.monotonic()
-        server.start()
-        refused = new_id()
-        while time.monotonic() - began < 2.5:  # the grace, and most of another lease
+        server.restart()
+        began, refused = time.monotonic(), new_id()
+        while time.monotonic() - began < 3.5:  # the grace, and more
             assert isinstance(run(other.locks.acquire("l", refused, 1.0)), Busy)
             time.sleep(0.05)
         assert lock.held
@@ -175,19 +173,19 @@ def test_locks_outlive_a_broker_that_is_killed(open_: Open) -> None:
 def test_killed_and_restarted_under_load(open_: Open) -> None:
     """Two would be inside, or a fence come twice, or somebody wait for ever."""
     server = BrokerProcess("--grace", "0.8s", "--longest", "0.8s")
-    inside: list[float] = []
+    inside: list[Lock] = []
     overlaps, fences, over = list[str](), list[int](), threading.Event()
 
     def visit(engine: ZmqEngine) -> None:
         lock = Lock("l", on=engine, lease=0.8, wait=10)
         while not over.is_set():
             with suppress(LockLost, EngineError), lock:
-                inside.append(1)
-                if len(inside) > 1 and lock.held:
+                inside.append(lock)
+                if sum(each.held for each in inside.copy()) > 1:  # one that was lost may be slow to hear of it
                     overlaps.append("two are inside")
                 fences.append(lock.fence)
                 time.sleep(0.002)
-                inside.pop()
+                inside.remove(lock)
 
     try:
         engines = [open_(server.url) for _ in range(3)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ def make(screen: Screen, directory: Path) -> int:
 
 def serve(screen: Screen, bind: Sequence[str], limits: Limits, peers: Sequence[str], **options: Any) -> int:
     """Until SIGTERM or SIGINT."""
+    _have_descriptors()
     others = [_whole(each) for each in peers]
     broker = Broker([_whole(each) for each in bind] or [f"127.0.0.1:{PORT}"], limits=limits, peers=others, **options)
     before = [(each, signal.signal(each, lambda *_: broker.stop())) for each in (signal.SIGTERM, signal.SIGINT)]
@@ -46,6 +49,13 @@ def serve(screen: Screen, bind: Sequence[str], limits: Limits, peers: Sequence[s
             signal.signal(each, handler)
     screen.say("ended")
     return 0
+
+
+def _have_descriptors() -> None:
+    """One for each client: as many as this user may have."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _whole(address: str) -> str:

@@ -406,8 +406,12 @@ class Broker:
         send = self._router.send
         for id, said in out.items():
             try:
+                if len(said) == 1:  # as a rule
+                    send(id, _MORE)
+                    send(wire.VERSION + said[0], zmq.NOBLOCK)
+                    continue
                 for message in wire.messages(said):
-                    send(id, zmq.SNDMORE | zmq.NOBLOCK)
+                    send(id, _MORE)
                     send(b"".join(message), zmq.NOBLOCK)
             except zmq.Again:
                 continue  # it doesn't read what it is told, and will ask again
@@ -429,6 +433,8 @@ _MOST_LISTED = 10_000
 
 _AHEAD = 3600e6
 """Microseconds by which a fence may be ahead of our clock."""
+
+_MORE = zmq.SNDMORE | zmq.NOBLOCK
 
 _MOST_INSIDE = 500
 """Of one lock, that are told."""
