@@ -76,9 +76,9 @@ from stampede import Lock
 lock = Lock("l", on=sys.argv[1], lease=20)
 assert lock.acquire()
 if sys.argv[2:] == ["fork"] and os.fork() == 0:
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())
     time.sleep(60)
-print("held", flush=True)
+os.write(1, b"held\\n")  # in one piece: both write there
 time.sleep(60)
 """
 
