@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -153,6 +154,38 @@ def test_connections_of_a_loop_that_end_together_are_nobodys_error(server: Postg
 
     asyncio.run(scenario())
     engine.close()
+
+
+ASKS_TWICE = """
+import sys, time
+from stampede import Cache, EngineError
+cache = Cache(sys.argv[1], on_engine_error="raise")
+cache.set("k", 1)
+assert cache.get("k") == 1
+print("ready", flush=True)
+sys.stdin.readline()
+began = time.monotonic()
+try:
+    cache.get("k")
+except EngineError as error:
+    print(type(error).__name__, time.monotonic() - began < 5)
+"""
+
+
+def test_an_answer_that_has_come_but_for_its_end_is_waited_for_as_any_is(
+    before: Before, server: PostgresServer
+) -> None:
+    """libpq waits for it with the interpreter's lock held: all threads of the process stood still, and none could time
+    out. A server that is frozen just then, or a packet that is lost there, was enough."""
+    proxy = before(server)
+    command = [sys.executable, "-c", ASKS_TWICE, at(proxy.port, timeout=0.5)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asks:
+        try:
+            assert asks.stdout is not None and asks.stdout.readline() == "ready\n"
+            proxy.alter = lambda data: data.removesuffix(b"Z\0\0\0\5I")
+            assert asks.communicate("now\n", timeout=10)[0] == "EngineError True\n"
+        finally:
+            asks.kill()
 
 
 @both

@@ -57,13 +57,17 @@ class Talk:
         while pg.flush():
             yield READ | WRITE
             pg.consume_input()
-        while pg.is_busy():
-            yield READ
-            pg.consume_input()
-        result, end = pg.get_result(), pg.get_result()
-        while end is not None:  # several, of which the last tells
-            result, end = end, pg.get_result()
-        return [self._rows(statement, result)]
+        result = None
+        while True:
+            # Before each: libpq would wait with the interpreter's lock held, in which nobody's time ends. The end of an
+            # answer often comes in a packet of its own, as after a refusal.
+            while pg.is_busy():
+                yield READ
+                pg.consume_input()
+            part = pg.get_result()
+            if part is None:
+                return [self._rows(statement, result)]
+            result = part  # of several the last tells
 
     def ask_all(self, commands: Sequence[Command]) -> Talking:
         """The rows of each, in order; each is a transaction of its own. The first that is refused is raised, once all
