@@ -33,7 +33,7 @@ __all__ = ["Lock", "Release", "TryLock", "caller"]
 
 SELF = TypeVar("SELF", bound="Lock")
 
-ROOMY = "memory://"
+ROOMY = "memory://, etcd:// and zmq://"
 """Whose locks have room for more than one, for people."""
 
 
