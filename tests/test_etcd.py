@@ -252,6 +252,42 @@ def test_another_process_goes_on_with_a_lock(open_: Open) -> None:
     assert run(engine.locks.release("l", token)) is False
 
 
+@pytest.mark.parametrize("how", ["handed over", "frozen", "astray"])
+def test_a_lock_is_renewed_by_the_lease_on_which_it_stands(
+    open_: Open, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It would end as another lease is renewed, while its holder believes that it has it."""
+    engine, worker, token = open_(), open_(), new_id()
+    assert isinstance(run(engine.locks.acquire("l", token, 0.9)), Granted)
+    if how == "frozen":  # and its lease not ended as early as it could have been
+        worker, had = engine, engine._desk._owned.get("l", token)
+        assert had is not None
+        had.lease.renewed -= LONG
+    if how == "astray":  # the change to a longer lease, whose answer is lost
+        worker, ask = engine, engine._gateway.ask
+
+        def lost(path: str, question: Any, **terms: Any) -> Any:
+            told = ask(path, question, **terms)
+            if path.endswith("txn"):
+                raise EngineError("no answer")
+            return told
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._gateway, "ask", lost)
+            with pytest.raises(EngineError):
+                run(engine.locks.renew("l", token, 3.0))
+        assert run(engine.locks.renew("l", token, 3.0))
+    else:
+        assert isinstance(run(worker.locks.acquire("l", token, 3.0)), Granted)
+    look = {"request_range": {"key": b64(worker._desk._names.place("l", token))}}
+    ((place,),) = worker._desk._txn([], [look], []).places
+    own = worker._desk._owned.get("l", token)
+    assert own is not None
+    assert own.lease.id == place.lease
+    assert run(worker.locks.holder("l"))[0][1] >= 2
+    assert run(worker.locks.release("l", token)) is True
+
+
 # -- what goes astray -------------------------------------------------------------------------------------------------
 
 CUTS: dict[str, dict[str, Any]] = {

@@ -136,9 +136,9 @@ class Desk:
             own.number = told.revision
             if not waits:
                 return Granted(fence=own.number)
-        elif (mine := told.places[0]) and mine[0].number != own.number:
-            own.number = mine[0].number
-            return None  # a reply was lost: now we know which place is ours
+        elif (mine := told.places[0]) and (mine[0].number != own.number or mine[0].lease != own.lease.id):
+            self._adopt(own, mine[0])
+            return None  # a reply was lost, or another process had it: now we know which place is ours
         first, others = told.places[1 - len(look)], told.places[-1]
         if not told.done and not mine:
             if room != 1 and _has_room(others, room):
@@ -170,6 +170,19 @@ class Desk:
             return None
         own.number = told.revision
         return Granted(fence=told.revision)
+
+    def _adopt(self, own: _Own, place: Place) -> None:
+        """It stands on the lease that it stands on, whichever we had for it."""
+        spare, own.number = own.lease, place.number
+        if place.lease == spare.id:
+            return
+        own.lease = Lease(place.lease, 0.0, time.monotonic())
+        if own.sure:
+            self._leases.give_back(spare, own.seconds)
+        else:
+            self._leases.revoke(spare.id)
+        if not self._leases.renew(own.lease):
+            raise Gone("its lease has just ended")
 
     def _txn(self, compare: list[Any], success: list[Any], failure: list[Any], *owns: _Own) -> _Told:
         def doubt() -> None:
@@ -224,7 +237,13 @@ class Desk:
         there = {"key": its.key, "target": "CREATE", "result": "GREATER", "create_revision": "0"}
         new = self._leases.take(seconds)
         put = {"request_put": {"key": its.key, "lease": str(new.id), "ignore_value": True}}
-        if not self._txn([there], [put], [], own).done:
+        try:
+            done = self._txn([there], [put], [], own).done
+        except BaseException:
+            self._owned.pop(name, token)  # on which of both it stands, the next renewal looks up
+            raise
+        if not done:
+            self._leases.give_back(new, seconds)
             return False
         own.lease, own.seconds = new, seconds
         self._leases.revoke(old.id)
