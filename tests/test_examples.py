@@ -31,6 +31,7 @@ SAID = {
         "is down          : [9.5, 12.0]",
         "served: {",
     ],
+    "rate_limited_api": ["4 processes, 40 answers in", "told to go away: "],
     "locks": ["we hold it: True, so others find it free: False", "after the commit: True"],
     "settings/application": [
         "product 7 in <Cache disk://",

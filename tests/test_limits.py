@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from stampede import EngineError, Limiter
+from stampede.cli.command import main
 from stampede.colour import run_blocking
 from stampede.engines import open_engine
 from stampede.engines.cells import Cell, CellEngine, wire
@@ -336,3 +338,19 @@ def test_it_is_full_for_all_who_reach_it(door: Backdoor, ask: Any) -> None:
     assert ours.try_acquire(cost=2)
     assert ask(lambda limits: limits.take("x", Rate(3, 60.0), 1, 0.0)).booked
     assert not ours.try_acquire()
+
+
+def test_the_command_shows_what_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who is told to wait wants to know for whom; a name that would move the cursor doesn't."""
+    url = f"file://{tmp_path}"
+    assert main(["limits", url]) == 0
+    ours, other = (Limiter(name, max=5, per=60, on=url) for name in ("git\x1bhub", "mails"))
+    ours.acquire(cost=3)
+    other.penalize("3h")
+    assert main(["limits", url]) == 0
+    shown = capsys.readouterr().out
+    assert "git\\x1bhub" in shown and "5 per 60 s" in shown and "3.0 h" in shown
+    assert main(["limits", "--json", url]) == 0
+    assert json.loads(capsys.readouterr().out)[0] == {
+        "name": "git\x1bhub", "max": 5, "per": 60.0, "used": 3, "ahead": 0, "penalized": 0.0,
+    }  # fmt: skip

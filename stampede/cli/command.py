@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
             add_more(command)
         command.set_defaults(run=run)
     _add_locks(commands.add_parser("locks", help="who holds which lock since when, and how they were held before"))
+    _add_limits(commands.add_parser("limits", help="what is used of each limit"))
     _add_postgres(commands.add_parser("postgres", help="the tables of the Postgres engine"))
     _add_serve(commands.add_parser("serve", help="a broker: locks for a rack, by zmq://"))
     return parser
@@ -80,6 +81,13 @@ def _add_locks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most", type=_number(1, 99_999_999), default=100, metavar="N", help="so many at most")
     _add_json(parser)
     parser.set_defaults(run=_locks)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.description = "What is used of each limit, booked ahead and penalized. file://, of Limiters that name none."
+    _add_where(parser)
+    _add_json(parser)
+    parser.set_defaults(run=_limits)
 
 
 def _add_postgres(parser: argparse.ArgumentParser) -> None:
@@ -195,6 +203,17 @@ def _locks(options: argparse.Namespace) -> int:
     since = inf if options.since is None else options.since
     chosen = {"failed": options.failed, "since": since, "most": options.most}
     return history(screen(), _where(options), **chosen, as_json=options.json)
+
+
+def _limits(options: argparse.Namespace) -> int:
+    from stampede.cli.address import settings_of, the_one
+    from stampede.cli.limits import limits
+
+    where = options.where
+    if where is None or "://" not in where:
+        settings = settings_of(options.settings)
+        where = the_one(settings, where).url if where or settings.caches else "file://"
+    return limits(screen(), where, as_json=options.json)
 
 
 def _postgres_init(options: argparse.Namespace) -> int:
