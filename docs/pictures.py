@@ -24,17 +24,20 @@ class Room:
 
 ROOMS = [
     Room("doors", "what is imported, and typed", "__init__ __main__ cli testing contrib"),
-    Room("caches", "from settings to caches by name, and the verbs of a cache", "registry cache exchange"),
+    Room("caches", "from settings to caches by name, and the verbs of a cache", "registry cache exchange origins"),
     Room(
         "functions", "a decorated function: its keys, its calls, its verbs, its types",
         "decorate cached method many verbs faces many_faces hot namesakes switch",
     ),
-    Room("locks", "the user's locks and limits, and the times of holding one", "lock limiter grip block"),
+    Room("locks", "the user's locks and limits, and the times of holding one", "bulkhead lock limiter grip block"),
     Room(
         "scopes", "behind every face: an engine, a local tier, a Scope for each function; batches",
         "core generations stored scope batch loaders front gather status",
     ),
-    Room("algorithm", "the six steps of a call, and how long it waits for which", "fill call patience land places"),
+    Room(
+        "algorithm", "the six steps of a call, and how long it waits for which",
+        "fill call patience admission land places",
+    ),
     Room("flights", "of all callers of a key in this process, one leads", "flight leader outcome"),
     Room(
         "trouble", "codecs and guards before an engine, which may be down, or hang",
@@ -53,7 +56,7 @@ ROOMS = [
     ),
     Room(
         "values", "pure: what is decided takes the time as an argument, and does nothing",
-        "record window ports policy early odds pace breaker events entry errors",
+        "record room window adaptive ports policy early odds pace breaker events entry errors",
     ),
 ]  # fmt: skip
 """From top to bottom."""

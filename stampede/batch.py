@@ -15,11 +15,12 @@ from time import monotonic
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import ref
 
-from stampede.call import Call, Once
+from stampede.admission import abandon, vacate
+from stampede.call import Call, Held, Once
 from stampede.colour import Colour
 from stampede.errors import WaitTimeout
 from stampede.fill import fill
-from stampede.flight import Flight, inside_all
+from stampede.flight import Flight, inside_all, nested
 from stampede.land import drop, land, never_begun, quietly, served
 from stampede.loaders import Answer, Loader, Wanted
 from stampede.outcome import Landing, Leave, all_landed, empty
@@ -306,12 +307,16 @@ class _Batch:
         landing: Landing | BaseException | None = None
         try:
             with ExitStack() as stack:
-                hold, parts = {}, list(self._loader.parts(granted))
+                hold, parts, capped = {}, list(self._loader.parts(granted)), self._policy.origin is not None
                 for number, part in enumerate(parts, 1):  # those that come later are held for as much longer
                     for each in part:
                         longest = number * each.call.policy.hold_of(each.kept.cost if each.kept is not None else 0.0)
-                        hold[each.key] = stack.enter_context(each.call.means.hold(each.call, longest))
-                        each.flight.computes(each.call.label, each.call.policy.lease, longest)
+                        held = each.call.means.hold(each.call, inf if capped else longest)
+                        hold[each.key] = stack.enter_context(held)
+                        if capped:
+                            each.begin, each.call.nested = partial(_begun, each, hold[each.key], longest), nested()
+                        else:
+                            each.flight.computes(each.call.label, each.call.policy.lease, longest)
                 stack.enter_context(inside_all(each.flight for each in granted))
                 for part in parts:
                     answers = await self._loader.load(part)
@@ -323,6 +328,7 @@ class _Batch:
                             raise landing
                         landings[each.key] = landing
                         failed = failed or (landing.error is not None and not landing.is_nothing)
+                    await self._vacate(part)
                     for each in begun:  # who waits for these needn't wait for the other parts
                         each.call.means.flights.end(each.flight, landings[each.key])
                     if failed:
@@ -332,6 +338,7 @@ class _Batch:
             for each in granted:
                 if each.key not in landings and not each.flight.ended:
                     drop(each.call)
+                abandon(each.call)
             raise
         finally:
             for each in granted:
@@ -339,10 +346,20 @@ class _Batch:
             del answers, landing  # their errors refer to this frame
         return landings  # those in here are let go of by whoever raises one
 
+    async def _vacate(self, part: list[Wanted]) -> None:
+        for each in part:
+            if each.call.place is not None:
+                await vacate(each.call)
+
     async def _keep(self, landings: dict[str, Landing]) -> None:
         """What is known now is kept in this process, as far as it may be."""
         ends = [(self._led[key], landing) for key, landing in landings.items()]
         await self._scope.keep([(led.call, landing, led.sample) for led, landing in ends], self._policy.limit)
+
+
+def _begun(wanted: Wanted, hold: Held, longest: float) -> None:
+    hold.bound(longest)
+    wanted.flight.computes(wanted.call.label, wanted.call.policy.lease, longest)
 
 
 def _served_late(wanted: Wanted) -> Landing:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events, returns
+from stampede import origins as caps
 from stampede.batch import value_of_each
 from stampede.bulkhead import Bulkhead
 from stampede.bulkhead import defaults as bulkhead_defaults
@@ -26,7 +27,7 @@ from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
 from stampede.exchange import STAY, exchange, is_fresh
-from stampede.faces import BulkheadOptions, CacheOptions, LimitOptions, LockOptions, Options, PolicyOptions
+from stampede.faces import BulkheadOptions, CacheOptions, LimitOptions, LockOptions, Options, Origins, PolicyOptions
 from stampede.front import Front
 from stampede.keys import in_namespace, quoted
 from stampede.limiter import Limiter
@@ -43,7 +44,7 @@ from stampede.outcome import landed
 from stampede.policy import DEFAULT, OPTIONS, Policy, Seconds
 from stampede.ports import Engine
 from stampede.scope import Scope
-from stampede.settings import CacheSettings, cache_settings
+from stampede.settings import CacheSettings, OriginSettings, cache_settings, from_mapping
 from stampede.signatures import showing, with_twins
 from stampede.status import Status, status
 from stampede.switch import Block, around, bypassed, refreshing, switch
@@ -76,6 +77,7 @@ class Cache:
         engine: Engine | None = None,
         locks: str | Engine | None = None,
         observers: Iterable[events.Observer] = (),
+        origins: Origins | None = None,
         **options: Unpack[CacheOptions],
     ) -> None:
         if not isinstance(url, str):
@@ -84,16 +86,21 @@ class Cache:
         if isinstance(locks, str):
             table["locks"] = locks
         settings = cache_settings(table, "Cache():")
-        self._set_up(settings, engine, None if isinstance(locks, str) else locks, tuple(observers))
+        its = from_mapping({"origins": origins or {}}, "Cache()").origins
+        self._set_up(settings, engine, None if isinstance(locks, str) else locks, tuple(observers), its)
         self._root.learn_first()
 
     @classmethod
     def of(
-        cls, settings: CacheSettings, engine: Engine | None = None, observers: Iterable[events.Observer] = ()
+        cls,
+        settings: CacheSettings,
+        engine: Engine | None = None,
+        observers: Iterable[events.Observer] = (),
+        origins: Mapping[str, OriginSettings] = {},
     ) -> Cache:
         """The cache that a settings file describes; on another engine than its own, if one is given."""
         cache = cls.__new__(cls)
-        cache._set_up(settings, engine, None, tuple(observers))
+        cache._set_up(settings, engine, None, tuple(observers), origins)
         return cache
 
     def _set_up(
@@ -102,6 +109,7 @@ class Cache:
         engine: Engine | None,
         locks: Engine | None,
         observers: tuple[events.Observer, ...],
+        its_origins: Mapping[str, OriginSettings],
     ) -> None:
         self.settings = settings
         self.policy = settings.policy
@@ -117,7 +125,13 @@ class Cache:
             self.engine = Paired(self.engine, locks)
         self.name = safe_url(settings.url) if engine is None else engine.url or engine.scheme
         self._listened_to = bool(observers)
-        self._core = Core(self.engine, self._front(settings), self._outage(settings), self._note)
+        self._core = Core(
+            self.engine,
+            self._front(settings),
+            self._outage(settings),
+            self._note,
+            caps.Origins(its_origins, self.engine),
+        )
         self._trust = tuple(_imported(name) for name in settings.trust)
         self._root = self.scope(quoted(self.namespace), self.policy)
         self._root_prefix = in_namespace(self.namespace, "")

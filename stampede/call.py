@@ -20,13 +20,55 @@ from stampede.pace import Pace
 from stampede.policy import Policy
 from stampede.ports import Ask, Claims, Looks
 
-__all__ = ["Call", "Era", "Held", "Means", "Once", "Spawn"]
+__all__ = ["Call", "Era", "Gate", "Gates", "Held", "Means", "Once", "Place", "Spawn"]
 
 
 class Held(Protocol):
     """A lease that is being renewed."""
 
     foreign: bool  # the lease is none of ours any more, as in a forked child: nothing is to be stored
+
+    def bound(self, seconds: float) -> None:
+        """It is renewed for so long from now on."""
+        ...
+
+
+class Place(Protocol):
+    """A computation's place at its origin."""
+
+    @property
+    def origin(self) -> str: ...
+
+    def ended(self, name: str, seconds: float, *, failed: bool) -> None:
+        """It has computed this, for so long."""
+        ...
+
+    async def leave(self) -> None: ...
+
+    def drop(self) -> None:
+        """Have it given back by somebody else."""
+        ...
+
+
+class Gate(Protocol):
+    """The caps of an origin, over the whole fleet."""
+
+    @property
+    def when_full(self) -> str: ...
+
+    async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> Place:
+        """A place, for so long at most, after so many seconds at most. OriginFull: there was none."""
+        ...
+
+
+class Gates(Protocol):
+    """The caps of all origins."""
+
+    def gate_of(self, name: str) -> Gate | None:
+        """None: it has none. SettingsError: nobody wrote of it."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Trial(Protocol):
@@ -98,6 +140,7 @@ class Means:
     draws: bool = True  # no local tier has drawn the early moment: a call does
     looks: Looks | None = None  # the port, of an engine of which a hit is a look
     odds: Odds = field(default_factory=Odds)  # of a hit
+    gates: Gates | None = None  # who may compute for how many at once
 
 
 class Call:
@@ -108,6 +151,8 @@ class Call:
     ask: Ask | None = None  # its next claim's terms
     asked: float = -inf  # the moment before its last claim was sent
     pace: Pace | None = None  # of its claims, from the second one on
+    place: Place | None = None  # at its origin
+    nested = False  # it computes for another computation, which has a lease, too
 
     def __init__(
         self,

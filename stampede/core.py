@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from stampede import events
+from stampede.call import Gates
 from stampede.flight import Flights
 from stampede.front import Front
 from stampede.keeper import keeper
@@ -28,11 +29,13 @@ class Core:
         front: Front,
         outage: Outage | None,
         note: events.Note,
+        gates: Gates | None = None,
     ) -> None:
         self.engine = engine
         self.front = front
         self.outage = outage
         self.note = note
+        self.gates = gates
         self.closed = False
         if engine.audience is not None:
             engine.audience.add(self)
@@ -51,6 +54,8 @@ class Core:
         """Before its engine is: whoever hears of that finds it so. What is left to do by then, if there is anything:
         its computations' leases are given back, or others would wait for them to end. It may take a moment."""
         self.closed, outage = True, self.outage
+        if self.gates is not None:
+            self.gates.close()
         held = [(hold.key, hold.token) for hold in keeper.disowned(self)]
         if outage is None:
             return None

@@ -58,6 +58,6 @@ class Entry(Generic[T]):
 class Verdict:
     """What an abandoned lease leaves for those who waited for it."""
 
-    kind: str  # "failed": the computation raised; "unkept": its value can't or mustn't be stored; "absent"
+    kind: str  # "failed": the computation raised; "unkept": its value can't or mustn't be stored; "absent"; "full"
     type_name: str = ""
     message: str = ""

@@ -14,6 +14,7 @@ __all__ = [
     "LockTimeout",
     "MissingExtra",
     "OptionError",
+    "OriginFull",
     "RecursiveComputation",
     "SettingsError",
     "StampedeError",
@@ -187,6 +188,19 @@ class LimitTimeout(StampedeError, TimeoutError):
 
     def __reduce__(self) -> tuple[type[LimitTimeout], tuple[str, float]]:
         return type(self), (str(self), self.seconds)
+
+
+class OriginFull(StampedeError, TimeoutError):
+    """An origin has as many computations as its settings allow, and there is nothing to serve meanwhile.
+
+    >>> try:  # with when_full = "raise", or when wait has run out
+    ...     raise OriginFull("the origin 'orders-db' is full")
+    ... except TimeoutError as error:
+    ...     print(error)
+    the origin 'orders-db' is full
+    """
+
+    may_be_covered = True  # by what is stale
 
 
 WAY_OUT = "ask for another, or call the function itself, as its __wrapped__"

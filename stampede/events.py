@@ -36,7 +36,7 @@ class Waited(Event):
 class Served(Event):
     """The caller was given a value that was stale, or due, while somebody computes or after a failure."""
 
-    why: str  # "computing" | "failed" | "resting"
+    why: str  # "computing" | "failed" | "resting" | "full" (its origin is)
 
 
 @dataclass(frozen=True, slots=True)

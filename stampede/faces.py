@@ -61,6 +61,7 @@ class MoreOptions(TypedDict, total=False):
     cache_if: Callable[[Any], object] | None
     raises: type[Exception] | tuple[type[Exception], ...]
     strict: bool
+    origin: str | None
 
 
 class PolicyOptions(MoreOptions, total=False):

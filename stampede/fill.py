@@ -12,11 +12,12 @@ from random import random
 from typing import Any, NamedTuple
 
 from stampede import early, events
+from stampede.admission import abandon, had, vacate
 from stampede.call import Call, Means
 from stampede.colour import Bell, Loop, ended, running_loop
 from stampede.entry import Entry
-from stampede.errors import WAY_OUT, ComputationFailed, EngineError, RecursiveComputation
-from stampede.flight import SAFETY, Flight
+from stampede.errors import WAY_OUT, ComputationFailed, EngineError, OriginFull, RecursiveComputation
+from stampede.flight import SAFETY, Flight, nested
 from stampede.land import drop, land, never_begun, release, served
 from stampede.leader import Leader
 from stampede.outcome import Landing, Leave, LeftOut, Nothing
@@ -288,6 +289,8 @@ async def failed(call: Call, reply: Failed) -> Landing:
         return served(call, kept, "resting", until=reply.rest, as_of=at if reply.entry else -inf)
     if verdict.kind == "unkept":
         return await alone(call)
+    if verdict.kind == "full":
+        return Landing(error=OriginFull(verdict.message), as_of=at)
     return Landing(error=ComputationFailed(call.label, verdict.type_name, verdict.message), as_of=at)
 
 
@@ -374,17 +377,25 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landin
     landing: Landing | None = None
     try:
         longest = call.policy.hold_of(kept.cost if kept else 0.0)
-        flight.computes(call.label, call.policy.lease, longest)
-        with means.hold(call, longest) as hold, flight.inside():
+        if call.policy.origin is not None:
+            call.nested = nested()
+        with means.hold(call, longest if call.policy.origin is None else inf) as hold, flight.inside():
             # No name is given to its error, which refers to us: Python 3.12 links each frame to its caller's.
-            landing = await land(call, kept, hold, *await ended(means.colour.call(call.origin)), call.now - began)
+            if call.policy.origin is not None:
+                landing = await land(call, kept, hold, *await had(call, kept, hold, flight, longest))
+            else:
+                flight.computes(call.label, call.policy.lease, longest)
+                landing = await land(call, kept, hold, *await ended(means.colour.call(call.origin)), call.now - began)
     except BaseException:
         # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
         drop(call)
+        abandon(call)
         raise
     finally:
         means.flights.end(flight, landing)
     try:
+        if call.place is not None:
+            await vacate(call)
         return landing
     finally:
         del landing  # as above

@@ -120,6 +120,10 @@ class Hold:
             self._lost = True  # for good, even if a renewal is answered after all: somebody may have been told
         return self._lost
 
+    def bound(self, seconds: float) -> None:
+        """It is renewed for so long from now on."""
+        self._until = time.monotonic() + seconds
+
     def end(self) -> None:
         self.ended = True
         self._keeper.remove(self)

@@ -10,12 +10,15 @@ from typing import Any
 from stampede import early, events
 from stampede.call import Call, Held
 from stampede.entry import Entry, Verdict
-from stampede.errors import CodecError, EngineError, RecursiveComputation
+from stampede.errors import CodecError, EngineError, OriginFull, RecursiveComputation
 from stampede.flight import Flight
 from stampede.interruptions import pass_on, thrown_in
 from stampede.outcome import Landing, LeftOut, Nothing, comes_back, parts_of
 
 __all__ = ["covered", "drop", "land", "never_begun", "quietly", "release", "served"]
+
+CROWDED = 0.2
+"""Seconds for which what is kept is served, when its origin was full."""
 
 ARGS = "let its __init__ hand all of its arguments to super().__init__"
 
@@ -28,6 +31,8 @@ async def land(
     try:
         if isinstance(error, LeftOut) and type(error) not in call.policy.raises:
             return await left_out(call, hold, error)
+        if isinstance(error, OriginFull):
+            return await turned_away(call, hold, error, kept)
         if error is not None and (not isinstance(error, call.policy.raises) or is_own(error)):
             return await give_up(call, hold, error, kept, why, cost)
         entry = entry_of(call, kept, value, error, cost)
@@ -131,6 +136,21 @@ async def give_up(
     call.tell(events.Failed, why, cost, error)
     if kept and may_serve:
         return served(call, kept, "failed", until=rest, as_of=as_of)
+    return Landing(error=error, as_of=as_of)
+
+
+async def turned_away(call: Call, hold: Held, error: OriginFull, kept: Entry[Any] | None) -> Landing:
+    """Its origin is full. Something at hand is served, and nobody tries again for a moment."""
+    if hold.foreign:
+        return Landing(error=error)
+    as_of = await stood(call)
+    if kept is not None and not call.force and (kept.fresh > 0 or error.may_be_covered):
+        await release(call, None, CROWDED)
+        return served(call, kept, "full", until=CROWDED, as_of=as_of)
+    if error.may_be_covered:
+        await release(call)
+        return Landing(error=error)  # he has waited: others may have more patience
+    await release(call, Verdict("full", message=message_of(error)))
     return Landing(error=error, as_of=as_of)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from stampede import decisions
+from stampede.admission import capped
 from stampede.call import Call
 from stampede.colour import Bell, Colour, ended, lasting, run_blocking, running_loop, until_one_fails
 from stampede.entry import Entry, new_id
@@ -36,6 +37,7 @@ class Wanted:
     call: Call
     flight: Flight
     kept: Entry[Any] | None
+    begin: Callable[[], object] = lambda: None  # its computation does, now
 
 
 class Answer(NamedTuple):
@@ -91,7 +93,9 @@ class Together:
 
     async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
         keys = [each.key for each in wanted]
-        answer = await _had(wanted[0].call.means.clock, self._values(keys))
+        first = wanted[0]
+        work = capped(first.call, first.kept, lambda: [each.begin() for each in wanted], self._values(keys))
+        answer = await _had(first.call.means.clock, work)
         try:
             if answer.error is not None:
                 return dict.fromkeys(keys, answer)
@@ -305,7 +309,9 @@ class _Work:
         self._begun = True
         inside = _inside.set(ref(self))
         try:
-            answer = await _had(self.wanted.call.means.clock, self._run.colour.call(self._origin))
+            wanted = self.wanted
+            work = capped(wanted.call, wanted.kept, wanted.begin, self._run.colour.call(self._origin))
+            answer = await _had(wanted.call.means.clock, work)
         finally:
             _inside.reset(inside)
         try:

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from stampede import events
+from stampede.admission import abandon, capped, vacate
 from stampede.call import Call, Spawn
 from stampede.colour import Bell
 from stampede.entry import Entry, new_id
@@ -197,7 +198,13 @@ async def _alone(call: Call, flight: Flight) -> Landing:
     began = call.now
     try:
         with flight.inside():
-            value = await call.means.colour.call(call.origin)
+            try:
+                value = await capped(call, None, lambda: None, call.means.colour.call(call.origin))
+            except GeneratorExit:
+                abandon(call)
+                raise
+            finally:
+                await vacate(call)
     except LeftOut as nothing:
         return Landing(error=nothing.with_traceback(None))
     finally:

@@ -120,6 +120,12 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _name(name: str, value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise OptionError(f"{name} is {value!r}: give a name, as the settings have it, or None")
+    return value
+
+
 def _predicate(name: str, value: Any) -> Any:
     if value is not None and not callable(value):
         raise OptionError(f"{name} is {value!r}: give a function of the value, or None")
@@ -157,6 +163,7 @@ class Policy:
     cache_if: Callable[[Any], object] | None = _option(None, _predicate)  # noqa: RUF009  # likewise
     raises: tuple[type[BaseException], ...] = _option((), _exceptions)
     strict: bool = _option(False, _flag)
+    origin: str | None = _option(None, _name)
     refuses_stale: bool = False  # stale=0 was said, and isn't just the default: what is kept is not served, either
     # What follows from these.
     limit: float | None = field(init=False)  # seconds that a caller waits for others: the shorter of wait and deadline

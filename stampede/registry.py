@@ -102,7 +102,7 @@ class Registry:
         settings = self.settings
         if name == DEFAULT_NAME and (missed := settings.no_default()):
             _log.warning("%s", missed)
-        return Cache.of(settings.cache(name))
+        return Cache.of(settings.cache(name), origins=settings.origins)
 
     def engine(self, url: str) -> Engine:
         """The engine of this URL: one for the process, and so one pool of connections."""
@@ -134,11 +134,12 @@ class Isolated(Registry):
     def _opened(self, name: str) -> Cache:
         settings = self.settings.cache(name if self._named else "default")
         if self._clock is None:
-            return Cache.of(settings)
+            return Cache.of(settings, origins=self.settings.origins)
         if settings.url != "memory://":
             raise SettingsError(f"isolated(clock=...) can't set the clock of {settings.url}: leave its url out")
         # Sealed: of values that are kept as they are, the time left is also looked at by the process's own clock.
-        return Cache.of(replace(settings, local=False), open_engine("memory://?codec=sealed", clock=self._clock))
+        engine = open_engine("memory://?codec=sealed", clock=self._clock)
+        return Cache.of(replace(settings, local=False), engine, origins=self.settings.origins)
 
 
 _registry = Registry()

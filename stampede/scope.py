@@ -59,6 +59,8 @@ class Scope(Stored):
             if core.engine.store is not None:
                 raise OptionError(f"{core.engine.scheme}:// has no locks: name an engine that has, with locks=")
             raise OptionError(f"{core.engine.scheme}:// keeps no values: it can only be a lock (locks=)")
+        if policy.origin is not None and core.gates is not None:
+            core.gates.gate_of(policy.origin)  # a name that nobody wrote is an error at once
         assert core.engine.store is not None
         assert core.engine.astore is not None
         super().__init__(core, namespace, name, policy)
@@ -320,6 +322,7 @@ class Scope(Stored):
             draws=core.front.tier is None,
             looks=looks,
             odds=self._odds,
+            gates=core.gates,
         )
 
     def _hold(self, call: Call, max_hold: float) -> Hold:

@@ -86,7 +86,7 @@ def test_twins() -> None:
     """The pages say that each verb of a cache that does I/O has one, and name it."""
     public = {name for name in vars(Cache) if not name.startswith("_")}
     without = {name for name in public if f"a{name}" not in public and not (name[0] == "a" and name[1:] in public)}
-    assert without == {"cached", "limiter", "lock", "refreshing", "bypassed", "stats", *INSIDE}
+    assert without == {"bulkhead", "cached", "limiter", "lock", "refreshing", "bypassed", "stats", *INSIDE}
     pages = PAGES["guides/verbs.md"].text + PAGES["guides/caches.md"].text
     for name in public - without:
         assert name[1:] in public or f"{name}(" in pages, name

@@ -143,6 +143,25 @@ WORLDS |= {
     )
 }
 
+CAPPED = Policy(early=0.0, origin="db")
+WORLDS |= {
+    "two keys of an origin with one place": Scenario([[ask(), ask("l")], [ask("l")]], CAPPED, room=1),
+    "one place, and one fails": Scenario([[ask(origin=failing)], [ask("l"), ask()]], CAPPED, room=1),
+    "one place, and impatience": Scenario(
+        [[ask(origin=slow(5))], [ask("l"), ask("l")]], replace(CAPPED, wait=1.0), room=1
+    ),
+    "one place, or what is stale": Scenario(
+        [[ask("l", origin=slow(5))], [ask(), ask()]], CAPPED, kept=(-1, 100), room=1, when_full="stale"
+    ),
+    "one place, and an error for the others": Scenario(
+        [[ask("l", origin=slow(5))], [ask(), ask()]], CAPPED, room=1, when_full="raise"
+    ),
+    "one place, and a refresh beside": Scenario(
+        [[ask("l", origin=slow(5))], [ask(), then(invalidate(), ask())]],
+        replace(CAPPED, background=True), kept=(-1, 100), room=1,
+    ),
+}  # fmt: skip
+
 ENOUGH = 800
 """Schedules of one world with a fault at any point: the simplest come first."""
 

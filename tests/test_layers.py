@@ -32,6 +32,7 @@ LAYERS = """
     cached
     verbs many_faces
     hot faces namesakes switch
+    origins
     bulkhead
     lock limiter batch exchange status
     block
@@ -42,7 +43,7 @@ LAYERS = """
     loaders
     front fill places gather
     patience
-    land
+    land admission
     call
     flight
     keeper outcome leader guarded_many looks
@@ -57,7 +58,7 @@ LAYERS = """
     local
     colour
     metrics record room window
-    ports policy early odds breaker pace events
+    ports policy early odds breaker pace events adaptive
     entry loops watch stacks
     errors decisions greenlets threads
     forks stalls

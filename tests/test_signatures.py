@@ -39,7 +39,7 @@ def test_what_checkers_see_is_what_there_is() -> None:
         (cached.many, set(ManyOptions.__annotations__) | {"cache"}),
         (Cache().cached, set(Options.__annotations__)),
         (Cache().cached.many, set(ManyOptions.__annotations__)),
-        (Cache, {*CACHE, "engine", "observers"}),
+        (Cache, {*CACHE, "engine", "observers", "origins"}),
         (configure, {*CACHE, "caches", "origins"}),
         (isolated, {*CACHE, "caches", "origins", "clock"}),
         *[(getattr(Cache(), twin + verb), POLICY) for twin in ("", "a") for verb in ("get_or_compute", "set", "touch",

@@ -1,18 +1,20 @@
 """Settings: a TOML file, or a mapping of the same shape, as frozen dataclasses.
 
-    [caches.default]
-    url = "redis://:${REDIS_PASSWORD}@localhost/0"
-    ttl = "10m"
-    local = { entries = 10_000 }
+[caches.default]
+url = "redis://:${REDIS_PASSWORD}@localhost/0"
+ttl = "10m"
+local = { entries = 10_000 }
 
-`[origins.NAME]` is reserved: it is read and checked, and nothing obeys it yet.
+[origins.orders-db]
+concurrency = 8
+rate = "100/1s"
 """
 
 from stampede.settings.checks import duration
 from stampede.settings.model import CacheSettings, LocalSettings, OriginSettings, Rate, Settings, without_secrets
-from stampede.settings.read import cache_settings, discover, from_mapping, load
+from stampede.settings.read import cache_settings, discover, from_mapping, load, origin_settings
 
 __all__ = [
     "CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings",
-    "cache_settings", "discover", "duration", "from_mapping", "load", "without_secrets",
+    "cache_settings", "discover", "duration", "from_mapping", "load", "origin_settings", "without_secrets",
 ]  # fmt: skip

@@ -38,8 +38,19 @@ def _number(name: str, value: Any) -> Any:
     return float(value) if isinstance(value, str) and re.fullmatch(NUMBER, value) else value
 
 
+def _plain(name: str, value: Any) -> Any:
+    return value
+
+
 def _flag(name: str, value: Any) -> Any:
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+def _truth(name: str, value: Any) -> bool:
+    flag = _flag(name, value)
+    if not isinstance(flag, bool):
+        raise OptionError(f"{name} is {value!r}: give true or false")
+    return flag
 
 
 def _option(convert: Check) -> Check:
@@ -197,6 +208,7 @@ POLICY: dict[str, Check] = {
     "cache_if": _in_code("a function"),
     "raises": _in_code("classes"),
     "strict": _option(_flag),
+    "origin": _option(_plain),
 }
 CACHE: dict[str, Check] = {
     "url": _url,
@@ -212,4 +224,10 @@ CACHE: dict[str, Check] = {
     **POLICY,
 }
 _LOCAL: dict[str, Check] = {"entries": _count, "ttl": _local_ttl}
-ORIGIN: dict[str, Check] = {"concurrency": _count, "rate": _rate, "when_full": _one_of("wait", "stale", "raise")}
+ORIGIN: dict[str, Check] = {
+    "concurrency": _count,
+    "rate": _rate,
+    "when_full": _one_of("wait", "stale", "raise"),
+    "adaptive": _truth,
+    "at_least": _count,
+}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
-from stampede.errors import SettingsError
+from stampede.errors import OptionError, SettingsError
 from stampede.policy import DEFAULT, Policy, nearest
 
 __all__ = ["CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings", "without_secrets"]
@@ -62,11 +62,22 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class OriginSettings:
-    """Reserved: the caps of one origin over the whole fleet."""
+    """The caps of one origin over the whole fleet: computations at once, and in so many seconds. None: there is none.
+
+    `adaptive`: the first follows how well the origin bears it, between `at_least` and `concurrency`.
+    """
 
     concurrency: int | None = None
     rate: Rate | None = None
     when_full: Literal["wait", "stale", "raise"] = "wait"
+    adaptive: bool = False
+    at_least: int = 1
+
+    def __post_init__(self) -> None:
+        if self.adaptive and self.concurrency is None:
+            raise OptionError("adaptive is true: give concurrency, the most that it may adapt to")
+        if self.at_least > (self.concurrency or self.at_least):
+            raise OptionError(f"at_least is {self.at_least}: it must not be more than concurrency, {self.concurrency}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from stampede.policy import DEFAULT, nearest
 from stampede.settings.checks import CACHE, ORIGIN, POLICY, Check, checked
 from stampede.settings.model import CacheSettings, OriginSettings, Settings
 
-__all__ = ["cache_settings", "discover", "from_mapping", "load"]
+__all__ = ["cache_settings", "discover", "from_mapping", "load", "origin_settings"]
 
 VARIABLE = "STAMPEDE_SETTINGS"
 FILE = "stampede.toml"
@@ -49,10 +49,7 @@ def from_mapping(
             raise SettingsError(f"{source}: {name}: there is no such table: {_home_of(str(name))}")
     return Settings(
         caches={name: cache_settings(table, at) for name, at, table in _tables(mapping, "caches", source, environ)},
-        origins={
-            name: OriginSettings(**_checked(at, table, ORIGIN))
-            for name, at, table in _tables(mapping, "origins", source, environ)
-        },
+        origins={name: origin_settings(table, at) for name, at, table in _tables(mapping, "origins", source, environ)},
         source=source,
     )
 
@@ -124,6 +121,15 @@ def cache_settings(table: Mapping[str, Any], at: str) -> CacheSettings:
     if values.get("codec") == "pickle" and not values.get("signing_key"):
         raise SettingsError(f"{at} codec is 'pickle', which runs what it reads: it needs a signing_key")
     return CacheSettings(**values, policy=policy)
+
+
+def origin_settings(table: Mapping[str, Any], at: str) -> OriginSettings:
+    """One origin's caps, likewise."""
+    values = _checked(at, table, ORIGIN)
+    try:
+        return OriginSettings(**values)
+    except OptionError as exc:
+        raise SettingsError(f"{at} {exc}") from exc
 
 
 def _checked(at: str, table: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from math import inf
 from typing import Any, TypeAlias
 
 from stampede import events, fill
-from stampede.call import Call, Means
+from stampede.call import Call, Gate, Means
+from stampede.colour import Colour
 from stampede.entry import Entry
-from stampede.errors import ComputationFailed, EngineError, StampedeError, WaitTimeout
+from stampede.errors import ComputationFailed, EngineError, OriginFull, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
 from stampede.leader import Leader
 from stampede.loops import unheeded
@@ -165,6 +166,8 @@ class Scenario:
     alone: bool = False  # callers may compute unstored: they are nested, or values are unkept
     expires: bool = False  # values may end in mid-scenario: computations aren't counted
     looks: bool = False  # a call looks before it claims
+    room: int = 0  # computations at once, in all processes; 0: as many as there are
+    when_full: str = "wait"
 
 
 def any_world(seed: int) -> Scenario:
@@ -506,6 +509,54 @@ class _Beside:
         return self._process.spawn(work).cancel
 
 
+class _Cap:
+    """An origin of which so many computations may be under way, in all processes."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self.when_full = trial.scenario.when_full
+        self.inside: list[_Seat] = []
+
+    def gate_of(self, name: str) -> Gate:
+        return self
+
+    def close(self) -> None:
+        return
+
+    def full(self) -> bool:
+        return sum(not each.process.dead for each in self.inside) >= self._trial.scenario.room
+
+    async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> _Seat:
+        end = self._trial.now + wait
+        while self.full():
+            if self._trial.now >= end:
+                full = OriginFull("the origin is full")
+                full.may_be_covered = self.when_full != "raise"
+                raise full
+            left = end - self._trial.now
+            await Trap("park", "asks for a place at its origin", ready=lambda: not self.full(), timeout=left)
+        assert self._trial.running is not None
+        seat = _Seat(self, self._trial.running.process)
+        self.inside.append(seat)
+        return seat
+
+
+class _Seat:
+    origin = "db"
+
+    def __init__(self, cap: _Cap, process: Process) -> None:
+        self._cap, self.process = cap, process
+
+    def ended(self, name: str, seconds: float, *, failed: bool) -> None:
+        return
+
+    def drop(self) -> None:
+        self._cap.inside.remove(self)
+
+    async def leave(self) -> None:
+        self.drop()
+
+
 class Process:
     """One process of the fleet: its flights, its local tier, its callers."""
 
@@ -574,6 +625,12 @@ class Process:
 
         async def compute() -> str:
             mine = trial.ledger.begins(caller)
+            if trial.scenario.room:
+                at_it = [
+                    c for c in trial.ledger.computations.values() if c.end == "running" and not c.caller.process.dead
+                ]
+                if len(at_it) > trial.scenario.room:
+                    trial.ledger.objects(f"{len(at_it)} compute at once")
             trial.say(f"{caller.label} computes")
             try:
                 await origin(self)
@@ -597,6 +654,7 @@ class Process:
             scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
             drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), note=note, draws=False,
             looks=trial.port if trial.scenario.looks else None, odds=_Hits(1.0),
+            gates=trial.cap if trial.scenario.room else None,
         )  # fmt: skip
         caller.call = Call(
             key=caller.key, label=caller.key, origin=compute, policy=policy, means=means, loop=self.loop,
@@ -678,6 +736,7 @@ class Trial:
         self.ledger = Ledger()
         self.model = model(lambda: self.now, news=scenario.news)
         self.port = TrapPort(self.model, self._watch)
+        self.cap = _Cap(self)
         self.processes: list[Process] = []
         self.fibres: list[Fibre] = []
         for name, scripts in zip("ABCDEFGH", scenario.processes, strict=False):
@@ -737,6 +796,8 @@ class Trial:
         """Could anybody have been given this error?"""
         match error:
             case CancelledError() | Boom() | ComputationFailed() | WaitTimeout():
+                return
+            case OriginFull() if self.scenario.room and (self.cap.when_full == "raise" or self.scenario.policy.limit):
                 return
             case EngineError() if self.spent["lose"] or self.spent["refuse"]:
                 return
@@ -900,7 +961,7 @@ class Trial:
         return (
             self.now, self.budget, self.model.summary(), self.ledger.summary(),
             tuple(p.summary() for p in self.processes), tuple(f.state for f in self.fibres),
-            frozenset(self.spent.items()),
+            frozenset(self.spent.items()), tuple(seat.process.name for seat in self.cap.inside),
         )  # fmt: skip
 
     def verdict(self) -> None:
@@ -915,6 +976,8 @@ class Trial:
             if not any(f.root and not f.done for f in self._mates(fibre)):
                 raise Violation(f"{fibre.label} goes on, and nobody waits for it")
         self._look_for_leaks()
+        if any(not seat.process.dead and not self._hung_in(seat.process) for seat in self.cap.inside):
+            raise Violation("a place at the origin was not given back")
         engine_faults = self.spent["lose"] + self.spent["refuse"]
         for process in self.processes:
             if not process.dead and process.flights._flights and not self._hung_in(process):

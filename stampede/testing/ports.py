@@ -91,7 +91,11 @@ class _Trapping:
         return bell.rung
 
     async def shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        await Shield(True)
+        try:
+            await Shield(True)
+        except GeneratorExit:
+            coroutine.close()
+            raise
         try:
             value = await coroutine
         except GeneratorExit:  # the trial is over: nobody listens to traps any more
@@ -326,6 +330,9 @@ class TrapHold:
     def __enter__(self) -> TrapHold:
         self._model.renew(self._key, self._token, self._max_hold + self._lease)
         return self
+
+    def bound(self, seconds: float) -> None:
+        self._model.renew(self._key, self._token, seconds + self._lease)
 
     def __exit__(self, *exc: object) -> None:
         self._model.renew(self._key, self._token, self._lease)

@@ -1,0 +1,100 @@
+"""What a computation gives, or raises, in a place at its origin, where that has caps.
+
+Whoever waits for a place has its key's lease, which is renewed meanwhile: so one caller of each key waits there, and
+all others wait for him. What it waits is no part of the computation's cost, nor of the time for which its lease is
+renewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from math import inf
+from typing import Any, TypeVar
+
+from stampede.call import Call, Gate, Held, Place
+from stampede.colour import ended
+from stampede.entry import Entry
+from stampede.errors import OriginFull
+from stampede.flight import Flight
+
+__all__ = ["abandon", "capped", "had", "vacate"]
+
+T = TypeVar("T")
+
+_inside: ContextVar[frozenset[str]] = ContextVar("stampede_origins", default=frozenset())
+
+
+async def had(
+    call: Call, kept: Entry[Any] | None, hold: Held, flight: Flight, longest: float
+) -> tuple[Any, BaseException | None, float]:
+    """The value or the error, and the seconds that it has taken. The place is the call's until it has landed."""
+    gate = gate_of(call)
+    if gate is not None:
+        try:
+            wait = patience(call, kept, gate)
+            call.place = await gate.enter(call.means.colour, wait, call.policy.lease, longest)
+        except OriginFull as full:
+            return None, full.with_traceback(None), 0.0
+        hold.bound(longest)
+    flight.computes(call.label, call.policy.lease, longest)
+    began, work = call.now, call.means.colour.call(call.origin)
+    return *await ended(work if call.place is None else placed(call, call.place, work)), call.now - began
+
+
+async def capped(call: Call, kept: Entry[Any] | None, begin: Callable[[], object], work: Coroutine[Any, Any, T]) -> T:
+    """What a batch's work gives, likewise. OriginFull: it has not begun."""
+    gate = gate_of(call)
+    try:
+        if gate is not None:
+            wait = patience(call, kept, gate)
+            call.place = await gate.enter(call.means.colour, wait, call.policy.lease, inf)
+    except BaseException:
+        work.close()
+        raise
+    begin()
+    return await (work if call.place is None else placed(call, call.place, work))
+
+
+async def placed(call: Call, place: Place, work: Coroutine[Any, Any, T]) -> T:
+    """What it gives. What it calls meanwhile needs no other place there."""
+    began, inside, failed = call.now, _inside.set(_inside.get() | {place.origin}), False
+    try:
+        return await work
+    except Exception:
+        failed = True
+        raise
+    finally:
+        _inside.reset(inside)
+        place.ended(call.means.scope, call.now - began, failed=failed)
+
+
+async def vacate(call: Call) -> None:
+    """Let the next one in."""
+    place, call.place = call.place, None
+    if place is not None:
+        await call.means.colour.shielded(place.leave())
+
+
+def abandon(call: Call) -> None:
+    """The same where nothing can be awaited any more."""
+    place, call.place = call.place, None
+    if place is not None:
+        place.drop()
+
+
+def gate_of(call: Call) -> Gate | None:
+    """The caps under which this call computes. One that computes at this origin already has its place there."""
+    origin = call.policy.origin
+    if origin is None or origin in _inside.get():
+        return None
+    return None if call.means.gates is None else call.means.gates.gate_of(origin)
+
+
+def patience(call: Call, kept: Entry[Any] | None, gate: Gate) -> float:
+    """Seconds that it waits for a place: none, where what is kept does as well. An early refresh gives way."""
+    spared = kept is not None and not call.force and (kept.fresh > 0 or gate.when_full == "stale")
+    if spared or gate.when_full == "raise":
+        return 0.0
+    left = inf if call.policy.limit is None else max(call.policy.limit - call.waited, 0.0)
+    return min(left, call.policy.lease) if call.nested else left  # who is inside may wait for its other lease
