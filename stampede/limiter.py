@@ -180,9 +180,9 @@ class Limiter:
         while True:
             tries += 1
             limits, penalty, sent = self._limits[colour.suspending], self._penalty, monotonic()
-            mine: list[Booked] = []
+            mine: list[tuple[Limits, Booked]] = []
             try:
-                answer = await colour.shielded(self._booked(colour, limits, cost, max(end - sent, 0.0), mine))
+                answer = await colour.shielded(self._booked(limits, cost, max(end - sent, 0.0), mine))
                 replied = monotonic()
                 self._nearest = min(self._nearest, replied - sent)
                 if answer.booked and await self._in_time(colour, answer, penalty, sent, replied, tries):
@@ -190,17 +190,17 @@ class Limiter:
             except GeneratorExit:  # its loop was closed: nothing can be awaited any more
                 raise
             except BaseException:
-                if mine and mine[0].booked:
-                    await colour.shielded(self._given_back(colour, limits, cost, mine[0]))
+                if mine and mine[0][1].booked:
+                    await colour.shielded(self._given_back(cost, *mine[0]))
                 raise
             if answer.booked:
-                await colour.shielded(self._given_back(colour, limits, cost, answer))
+                await colour.shielded(self._given_back(cost, *mine[0]))
             elif monotonic() + answer.delay > end or answer.delay == inf:
                 return answer.delay
             else:  # it has no place for one that is so far away
                 await _asleep(colour, penalty, min(monotonic() + max(answer.delay / 2, 0.01), end))
 
-    async def _booked(self, colour: Colour, limits: Limits, cost: int, ahead: float, mine: list[Booked]) -> Booked:
+    async def _booked(self, limits: Limits, cost: int, ahead: float, mine: list[tuple[Limits, Booked]]) -> Booked:
         """The answer, also for who is interrupted in the moment in which it comes."""
         try:
             answer = await limits.take(self.name, self._rate, cost, ahead)
@@ -209,8 +209,9 @@ class Limiter:
         except EngineError:
             if self._alone is None:
                 raise
-            answer = await self._alone.take(self.name, self._rate, cost, ahead)
-        mine.append(answer)
+            limits = self._alone
+            answer = await limits.take(self.name, self._rate, cost, ahead)
+        mine.append((limits, answer))
         return answer
 
     async def _in_time(
@@ -238,7 +239,7 @@ class Limiter:
         except EngineError:
             return False  # it was booked while nobody had said so
 
-    async def _given_back(self, colour: Colour, limits: Limits, cost: int, mine: Booked) -> None:
+    async def _given_back(self, cost: int, limits: Limits, mine: Booked) -> None:
         with suppress(EngineError):
             await limits.give_back(self.name, self._rate, cost, mine.at)
 
@@ -283,6 +284,8 @@ def checked(cost: object, limiter: Limiter) -> int:
 
 def limiting(limiter: Limiter, function: Callable[P, T], cost: int) -> Callable[P, T]:
     """The function, each call of which is a start."""
+    if not callable(function) or isinstance(function, (type, staticmethod, classmethod)):
+        raise OptionError(f"@limited stands on {function!r}: put it on a function, below @staticmethod or @classmethod")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise OptionError(f"@limited stands on the generator {function.__qualname__}: use `with Limiter(...)` inside")
     if inspect.iscoroutinefunction(function):

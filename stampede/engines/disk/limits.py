@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from random import random
 from typing import TypeVar
 
 from stampede.engines.disk.boot import clock
@@ -16,6 +17,9 @@ from stampede.window import SECOND, Window, bytes_of, ends, give_back, micros, p
 __all__ = ["DiskLimits"]
 
 T = TypeVar("T")
+
+SWEPT = 0.01
+"""Of the new names so many look for those that are over: with a name for each user there may be many."""
 
 
 class DiskLimits:
@@ -58,7 +62,7 @@ class DiskLimits:
             window = window_of(None if row is None else row[0])
             after, answer = change(window, now)
             if after is not window:
-                if row is None:
+                if row is None and random() < SWEPT:
                     write.execute("DELETE FROM limits WHERE ends < ?", (now,))
                 values = name, bytes_of(after), now + ends(after)
                 write.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", values)
