@@ -106,6 +106,24 @@ def test_a_penalty_stands_until_its_end_and_no_shorter_one_ends_it() -> None:
     assert ends(window) >= 8_999_000
 
 
+def test_what_is_given_back_can_be_had_again() -> None:
+    """A caller that was cancelled would have used up what nobody started."""
+    window, _, _ = take(NOTHING, 0, 3, PER, 2, 0)
+    window, _, at = take(window, 10, 3, PER, 1, 0)
+    assert at == 10 and take(window, 20, 3, PER, 1, 0)[2] is None
+    window = give_back(window, at, 1)
+    assert take(window, 20, 3, PER, 1, 0)[2] == 20
+    assert take(window, 20, 3, PER, 2, 0)[2] is None
+    assert give_back(give_back(window, 0, 2), 0, 2).booked == ()
+
+
+@pytest.mark.parametrize("back", [500_000, 3_600_000_000])
+def test_a_clock_that_is_set_back_stalls_nobody(back: int) -> None:
+    """All would wait until it shows again what it did."""
+    window, _, _ = take(NOTHING, 2 * back, 1, PER, 1, 0)
+    assert take(window, back, 1, PER, 1, 0)[1:] == (SPAN, None)
+
+
 def test_asking_books_nothing_and_foreign_bytes_are_nothing() -> None:
     """A look that counted would use the limit up."""
     assert take(NOTHING, 5, 5, PER, 1, -1) == (NOTHING, 0, None)
