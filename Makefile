@@ -5,7 +5,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 
 # Debian packages of the servers that tests start, and what steps their clocks.
-SERVERS := redis-server memcached faketime mariadb-server-core postgresql pgbouncer etcd-server
+SERVERS := redis-server memcached faketime mariadb-server-core postgresql pgbouncer etcd-server libzookeeper-java default-jre-headless
 
 .PHONY: help demo quick test promises oldest matrix soak lint format docs bench clean venv servers
 .NOTPARALLEL:

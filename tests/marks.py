@@ -34,9 +34,10 @@ ENGINES = {
     "dynamodb": "DynamoDB, as moto and dynalite play it",
     "zmq": "our broker, `stampede serve`",
     "etcd": "etcd, alone or three members together",
+    "zookeeper": "ZooKeeper, alone or three servers together",
     "dogpile": "dogpile.cache, on our engines or below them",
 }
-SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq", "etcd"}
+SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq", "etcd", "zookeeper"}
 """Marks of tests that start a server."""
 
 SLOW = {
@@ -134,6 +135,7 @@ _STARTS = {
     "BrokerThread": "zmq", "BrokerProcess": "zmq",
     "MotoServer": "dynamodb", "shared_moto": "dynamodb", "Dynalite": "dynamodb", "shared_dynalite": "dynamodb",
     "EtcdServer": "etcd", "EtcdCluster": "etcd", "shared_etcd": "etcd",
+    "ZooKeeperServer": "zookeeper", "ZooKeeperEnsemble": "zookeeper", "shared_zookeeper": "zookeeper",
 }  # fmt: skip
 """What leads to a server, whatever calls it."""
 

@@ -25,6 +25,7 @@ from stampede import (
     StampedeError,
     cached,
     configure,
+    engines,
     try_lock,
 )
 from stampede.testing import isolated
@@ -141,11 +142,11 @@ def test_errors_of_the_line_that_is_wrong(number: int) -> None:
     assert isinstance(caught.value, family)
 
 
-@pytest.mark.parametrize("url", ["zookeeper://h"])
-def test_engines_that_are_not_installed(url: str) -> None:
+def test_engines_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message holds the line that installs them, or says that a newer release is needed."""
-    with pytest.raises(MissingExtra, match=r"pip install 'stampede-guard\[") as caught:
-        Cache(url)
+    monkeypatch.setitem(engines._KNOWN, "soon", ("stampede.engines.soon", "soon"))
+    with pytest.raises(MissingExtra, match=r"pip install 'stampede-guard\[soon\]' --upgrade") as caught:
+        Cache("soon://h")
     assert isinstance(caught.value, ImportError)
 
 

@@ -88,6 +88,7 @@ AT_THE_TOP = {
     "engines/zmq/*.py": {"zmq"},
     "engines/dynamodb.py": {"boto3", "botocore"},
     "engines/etcd/*.py": {"urllib3"},
+    "engines/zookeeper/*.py": {"kazoo"},
     "contrib/dogpile/*.py": {"dogpile"},
     "testing/conformance/machine.py": {"hypothesis"},  # imported by the suite that has need of it
     "testing/*.py": {"pytest"},  # but not by testing/__init__.py, which users' code may import outside of tests

@@ -1,0 +1,98 @@
+"""The ZooKeeper engine: locks by a recipe of our own over ephemeral sequential nodes, and a store of small values.
+
+session.py   sessions of kazoo's, of which a lost one is never used again
+queue.py     what a lock's queue of nodes says;  desk.py   how it is asked;  locks.py   Locks, in both colours
+cell.py      values
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from stampede.colour import BLOCKING, SUSPENDING
+from stampede.engines.cells import CellEngine
+from stampede.engines.kit.errands import Errands, here
+from stampede.engines.url import Kind, flag, number, options_of, parts_of, safe_url, text
+from stampede.engines.zookeeper.cell import ZooKeeperCell
+from stampede.engines.zookeeper.desk import Desk
+from stampede.engines.zookeeper.locks import ZooKeeperLocks
+from stampede.engines.zookeeper.session import Sessions
+from stampede.errors import OptionError
+
+__all__ = ["ZooKeeperEngine", "check_url", "from_url"]
+
+OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, "timeout": number}
+
+PORT = 2181
+
+THREADS = 16
+"""Questions of event loops that are under way at once."""
+
+
+class ZooKeeperEngine(CellEngine):
+    """One ensemble, by any of its servers. `root` is the node below which all others are.
+
+    Who waits for a lock has a place in its queue, and watches the one before it.
+    """
+
+    fair = True
+    pushes = True
+    rooms = True
+
+    def __init__(self, sessions: Sessions, root: str = "/stampede") -> None:
+        self._sessions = sessions
+        self._desk = desk = Desk(sessions, root)
+        super().__init__(ZooKeeperCell(sessions, root), "zookeeper")
+        self.locks = self.releases = self.holds = ZooKeeperLocks(desk, here, BLOCKING)
+        self.alocks = self.aholds = ZooKeeperLocks(desk, Errands(THREADS).run, SUSPENDING)
+
+    def close(self) -> None:
+        self._sessions.close()
+        self._desk.close()
+        super().close()
+
+    def _start_again(self) -> None:
+        self._sessions.start_again()
+        self._desk.start_again()
+        super()._start_again()
+
+
+def _parsed(url: str, **options: Any) -> tuple[str, str, dict[str, Any]]:
+    parts, found = parts_of(url), options_of(url, options, OPTIONS)
+    login, _, hosts = parts.netloc.rpartition("@")
+    servers = ",".join(_server(each, url) for each in hosts.split(","))
+    root = f"/{unquote(parts.path).strip('/') or 'stampede'}"
+    if any(part in ("", ".", "..", "zookeeper") for part in root[1:].split("/")[:1]) or "//" in root:
+        raise OptionError(f"{safe_url(url)!r}: {root!r} is no node: write a path such as /stampede")
+    timeout = found.get("timeout", 3.0)
+    if timeout <= 0:
+        raise OptionError(f"{safe_url(url)}: timeout is {timeout:g}: give a number of seconds, more than 0")
+    if "key" in found and "cert" not in found:
+        raise OptionError(f"{safe_url(url)}: key= is that of a certificate: give cert=, too")
+    files = {theirs: found[ours] for ours, theirs in _FILES.items() if ours in found}
+    tls = files | {"use_ssl": True} if found.get("tls", bool(files)) else {}
+    return servers, root, {"login": unquote(login), "timeout": timeout, "tls": tls}
+
+
+_FILES = {"ca": "ca", "cert": "certfile", "key": "keyfile"}
+
+
+def _server(text: str, url: str) -> str:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port or PORT
+    except ValueError as error:
+        raise OptionError(f"{safe_url(url)!r}: {text!r} is no HOST:PORT: {error}") from error
+    if not host:
+        raise OptionError(f"{safe_url(url)!r} names no server: give a URL such as 'zookeeper://localhost:2181'")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def from_url(url: str, **options: Any) -> ZooKeeperEngine:
+    """`zookeeper://user:password@h1:2181,h2:2181,h3:2181/root?timeout=3`."""
+    servers, root, its = _parsed(url, **options)
+    return ZooKeeperEngine(Sessions(servers, **its), root)
+
+
+check_url = _parsed

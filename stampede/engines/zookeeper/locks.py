@@ -1,0 +1,70 @@
+"""Locks of one colour: who waits watches the one before it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from random import uniform
+from time import monotonic
+from typing import Any
+
+from stampede.colour import Bell, Colour
+from stampede.engines.kit.errands import Run
+from stampede.engines.zookeeper.desk import Desk, Queued
+from stampede.errors import EngineError
+from stampede.ports import Busy, Granted, Held
+
+__all__ = ["ZooKeeperLocks"]
+
+SAFETY = 1.0
+"""Seconds after which one who waits asks again, though nobody has told it of anything; a tenth of what it waits, if
+that is more."""
+
+LOOK = 0.1
+"""The same of one that nobody can tell."""
+
+
+class ZooKeeperLocks:
+    """Locks of one colour: `run` has blocking steps done."""
+
+    def __init__(self, desk: Desk, run: Run, colour: Colour) -> None:
+        self._desk, self._run, self._colour = desk, run, colour
+
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
+        desk = self._desk
+        return await self._run(desk.acquire, name, token, lease, waits, room, undo=lambda: desk.release(name, token))
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self._run(self._desk.renew, name, token, lease)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await self._run(self._desk.release, name, token)
+
+    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
+        """In one round trip, as none waits for the answer of the one before; blocking."""
+        return self._desk.release_many(held)
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        """The locks that stand and whose names begin with this, the longest held first."""
+        return await self._run(self._desk.held, prefix)
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        """The tokens that are inside, and for how many seconds, unless they are renewed."""
+        return await self._run(self._desk.holder, name)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        end, bell = monotonic() + timeout, Bell()
+        unwatch = None
+        if isinstance(busy, Queued):
+            with suppress(EngineError):  # then we look
+                unwatch = await self._run(self._desk.watch, busy, bell.ring)
+        try:
+            rest = LOOK if unwatch is None else SAFETY * uniform(0.9, 1.1)
+            if not bell.rung and (left := min(end - monotonic(), rest)) > 0:
+                await self._colour.park(bell, left)
+        finally:
+            if unwatch is not None:
+                unwatch()
+        self._desk.check()

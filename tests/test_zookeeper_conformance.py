@@ -1,0 +1,55 @@
+"""The zookeeper engine does what every engine has to do; its peer is another engine on the same server."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("kazoo")
+
+from zookeeper_server import shared_zookeeper
+
+from stampede.engines import open_engine
+from stampede.engines.cells import Cell
+from stampede.engines.zookeeper import from_url
+from stampede.ports import Engine
+from stampede.testing.conformance import CellSuite, ClaimsSuite, LocksSuite, StoreSuite
+
+
+class TestZooKeeperCell(CellSuite):
+    def make_cell(self) -> Cell:
+        shared_zookeeper().empty()
+        return from_url(shared_zookeeper().url)._open.cell
+
+    def make_peer(self, cell: Cell) -> Cell:
+        return from_url(shared_zookeeper().url)._open.cell
+
+
+class TestZooKeeper(ClaimsSuite, StoreSuite):
+    def make_engine(self) -> Engine:
+        shared_zookeeper().empty()
+        return open_engine(shared_zookeeper().url)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return open_engine(shared_zookeeper().url)
+
+
+class TestZooKeeperAsync(ClaimsSuite):  # what a store is in this colour, every cell's suite says
+    suspending = True
+
+    make_engine, make_peer = TestZooKeeper.make_engine, TestZooKeeper.make_peer
+
+
+class TestZooKeeperLocks(LocksSuite):
+    short = 0.4
+    slack = 0.2
+
+    def make_engine(self) -> Engine:
+        shared_zookeeper().empty()
+        return open_engine(shared_zookeeper().url)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return open_engine(shared_zookeeper().url)
+
+
+class TestZooKeeperLocksAsync(TestZooKeeperLocks):
+    suspending = True

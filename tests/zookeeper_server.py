@@ -1,0 +1,119 @@
+"""Real ZooKeeper servers for the tests, alone or three together: on free ports of the loopback, ended by their pids."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import socket
+import tempfile
+from functools import cache
+from pathlib import Path
+from threading import Thread
+
+import marks
+from server_process import PATIENCE, ServerProcess, free_port
+from servers import in_memory, missing, need, to_empty
+
+__all__ = ["ZooKeeperEnsemble", "ZooKeeperServer", "shared_zookeeper"]
+
+JARS = [
+    *("zookeeper", "zookeeper-jute", "slf4j-api", "slf4j-nop"),
+    *("netty-all", "metrics-core", "snappy-java", "commons-cli"),
+]
+SMALL = ["-Xmx64m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dzookeeper.admin.enableServer=false"]
+
+
+class ZooKeeperServer(ServerProcess):
+    """One server, alone unless it is told of others. It keeps its data when it is stopped, and loses them when it is
+    closed."""
+
+    kind = "zookeeper"
+
+    def __init__(self, *, number: int = 0, members: str = "", tick: int = 100) -> None:
+        self._number, self._members, self._tick = number, members, tick
+        self._directory = tempfile.mkdtemp(prefix="stampede-zookeeper-", dir=in_memory())
+        atexit.register(shutil.rmtree, self._directory, ignore_errors=True)
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        return f"zookeeper://127.0.0.1:{self.port}"
+
+    def command(self, port: int) -> list[str]:
+        jars = [Path(f"/usr/share/java/{each}.jar") for each in JARS]
+        if not jars[0].exists():
+            missing("zookeeper is not installed")
+        Path(self._directory, "myid").write_text(str(self._number))
+        config = Path(self._directory, "zoo.cfg")
+        config.write_text(
+            f"tickTime={self._tick}\ninitLimit=100\nsyncLimit=20\ndataDir={self._directory}\n"
+            f"clientPort={port}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\nminSessionTimeout=200\n"
+            f"maxSessionTimeout=200000\n4lw.commands.whitelist=*\nforceSync=no\npreAllocSize=1024\n{self._members}"
+        )
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        return [need("java"), *SMALL, "-cp", ":".join(map(str, jars)), main, str(config)]
+
+    def _answers(self, port: int) -> bool:
+        return "Mode:" in self._word("srvr", port)
+
+    def _word(self, word: str, port: int = 0) -> str:
+        with socket.create_connection(("127.0.0.1", port or self.port), PATIENCE) as line:
+            line.settimeout(PATIENCE)
+            line.sendall(word.encode())
+            return b"".join(iter(lambda: line.recv(4096), b"")).decode()
+
+    @property
+    def leads(self) -> bool:
+        return "Mode: leader" in self._word("srvr")
+
+    def empty(self) -> None:
+        from kazoo.client import KazooClient
+
+        client = KazooClient(f"127.0.0.1:{self.port}")
+        client.start(PATIENCE)
+        if client.exists("/stampede"):
+            client.delete("/stampede", recursive=True)
+        client.stop()
+        client.close()
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class ZooKeeperEnsemble:
+    """Three servers."""
+
+    def __init__(self) -> None:
+        ports = [(free_port(), free_port()) for _ in range(3)]
+        lines = [f"server.{at + 1}=127.0.0.1:{one}:{two}\n" for at, (one, two) in enumerate(ports)]
+        self.members: list[ZooKeeperServer] = []
+        marks.starts("zookeeper")
+
+        def begin(number: int) -> None:
+            self.members.append(ZooKeeperServer(number=number, members="".join(lines)))
+
+        threads = [Thread(target=begin, args=(number,)) for number in (1, 2, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(self.members) == 3, "a server doesn't start"
+
+    @property
+    def url(self) -> str:
+        return "zookeeper://" + ",".join(f"127.0.0.1:{each.port}" for each in self.members)
+
+    def leader(self) -> ZooKeeperServer:
+        return next(each for each in self.members if each.leads)
+
+
+def shared_zookeeper() -> ZooKeeperServer:
+    """The session's server, for tests that need no other."""
+    marks.starts("zookeeper")
+    server = _zookeeper()
+    to_empty["zookeeper"] = server.empty
+    return server
+
+
+_zookeeper = cache(ZooKeeperServer)
