@@ -150,10 +150,15 @@ class Session:
     def _event(self, event: Any) -> None:
         with self._lock:
             those = list(self._always.get(event.path, ()))
-        if those and event.type != "NONE":
-            self.client.exists_async(event.path, watch=self._event)  # before they are told, who read behind it
-        for told in those:
-            told()
+
+        def tell(_: object) -> None:
+            for told in those:
+                told()
+
+        if those and event.type != "NONE":  # told when the next change is watched for, or that would be missed
+            self.client.exists_async(event.path, watch=self._event).rawlink(tell)
+        else:
+            tell(event)
 
     def _ring_once(self, key: tuple[str, bool]) -> None:
         with self._lock:
