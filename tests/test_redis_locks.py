@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from faces import Face
 from herd import until
 from servers import PATIENCE, RedisServer
 
-from stampede import Cache, WaitTimeout
+from stampede import Cache, WaitTimeout, room
 from stampede.colour import run_blocking as run
 from stampede.engines.redis import RedisEngine, locks, wire
 from stampede.entry import new_id
@@ -239,3 +241,59 @@ def test_a_key_without_an_end_makes_nobody_spin(server: RedisServer, face: Faces
     with pytest.raises(WaitTimeout):
         asked("k", lambda: 1, wait=0.3)
     assert calls(server) - before < 40
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int) -> None:
+    """Its scripts say the same in another language: two writers would be inside, or somebody passed who came before."""
+    engine, dice, model, now = open_(server.url), random.Random(seed), room.EMPTY, 1000.0
+    tokens, rooms = [new_id() for _ in range(6)], [1, 1, 2, 3, inf, inf]
+    waiting: list[tuple[bytes, float]] = []
+    fences: list[int] = []
+
+    def asks(token: bytes, its: float, waits: bool) -> bool:
+        nonlocal model
+        again = any(each.token == token for each in model.inside)
+        model, expected, _ = room.acquire(model, token, LONG, its, now, waits=waits)
+        answer = run(engine.locks.acquire("l", token, LONG, waits=waits, room=its))
+
+        assert isinstance(answer, Granted) == isinstance(expected, Granted)
+        if isinstance(answer, Granted) and not again:
+            fences.append(answer.fence)
+        if isinstance(answer, Busy):
+            assert answer.token != token and answer.lease > 0
+        return isinstance(answer, Granted)
+
+    for _ in range(150):
+        number = dice.randrange(len(tokens))
+        token, its = tokens[number], rooms[number]
+        verb = dice.choice(["enter", "queue", "queue", "renew", "release", "release"])
+        if verb in ("enter", "queue") and (token, its) not in waiting:
+            if not asks(token, its, verb == "queue") and verb == "queue":
+                waiting.append((token, its))
+        elif verb == "renew":
+            model, stood, _ = room.renew(model, token, LONG, now)
+            assert run(engine.locks.renew("l", token, LONG)) == stood
+        elif verb == "release":
+            model, stood, _ = room.release(model, token, now)
+            assert run(engine.locks.release("l", token)) == stood
+            waiting = [each for each in waiting if each[0] != token]
+        waiting = [each for each in waiting if not asks(*each, True)]
+    assert fences == sorted(set(fences)) and len(fences) > 20
+
+
+def test_one_who_was_called_and_died_costs_a_turn(server: RedisServer, open_: Open) -> None:
+    """Readers behind it would wait as long as one is inside."""
+    engine, tokens = open_(server.url), [new_id() for _ in range(4)]
+    inside, writer, dead, reader = tokens
+    assert isinstance(run(engine.locks.acquire("l", inside, LONG, room=inf)), Granted)
+    for token, its in ((writer, 1), (dead, inf), (reader, inf)):
+        refused = run(engine.locks.acquire("l", token, LONG, waits=True, room=its))
+        assert isinstance(refused, Busy)
+    assert run(engine.locks.release("l", writer)) is False  # it goes, and the next one is called
+    start = time.monotonic()
+    while isinstance(refused, Busy) and time.monotonic() < start + PATIENCE:
+        run(engine.locks.wait("l", refused, PATIENCE))
+        refused = run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf))
+    assert isinstance(refused, Granted)
+    assert time.monotonic() < start + 5

@@ -53,6 +53,7 @@ class RedisEngine(Engine):
     fenced = True
     pushes = True
     fair = True
+    rooms = True
     looks = changes = True
 
     def __init__(

@@ -5,6 +5,8 @@ when it goes. Whenever the lock comes free it is kept for the first of the queue
 one is told. So a holder that comes back at once finds the lock taken, a waiter costs three commands however many there
 are, one whose process died costs nothing, and one that is frozen a fifth of a second.
 Who never waits (`try_lock`) has no place, and the lock is kept from nobody for it.
+Where those inside have room for others, the first of the queue is told that fits among them, and once it is inside the
+next.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import inf
 from random import uniform
 from time import monotonic
 from typing import Any, NamedTuple
@@ -48,6 +51,9 @@ class _Names(NamedTuple):
     homes: bytes
     turn: bytes
     done: bytes
+    inside: bytes
+    rooms: bytes
+    terms: bytes
     channel: bytes
 
 
@@ -60,7 +66,7 @@ def tag_of(name: str) -> bytes:
 def _names(name: str) -> _Names:
     raw = name.encode("utf-8", "surrogatepass")
     tag = b"{%s}" % tag_of(name)
-    return _Names(tag + b"L:" + raw, *(tag + part for part in (b"F", b"Q", b"H", b"T", b"D", b"C")))
+    return _Names(tag + b"L:" + raw, *(tag + part for part in (b"F", b"Q", b"H", b"T", b"D", b"I", b"R", b"E", b"C")))
 
 
 @dataclass(slots=True)
@@ -86,8 +92,9 @@ class RedisLocks:
     ) -> Granted | Busy:
         its = _names(name)
         home, arrival = (self._news.home.encode(), self._arrivals.get(token, b"")) if waits else (b"", b"")
-        keys = (its.lock, its.fence, its.queue, its.homes, its.turn)
-        command = self._scripts.acquire(keys, token, ms(lease), its.channel, home, arrival, ms(QUEUE))
+        keys = (its.lock, its.fence, its.queue, its.homes, its.turn, its.inside, its.rooms, its.terms)
+        places = b"inf" if room == inf else b"%d" % room
+        command = self._scripts.acquire(keys, token, ms(lease), its.channel, home, arrival, ms(QUEUE), places)
         taken, what, *place = await self._line.ask(command)
         if taken:
             self._arrivals.pop(token, None)
@@ -100,9 +107,8 @@ class RedisLocks:
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         its = _names(name)
-        return bool(
-            await self._line.ask(self._scripts.renew((its.lock, its.fence), token, ms(lease), ms(lease + FENCED)))
-        )
+        keys = (its.lock, its.fence, its.inside, its.rooms, its.terms)
+        return bool(await self._line.ask(self._scripts.renew(keys, token, ms(lease), ms(lease + FENCED))))
 
     async def release(self, name: str, token: bytes) -> bool:
         return bool(await self._line.ask(self._releasing(name, token)))
@@ -110,7 +116,7 @@ class RedisLocks:
     def _releasing(self, name: str, token: bytes) -> Command:
         its = _names(name)
         self._arrivals.pop(token, None)
-        keys = (its.lock, its.queue, its.homes, its.turn, its.done, its.fence)
+        keys = (its.lock, its.queue, its.homes, its.turn, its.done, its.fence, its.inside, its.rooms, its.terms)
         return self._scripts.release(keys, token, its.channel, os.urandom(8))
 
     def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
@@ -130,7 +136,8 @@ class RedisLocks:
                 return  # who asks for it now needs no look
             # What was released before we listened was told to nobody here. (Who has a place is told when its turn has
             # come: that the lock has gone from hand to hand since then is no reason to ask again.)
-            if await self._line.ask(self._scripts.standing((its.lock, its.turn, its.queue), busy.token, mine)):
+            keys = (its.lock, its.turn, its.queue, its.homes, its.inside, its.rooms)
+            if await self._line.ask(self._scripts.standing(keys, busy.token, mine)):
                 hears = ready and ear.hears
                 ahead, safety = (ahead, SAFETY * uniform(0.9, 1.1)) if hears else (0, look)
                 longest = look_again(ahead, busy.lease, TURN, safety)

@@ -17,7 +17,7 @@ from stampede.ports import Hears
 __all__ = ["REMEDIES", "Command", "Script", "Scripts", "is_damage", "is_passing"]
 
 _CALLS = (b"EVALSHA", b"EVAL")
-_COUNTS = [b"%d" % number for number in range(8)]
+_COUNTS = [b"%d" % number for number in range(10)]
 
 REMEDIES = 3
 """So many of them for one command: somebody may damage its keys faster than they can be mended."""
@@ -75,9 +75,8 @@ class Scripts:
         # A server forgets scripts when it ends, and nothing else of them is kept: the first call is one of a new run.
         self.generation, self.bump = load("generation", first=[b"first"]), load("bump")
         self.soften = load("soften")
-        self.renew = load("renew")
         self.acquire, self.release = load("acquire", before=entry + queue), load("release", before=entry + queue)
-        self.standing = load("standing")
+        self.renew, self.standing = load("renew", before=entry + queue), load("standing", before=entry + queue)
         self.mend = load("mend")
         self.limit = load("limit", before=b"")
         self.audience: WeakSet[Hears] = WeakSet()

@@ -2,7 +2,7 @@
 --
 -- KEYS: any of ours. How many were removed.
 -- Asked with commands that are in use anyway, so that a user who may run the other scripts may run this one.
-local probes = {v = {'HGET', ''}, H = {'HGET', ''}, Q = {'ZREM', ''}}
+local probes = {v = {'HGET', ''}, H = {'HGET', ''}, Q = {'ZREM', ''}, I = {'ZREM', ''}, R = {'ZREM', ''}, E = {'HGET', ''}}
 local removed = 0
 for _, key in ipairs(KEYS) do
   local probe = probes[string.match(key, '^{[^}]*}(%a)$') or ''] or {'GETEX'}

@@ -1,8 +1,11 @@
--- In front of the scripts of locks: who waits, and whose turn it is.
+-- In front of the scripts of locks: who is inside, who waits, and whose turn it is.
 --
--- queue: a sorted set of tokens, by the microsecond of their arrival. homes: for each, when it asked last (in ms), and
--- where its process listens. turn: the token for which the lock is kept just now.
-local TURN, LATELY, FENCED = 200, 300, 10000
+-- lock: the token of who is alone inside, or '' while some are who have room for others. inside: a sorted set of these,
+-- by the ms at which each ends. rooms: another, by how many may be inside as far as each is concerned. terms: for each,
+-- its fence and the ms for which it was granted.
+-- queue: a sorted set of tokens, by the microsecond of their arrival. homes: for each, when it asked last (in ms), its
+-- room if that is more than 1, and where its process listens. turn: the token for which a place is kept just now.
+local TURN, LATELY, FENCED, SILENCE = 200, 300, 10000, 120000
 
 -- Microseconds of the server's clock.
 local function clock()
@@ -15,15 +18,87 @@ local function leave(queue, homes, token)
   redis.call('HDEL', homes, token)
 end
 
--- Keep the lock for the one who has waited longest, and say so where its process listens; its token, or nothing. One
+local function number(text)
+  return text == 'inf' and math.huge or tonumber(text)
+end
+
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+-- May one of this room join those inside?
+local function fits(its, room)
+  local least = number(redis.call('ZRANGE', its.rooms, 0, 0, 'WITHSCORES')[2]) or math.huge
+  return redis.call('ZCARD', its.inside) + 1 <= math.min(room, least)
+end
+
+local function go(its, token)
+  redis.call('ZREM', its.inside, token)
+  redis.call('ZREM', its.rooms, token)
+  redis.call('HDEL', its.terms, token)
+end
+
+-- The fence of one who is inside, and the ms for which it was granted.
+local function terms_of(its, token)
+  local fence, ms = string.match(redis.call('HGET', its.terms, token) or '', '^(%d+) (%d+)$')
+  return tonumber(fence) or 0, tonumber(ms) or 0
+end
+
+-- Let one who is inside stand for so many ms from now, and the lock at least for as long.
+local function stand(its, token, fence, ms, now)
+  redis.call('ZADD', its.inside, whole(math.floor(now / 1000) + ms), token)
+  redis.call('HSET', its.terms, token, whole(fence) .. ' ' .. ms)
+  if redis.call('PTTL', its.lock) < tonumber(ms) then
+    redis.call('SET', its.lock, '', 'PX', ms)
+    for _, key in ipairs({its.inside, its.rooms, its.terms}) do
+      redis.call('PEXPIRE', key, ms + FENCED)
+    end
+  end
+end
+
+-- Those whose time is over go. Who is the first to end of the others, and the ms until then; or nothing: it is free.
+local function first_of(its, now)
+  now = math.floor(now / 1000)
+  for _, token in ipairs(redis.call('ZRANGEBYSCORE', its.inside, '-inf', whole(now))) do
+    go(its, token)
+  end
+  local first = redis.call('ZRANGE', its.inside, 0, 0, 'WITHSCORES')
+  if not first[1] then
+    redis.call('DEL', its.lock, its.inside, its.rooms, its.terms)
+    return
+  end
+  local _, ms = terms_of(its, first[1])
+  if first[2] - now > ms then  -- the server's clock was set back: nobody has more time than he was given
+    local longest = 0
+    for _, token in ipairs(redis.call('ZRANGE', its.inside, 0, -1)) do
+      local _, given = terms_of(its, token)
+      redis.call('ZADD', its.inside, whole(now + given), token)
+      longest = math.max(longest, given)
+    end
+    redis.call('PEXPIRE', its.lock, longest)
+    first = redis.call('ZRANGE', its.inside, 0, 0, 'WITHSCORES')
+  end
+  return first[1], first[2] - now
+end
+
+-- What is kept of one who waits.
+local function noted(now, room, home)
+  return whole(now / 1000) .. (room == '1' and '' or '/' .. room) .. ' ' .. home
+end
+
+-- Keep a place for the one who has waited longest, and say so where its process listens; its token, or nothing. One
 -- that nobody listens for is dead, unless it has asked so lately that it may be about to listen, or has no news.
-local function hand_on(queue, homes, turn, channel, now)
+-- `its`: those inside, if there are some who have room; nothing and true if the first has to wait for them.
+local function hand_on(queue, homes, turn, channel, now, its)
   while true do
     local first = redis.call('ZRANGE', queue, 0, 0)[1]
     if not first then
       return
     end
-    local asked, home = string.match(redis.call('HGET', homes, first) or '', '^(%d+) (.*)$')
+    local asked, room, home = string.match(redis.call('HGET', homes, first) or '', '^(%d+)/?(%S*) (.*)$')
+    if its and asked and now / 1000 - asked < SILENCE and not fits(its, number(room) or 1) then
+      return nil, true
+    end
     leave(queue, homes, first)
     if asked then
       local ears = redis.pcall('PUBLISH', channel .. home, first)
