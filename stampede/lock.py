@@ -33,7 +33,7 @@ __all__ = ["Lock", "Release", "TryLock", "caller"]
 
 SELF = TypeVar("SELF", bound="Lock")
 
-ROOMY = "memory://, etcd:// and zmq://"
+ROOMY = "memory://, redis://, etcd:// and zmq://"
 """Whose locks have room for more than one, for people."""
 
 

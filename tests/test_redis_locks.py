@@ -268,6 +268,8 @@ def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int)
         number = dice.randrange(len(tokens))
         token, its = tokens[number], rooms[number]
         verb = dice.choice(["enter", "queue", "queue", "renew", "release", "release"])
+        if verb == "release" and model.inside and dice.random() < 0.7:
+            token = dice.choice(model.inside).token
         if verb in ("enter", "queue") and (token, its) not in waiting:
             if not asks(token, its, verb == "queue") and verb == "queue":
                 waiting.append((token, its))
@@ -279,7 +281,7 @@ def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int)
             assert run(engine.locks.release("l", token)) == stood
             waiting = [each for each in waiting if each[0] != token]
         waiting = [each for each in waiting if not asks(*each, True)]
-    assert fences == sorted(set(fences)) and len(fences) > 20
+    assert fences == sorted(set(fences)) and len(fences) > 10
 
 
 def test_one_who_was_called_and_died_costs_a_turn(server: RedisServer, open_: Open) -> None:
