@@ -85,7 +85,8 @@ def take(window: Window, now: int, most: int, per: int, cost: int, ahead: int) -
     at = _first_free(today, most, span, cost)
     delay = at - today.seen
     if delay > ahead:
-        return window, delay, None
+        # A step of the clock is kept: else each who is refused would see it anew, and no time would ever have passed.
+        return today if window.seen - now > SECOND else window, delay, None
     booked = _with(today, at, cost, per // WIDTH, span)
     if booked is None:
         return window, delay, None

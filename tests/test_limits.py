@@ -288,7 +288,9 @@ def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
                 assert (after, reply.at) == (said(expected), at)
                 assert micros(reply.delay) == delay
             else:
-                assert after == before
+                assert after == said(
+                    take(before, after.seen, rate.most, per, cost, -1 if ahead < 0 else micros(ahead))[0]
+                )
                 delays = [take(before, now, rate.most, per, cost, -1)[1] for now in (late, early)]
                 assert delays[0] <= micros(reply.delay) <= delays[1] or before.seen - early > 990_000
                 assert micros(reply.delay) > ahead * 1_000_000

@@ -92,6 +92,9 @@ BEGIN
     END LOOP;
     delay := at - its.seen;
     IF delay > _ahead THEN
+        IF EXISTS (SELECT FROM stampede.limits l WHERE l.id = _id AND l.seen > its.seen) THEN
+            PERFORM stampede.limit_keep(its);  -- the clock was set back, as is to be seen once
+        END IF;
         RETURN;
     END IF;
     WHILE place > 0 AND its.firsts[place] > at LOOP

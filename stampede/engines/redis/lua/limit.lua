@@ -106,6 +106,9 @@ for high = 1, #first do
 end
 local delay = at - seen
 if delay > ahead then
+  if back > SECOND then
+    keep()
+  end
   return {delay, 0, 0}
 end
 
