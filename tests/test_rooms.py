@@ -20,9 +20,12 @@ from stampede import Bulkhead, Cache, Lock, LockTimeout, OptionError, try_lock
 from stampede.engines.memory import MemoryEngine
 
 
-@pytest.fixture(params=["memory", "disk", "file"])
+@pytest.fixture(params=["memory", "disk", "file", "redis"])
 def on(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
     url = "memory://" if request.param == "memory" else f"{request.param}://{tmp_path}"
+    if request.param == "redis":
+        pytest.importorskip("redis")
+        url = request.getfixturevalue("server").url
     with Cache("memory://", locks=url) if request.param == "file" else Cache(url) as cache:
         yield cache
 
