@@ -230,9 +230,13 @@ def test_who_waits_for_a_key_waits_for_its_leader_only(busy: Callable[..., tuple
 
 def test_an_early_refresh_gives_way(busy: Callable[..., tuple[Cache, Gate]]) -> None:
     """What nobody waits for would keep those out who do."""
-    cache, _ = busy(when_full="wait")
-    cache.set("k", "fresh", ttl=600)
-    assert cache.get_or_compute("k", lambda: "newer", origin="db", early=1e9, ttl=600) == "fresh"
+    cache, gate = busy(url="memory://?codec=sealed", when_full="wait")  # where each call draws its early moment
+    cache.get_or_compute("k", Origin(0.05).row, ttl=600)
+    due = {"origin": "db", "early": 1e9, "ttl": 600}
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(cache.get_or_compute, "k", lambda: "newer", **due).result(10) == "row None"
+        gate.open.set()
+        until(lambda: cache.get_or_compute("k", lambda: "newer", **due) == "newer")
 
 
 def test_a_rate_holds_over_all_keys(url: str, open_: Open) -> None:
@@ -321,3 +325,20 @@ def test_a_place_outlives_no_process_that_waits(open_: Open, own: RedisServer) -
         gate.open.set()
         slow.result(20)
         wait_until(lambda: second.get_or_compute("l", lambda: "row", origin="db", wait=1) == "row")
+
+
+def test_a_lease_ends_with_max_hold_after_the_wait(busy: Callable[..., tuple[Cache, Gate]]) -> None:
+    """Who waits for its place for longer than that would lose its lease in the middle of its computation; and one that
+    hangs would keep its key for ever."""
+    cache, gate = busy(when_full="wait")
+    slow = Gate()
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(cache.get_or_compute, "k", slow, origin="db", lease=0.2, max_hold=0.3)
+        time.sleep(0.6)
+        assert not asked.done()
+        gate.open.set()
+        until(lambda: slow.calls == 1)
+        follower = pool.submit(cache.get_or_compute, "k", lambda: "other", lease=0.2, max_hold=0.3)
+        assert follower.result(20) == "other"
+        slow.open.set()
+        assert asked.result(20) == "value"
