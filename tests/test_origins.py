@@ -228,15 +228,16 @@ def test_who_waits_for_a_key_waits_for_its_leader_only(busy: Callable[..., tuple
     assert origin.calls == 1
 
 
-def test_an_early_refresh_gives_way(busy: Callable[..., tuple[Cache, Gate]]) -> None:
+def test_an_early_refresh_gives_way(busy: Callable[..., tuple[Cache, Gate]], monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody waits for would keep those out who do."""
     cache, gate = busy(url="memory://?codec=sealed", when_full="wait")  # where each call draws its early moment
-    cache.get_or_compute("k", Origin(0.05).row, ttl=600)
-    due = {"origin": "db", "early": 1e9, "ttl": 600}
+    cache.set("k", "fresh", ttl=600)
+    monkeypatch.setattr("stampede.early.due", lambda *_: True)
+    due: dict[str, Any] = {"origin": "db", "early": 1.0, "ttl": 600}
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(cache.get_or_compute, "k", lambda: "newer", **due).result(10) == "row None"
-        gate.open.set()
-        until(lambda: cache.get_or_compute("k", lambda: "newer", **due) == "newer")
+        assert pool.submit(cache.get_or_compute, "k", lambda: "newer", **due).result(10) == "fresh"
+    gate.open.set()
+    until(lambda: cache.get_or_compute("k", lambda: "newer", **due) == "newer")
 
 
 def test_a_rate_holds_over_all_keys(url: str, open_: Open) -> None:
