@@ -138,7 +138,7 @@ def test_every_verb_that_asks_an_engine_has_a_twin() -> None:
     assert {verb for verb in io if not hasattr(Cache, f"a{verb}")} == set()
     plain = {name for name, _ in inspect.getmembers(Cache, inspect.isfunction) if not name.startswith("_")}
     twins = {f"a{verb}" for verb in io}
-    assert plain == io | twins | {"scope", "stats", "stats_of", "lock", "refreshing", "bypassed"}
+    assert plain == io | twins | {"scope", "stats", "stats_of", "lock", "limiter", "bulkhead", "refreshing", "bypassed"}
 
 
 def test_many_values(cache: Cache) -> None:
