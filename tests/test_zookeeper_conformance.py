@@ -40,15 +40,15 @@ class TestZooKeeperAsync(ClaimsSuite):  # what a store is in this colour, every 
 
 
 class TestZooKeeperLocks(LocksSuite):
-    short = 0.4
+    short = 0.4  # of sessions that are long enough for what it is extended to
     slack = 0.2
 
     def make_engine(self) -> Engine:
         shared_zookeeper().empty()
-        return open_engine(shared_zookeeper().url)
+        return open_engine(f"{shared_zookeeper().url}?session=64")
 
     def make_peer(self, engine: Engine) -> Engine:
-        return open_engine(shared_zookeeper().url)
+        return open_engine(f"{shared_zookeeper().url}?session=64")
 
 
 class TestZooKeeperLocksAsync(TestZooKeeperLocks):

@@ -9,6 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import marks
 from server_process import PATIENCE, ServerProcess, free_port
@@ -28,6 +29,7 @@ class ZooKeeperServer(ServerProcess):
     closed."""
 
     kind = "zookeeper"
+    _client: Any = None  # of the tests themselves
 
     def __init__(self, *, number: int = 0, members: str = "", tick: int = 100) -> None:
         self._number, self._members, self._tick = number, members, tick
@@ -54,11 +56,10 @@ class ZooKeeperServer(ServerProcess):
         return [need("java"), *SMALL, "-cp", ":".join(map(str, jars)), main, str(config)]
 
     def _answers(self, port: int) -> bool:
-        return "Mode:" in self._word("srvr", port)
+        return "Mode:" in self._word("srvr", port, 0.5)  # one that is asked while it starts may never answer that one
 
-    def _word(self, word: str, port: int = 0) -> str:
-        with socket.create_connection(("127.0.0.1", port or self.port), PATIENCE) as line:
-            line.settimeout(PATIENCE)
+    def _word(self, word: str, port: int = 0, patience: float = PATIENCE) -> str:
+        with socket.create_connection(("127.0.0.1", port or self.port), patience) as line:
             line.sendall(word.encode())
             return b"".join(iter(lambda: line.recv(4096), b"")).decode()
 
@@ -67,14 +68,13 @@ class ZooKeeperServer(ServerProcess):
         return "Mode: leader" in self._word("srvr")
 
     def empty(self) -> None:
-        from kazoo.client import KazooClient
+        if self._client is None:
+            from kazoo.client import KazooClient
 
-        client = KazooClient(f"127.0.0.1:{self.port}")
-        client.start(PATIENCE)
-        if client.exists("/stampede"):
-            client.delete("/stampede", recursive=True)
-        client.stop()
-        client.close()
+            self._client = KazooClient(f"127.0.0.1:{self.port}")
+            self._client.start(PATIENCE)
+        if self._client.exists("/stampede"):
+            self._client.delete("/stampede", recursive=True)
 
     def close(self) -> None:
         super().close()

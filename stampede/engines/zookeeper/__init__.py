@@ -22,7 +22,7 @@ from stampede.errors import OptionError
 
 __all__ = ["ZooKeeperEngine", "check_url", "from_url"]
 
-OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, "timeout": number}
+OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, "timeout": number, "session": number}
 
 PORT = 2181
 
@@ -72,7 +72,7 @@ def _parsed(url: str, **options: Any) -> tuple[str, str, dict[str, Any]]:
         raise OptionError(f"{safe_url(url)}: key= is that of a certificate: give cert=, too")
     files = {theirs: found[ours] for ours, theirs in _FILES.items() if ours in found}
     tls = files | {"use_ssl": True} if found.get("tls", bool(files)) else {}
-    return servers, root, {"login": unquote(login), "timeout": timeout, "tls": tls}
+    return servers, root, {"login": unquote(login), "timeout": timeout, "least": found.get("session", 0.0), "tls": tls}
 
 
 _FILES = {"ca": "ca", "cert": "certfile", "key": "keyfile"}

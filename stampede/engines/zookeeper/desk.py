@@ -180,7 +180,7 @@ class Desk:
         if own.session.seconds < seconds + MARGIN:
             raise EngineError(
                 f"zookeeper: this lock was taken for a lease of at most {own.session.seconds - MARGIN:g} s, "
-                f"and can't have one of {seconds:g}: take it with that"
+                f"and can't have one of {seconds:g}: take it with that, or with session= in the URL"
             )
         sent = time.monotonic()
         if own.session.told(own.session.client.exists_async(self._path(name, own))) is None or own.session.dead:

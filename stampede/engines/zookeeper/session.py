@@ -50,7 +50,7 @@ class Session:
 
         def connected(*args: Any) -> Any:
             answer = connect(*args)
-            self.seconds = answer[0] * 1.5  # what it reads for is two thirds of it
+            self.seconds = answer[0] * 1.5 / 1000  # what it reads for, in milliseconds, is two thirds of it
             return answer
 
         client._connection._connect = connected
@@ -188,8 +188,16 @@ class Session:
 class Sessions:
     """Those of one engine and process, by their lengths: most have one."""
 
-    def __init__(self, hosts: str, *, login: str = "", timeout: float = 3.0, tls: dict[str, Any] | None = None) -> None:
-        self.timeout = timeout
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        login: str = "",
+        timeout: float = 3.0,
+        least: float = 0.0,
+        tls: dict[str, Any] | None = None,
+    ) -> None:
+        self.timeout, self._least = timeout, least
         self._terms = hosts, login, tls or {}
         self._parents: list[Session] = []
         self._sessions: dict[int, Session] = {}
@@ -205,7 +213,7 @@ class Sessions:
 
     def of(self, lease: float) -> Session:
         """One that outlasts such a lease."""
-        length = next((each for each in LENGTHS if each >= lease + MARGIN), LENGTHS[-1])
+        length = next((each for each in LENGTHS if each >= max(lease + MARGIN, self._least)), LENGTHS[-1])
         session = self._sessions.get(length)
         if session is None or session.dead:
             session = self._begun(length)
