@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -346,3 +346,16 @@ def test_it_declares_what_it_can() -> None:
     """Leases would be watched instead of told, and fences begin anew."""
     assert (SqlCell.ends, SqlCell.grows, SqlCell.ages) == (True, True, True)
     assert issubclass(SqlCell, Cell)
+
+
+def test_who_comes_while_others_use_the_file_comes_in(tmp_path: Path) -> None:
+    """SQLite waits for nobody where the way it keeps its journal is changed: one of several that open it would fail."""
+    file = tmp_path / "cache.sqlite"
+    with Cache(f"sql+sqlite:///{file}") as cache:
+        cache.set("k", "value")
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode=DELETE")
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM stampede").fetchone()
+        with Cache(f"sql+sqlite:///{file}", on_engine_error="raise") as cache:
+            assert cache.get("k") == "value"

@@ -132,7 +132,8 @@ class SqlCell(Cell):
 
     def _prepare(self, line: sa.Connection) -> None:
         if line.dialect.name == "sqlite":
-            line.exec_driver_sql("PRAGMA journal_mode=WAL")
+            with suppress(DBAPIError):  # somebody else is at it: SQLite waits for nobody there
+                line.exec_driver_sql("PRAGMA journal_mode=WAL")
         if self._mysql:  # it hangs up on who says more, and drivers may say a byte as two
             self.longest = int(line.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()) // 2 - 4096
         name, there = self._table.name, line.dialect.has_table
