@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -95,8 +95,9 @@ def points_of(
             frame.f_trace_opcodes = True
         return goes_on
 
+    # A finalizer of what other tests have left would be interrupted in this one's place, and nobody hear of it; and
     # Python 3.12.1 crashes where another thread collects while this one is traced by its instructions.
-    with _uncollected() if sys.version_info[:2] == (3, 12) else nullcontext():
+    with _uncollected():
         _traced(act, entered)
 
 
