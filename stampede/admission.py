@@ -36,7 +36,7 @@ async def had(
             call.place = await gate.enter(call.means.colour, wait, call.policy.lease, longest)
         except OriginFull as full:
             return None, full.with_traceback(None), 0.0
-        hold.bound(longest)
+    hold.bound(longest)  # also of who needs no place
     flight.computes(call.label, call.policy.lease, longest)
     began, work = call.now, call.means.colour.call(call.origin)
     return *await ended(work if call.place is None else placed(call, call.place, work)), call.now - began
