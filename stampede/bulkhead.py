@@ -8,12 +8,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from math import inf
 from random import randrange
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from stampede.block import Block
+from stampede.colour import Colour
 from stampede.errors import LockTimeout, OptionError
 from stampede.grip import Grip
 from stampede.guarded_locks import PlainLocks
+from stampede.hands import inside
 from stampede.lock import Lock, caller
 from stampede.policy import Seconds
 from stampede.ports import Busy, Engine, Granted
@@ -87,6 +89,20 @@ class Bulkhead(Lock):
         """Has this caller a place?"""
         me = caller()
         return any(who is me and grip.held for who, grip in self._by_caller())
+
+    def detach(self, seconds: Seconds = None) -> NoReturn:
+        """A place can't be handed over: `extend` it."""
+        raise OptionError("a place in a bulkhead can't be handed over: it is whose process entered")
+
+    async def adetach(self, seconds: Seconds = None) -> NoReturn:
+        self.detach(seconds)
+
+    async def _is_locked(self, colour: Colour) -> bool:
+        """Is it full?"""
+        self._bind()
+        names = [f"{self.name}/{number}" for number in range(self.concurrency)] if self._split else [self.name]
+        taken = [await inside(self._engine, colour, name) for name in names]
+        return sum(taken) >= self.concurrency
 
     # -- each time that it is entered is one of its own -----------------------------------------------------------
 

@@ -136,6 +136,7 @@ class TryLockOptions(TypedDict, total=False):
     max_hold: Seconds
     release_via: Hook | None
     shared: bool
+    token: bytes | str | None
 
 
 class LockOptions(TryLockOptions, total=False):

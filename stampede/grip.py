@@ -33,8 +33,8 @@ _numbers = count()
 class Grip:
     """From the moment it is asked for until it has been given back, it may be that the lock is to be given back."""
 
-    def __init__(self, lock: object, engine: Engine, locks: PlainLocks, name: str) -> None:
-        self.token = new_id()
+    def __init__(self, lock: object, engine: Engine, locks: PlainLocks, name: str, token: bytes | None = None) -> None:
+        self.token = token or new_id()
         self.number = next(_numbers)  # grows, in this process
         self.fence = 0
         self.hold: Hold | None = None  # kept standing by the keeper; None: it isn't granted yet

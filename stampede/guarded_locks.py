@@ -103,6 +103,9 @@ class PlainLocks:
     async def release(self, name: str, token: bytes) -> bool:
         return await self.port.release(name, token)
 
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self.port.renew(name, token, lease)
+
     async def withdraw(self, name: str, token: bytes, *, late: bool) -> None:
         """Have nothing, and no place in the queue; best effort, as the lease ends by itself."""
         with suppress(EngineError):
@@ -165,6 +168,10 @@ class GuardedLocks(PlainLocks):
         except EngineError:
             self.owe(name, token)
             raise
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        """As of the release: in the engine's own time."""
+        return await self._ask(name, lambda: self.port.renew(name, token, lease), inf, _nobody_is_told)
 
     async def withdraw(self, name: str, token: bytes, *, late: bool) -> None:
         """The same: now, if the engine is well; if it is slow, beside the caller; and
@@ -230,6 +237,10 @@ class GuardedLocks(PlainLocks):
     def owe(self, name: str, token: bytes, *, late: bool = False) -> None:
         """Have it given back, with others, and in nobody's time."""
         self._side.returns.add(name, token, late=late)
+
+
+def _nobody_is_told(result: object, error: BaseException | None) -> None:
+    return
 
 
 def locks_of(engine: Engine, port: Locks, colour: Colour) -> PlainLocks:

@@ -55,6 +55,7 @@ class Hold:
 
     __slots__ = (
         "_keeper",
+        "_floor",
         "_lost",
         "_until",
         "alive",
@@ -91,6 +92,7 @@ class Hold:
         now = time.monotonic()
         self._keeper = keeper
         self._until = now + max_hold
+        self._floor = now  # it stands so long, whatever comes
         self.ends = (now if since is None else since) + lease  # `since`: before the question was sent that granted it
         self.port, self.key, self.token, self.lease = port, key, token, lease
         self.drop = drop  # gives the lease back, blocking: when its holder is gone, or at exit
@@ -119,6 +121,10 @@ class Hold:
         if not self._lost and (self.foreign or time.monotonic() >= self.ends):
             self._lost = True  # for good, even if a renewal is answered after all: somebody may have been told
         return self._lost
+
+    def stands_until(self, moment: float) -> None:
+        """No renewal lets it end before this."""
+        self._floor = max(self._floor, moment)
 
     def bound(self, seconds: float) -> None:
         """It is renewed for so long from now on."""
@@ -164,7 +170,7 @@ class Hold:
             return self.ends  # not renewed any more, and then it is lost
         stands: bool | None = None
         try:
-            stands = run_blocking(self.port.renew(self.key, self.token, self.lease))
+            stands, lease = self._renewed(now)
         except EngineError:
             pass  # unknown is not lost: the next round may reach it
         except BaseException:  # CancelledError is one, too
@@ -174,9 +180,19 @@ class Hold:
         if stands is False or self._lost:
             return None
         if stands:
-            self.ends = now + self.lease
+            self.ends = max(now + lease, self._floor)
         pause = self.lease / 3 if stands else self.lease / 6  # there is less time left
         return min(time.monotonic() + max(pause, SHORTEST), self.ends)
+
+    def _renewed(self, now: float) -> tuple[bool, float]:
+        """Whether it stands, and for how long. Who puts its end off meanwhile isn't undone."""
+        port = self.port
+        while True:
+            floor = self._floor
+            lease = max(self.lease, floor - now)
+            stands = run_blocking(port.renew(self.key, self.token, lease))
+            if not stands or self._floor <= floor:
+                return stands, lease
 
 
 class Keeper:

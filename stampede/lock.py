@@ -22,6 +22,7 @@ from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, run_bloc
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.grip import Grip
 from stampede.guarded_locks import PlainLocks, locks_of
+from stampede.hands import extended, handed_over, inside, token_of
 from stampede.pace import Pace
 from stampede.policy import Seconds, seconds
 from stampede.ports import Busy, Engine, Granted, Problem, Sessions
@@ -48,6 +49,8 @@ class Lock:
     taken the renewal ends, and up to one `lease` later the lock: then it is `lost`.
     `shared`: others who say so may be inside with it, and nobody else; who came first is first, so that none of those
     who say it not waits for ever.
+    `token`: what the lock is taken with, for one that `detach` has let go of: who says the same is the same holder. The
+    object is one caller's at a time then.
     Who lets go of the object without a release gets a ResourceWarning, and the lock is given back.
 
     >>> with Lock("nightly", lease=60, wait=5) as lock:  # of all processes of this machine; on="redis://..." of all
@@ -65,6 +68,7 @@ class Lock:
         max_hold: Seconds = None,
         release_via: Callable[[Callable[[], object]], object] | None = None,
         shared: bool = False,
+        token: bytes | str | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise OptionError(f"the name of a lock is {name!r}: give a string that is not empty")
@@ -77,6 +81,7 @@ class Lock:
         self._wait = seconds("wait", wait)
         self._max_hold = seconds("max_hold", max_hold)
         self._release_via = release_via
+        self._token = token_of(token)
         if shared:
             self._room = inf
         self._use(engine)
@@ -123,6 +128,12 @@ class Lock:
         return grip.hold is not None and grip.hold.lost
 
     @property
+    def remaining(self) -> float:
+        """Seconds for which it stands, as far as is known, if it isn't renewed any more. 0: it isn't held."""
+        grip = self._mine()
+        return 0.0 if grip is None or not grip.held or grip.hold is None else max(grip.hold.ends - monotonic(), 0.0)
+
+    @property
     def token(self) -> bytes | None:
         """What tells this holder from all others; None while it isn't held."""
         grip = self._mine()
@@ -160,7 +171,7 @@ class Lock:
         if self._release_via is not None:
             raise OptionError("a lock with release_via outlives its block, and has no connection of its own")
         if grip is None or not grip.held:
-            raise LockLost(f"the lock {self.name!r} is not held by this thread or task: released, lost, or never taken")
+            raise self._not_held()
         return grip, sessions
 
     def _session_of(self, grip: Grip) -> Any:
@@ -209,6 +220,39 @@ class Lock:
         """
         run_blocking(self._releasing(BLOCKING))
 
+    def extend(self, seconds: Seconds) -> None:
+        """Have it stand for so long from now at least, also if nobody renews it: before work in which this process may
+        be frozen, or `max_hold` over. LockLost if it has ended.
+
+        >>> with Lock("nightly") as lock:
+        ...     lock.extend("10m")
+        ...     lock.remaining > 590
+        True
+        """
+        run_blocking(self._extending(BLOCKING, seconds))
+
+    def detach(self, seconds: Seconds = None) -> bytes:
+        """Let go of it without giving it back: it stands for so long yet (its lease, by default), and who says its
+        token, which is returned, goes on with it, here or elsewhere. LockLost if it has ended.
+
+        >>> lock = Lock("report")
+        >>> lock.acquire()
+        True
+        >>> token = lock.detach("1m").hex()  # goes along with the job
+        >>> with Lock("report", token=token) as lock:
+        ...     lock.held
+        True
+        """
+        return run_blocking(self._detaching(BLOCKING, seconds))
+
+    def locked(self) -> bool:
+        """Has anybody the lock? By the time that it is said, that may be otherwise.
+
+        >>> Lock("nightly").locked()
+        False
+        """
+        return run_blocking(self._is_locked(BLOCKING))
+
     def __enter__(self: SELF) -> SELF:
         block = self._blocks.take(sys._getframe(1))
         if not run_blocking(self._taking(BLOCKING, self._patience, block)):
@@ -222,6 +266,15 @@ class Lock:
 
     async def arelease(self) -> None:
         await self._releasing(self._suspending)
+
+    async def aextend(self, seconds: Seconds) -> None:
+        await self._extending(self._suspending, seconds)
+
+    async def adetach(self, seconds: Seconds = None) -> bytes:
+        return await self._detaching(self._suspending, seconds)
+
+    async def alocked(self) -> bool:
+        return await self._is_locked(self._suspending)
 
     def __aenter__(self: SELF) -> Coroutine[Any, Any, SELF]:
         block = self._blocks.take(sys._getframe(1))
@@ -273,7 +326,9 @@ class Lock:
     def _taking(self, colour: Colour, wait: Seconds, block: Block | None = None) -> Coroutine[Any, Any, bool]:
         """To be run, or else dropped. `block`: the one it is for."""
         self._bind()
-        grip = Grip(self, self._engine, self._asked(BLOCKING), self.name)
+        if self._token is not None and (self._asking or self._in_use):
+            raise OptionError(f"the lock {self.name!r} has a token of its own, and one caller at a time: make another")
+        grip = Grip(self, self._engine, self._asked(BLOCKING), self.name, self._token)
         work = self._acquire(grip, colour, wait, block)
         if block is not None:
             block.grip = grip
@@ -364,6 +419,39 @@ class Lock:
                 if grip.asked and not grip.foreign:
                     await colour.shielded(self._withdrawn(colour, grip))
                 self._forget(grip)
+
+    async def _extending(self, colour: Colour, more: Seconds) -> None:
+        lasts = seconds("seconds", more)
+        if not lasts < inf:
+            raise OptionError(f"seconds is {more!r}: give a finite number")
+        grip = self._mine()
+        if grip is None or not grip.held:
+            raise self._not_held()
+        if not await colour.shielded(extended(self._asked(colour), grip, lasts)):
+            raise self._loss()
+
+    async def _detaching(self, colour: Colour, stands: Seconds) -> bytes:
+        lasts = None if stands is None else seconds("seconds", stands)
+        if lasts is not None and not 0 < lasts < inf:
+            raise OptionError(f"seconds is {stands!r}: give a finite number, more than 0")
+        grip = self._mine()
+        if grip is None or not grip.held or grip.hold is None:
+            raise self._not_held()
+        if grip.session is not None:
+            raise OptionError("a lock whose `connection` was asked for ends with that, and can't be handed over")
+        if not await colour.shielded(handed_over(self._engine, colour, grip, lasts)):
+            raise self._loss()
+        grip.leaving = True
+        grip.hold.end()
+        self._forget(grip)
+        return grip.token
+
+    async def _is_locked(self, colour: Colour) -> bool:
+        self._bind()
+        return await inside(self._engine, colour, self.name) > 0
+
+    def _not_held(self) -> LockLost:
+        return LockLost(f"the lock {self.name!r} is not held by this thread or task: released, lost, or never taken")
 
     def _releasing(self, colour: Colour) -> Coroutine[Any, Any, None]:
         grip = self._mine()

@@ -25,8 +25,10 @@ __all__ = [
     "Failed",
     "Found",
     "Granted",
+    "Hands",
     "Hears",
     "Held",
+    "Holds",
     "Limits",
     "Lists",
     "Locks",
@@ -346,6 +348,27 @@ class Locks(Protocol):
         ...
 
 
+class Holds(Protocol):
+    """Of an engine that can say who has its locks. Nothing is changed by these."""
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        """The tokens of those who are inside, and the seconds that they have left, unless they are renewed."""
+        ...
+
+    async def held(self, prefix: str = "") -> list[Held] | None:
+        """The locks that stand and whose names begin with this, the longest held first. None: it can't list them."""
+        ...
+
+
+class Hands(Protocol):
+    """Of an engine whose locks can go from one process to another."""
+
+    async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
+        """Let the lock stand for `lease` seconds from now without its holder, whose end ends it no more. It is taken on
+        by `acquire` with this very token, from wherever. False: it is lost."""
+        ...
+
+
 class Rate(NamedTuple):
     """At most so much in any window of so many seconds."""
 
@@ -438,12 +461,12 @@ class Held:
     host: str | None
     pid: int | None
     program: str | None
-    fence: int
-    since: float  # the server's clock, in seconds since 1970
-    seconds: float  # for which it has been held
+    fence: int | None
+    since: float | None  # the server's clock, in seconds since 1970; None, as of all that follows: it isn't known
+    seconds: float | None  # for which it has been held
     lease: float  # seconds for which it stands, unless it is renewed
     bound: bool  # it ends with its holder's connection, too
-    waiting: int  # how many have a place in its queue
+    waiting: int | None  # how many have a place in its queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,11 +489,7 @@ class Released:
 
 
 class Reports(Protocol):
-    """Of an engine that can be asked who has its locks, and had them. Blocking; names that are no text are escaped."""
-
-    async def held(self) -> list[Held]:
-        """The locks that stand, the longest held first."""
-        ...
+    """Of an engine that can be asked who had its locks. Blocking; names that are no text are escaped."""
 
     async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
         """The record of the last `since` seconds, newest first, at most so many; `failed`: of what had a problem."""
@@ -490,6 +509,7 @@ class Engine(ABC):
     pushes: bool = False  # waiters are woken, not polling
     fair: bool = False  # who has waited longest for a lock is next
     rooms: bool = False  # its locks have room for as many as say so; else for one
+    breaks: bool = True  # a lock can be released by anybody who says its token
     prompt: bool = False  # its suspending verbs never do but `wait`: no caller is cancelled in the middle of one
     timeless: bool = False  # it knows no time: what it keeps gets older by the wall clock of who has stored it
     coherent: bool = False  # what it finds comes with a ticket: a local tier in front of it stays true
@@ -515,6 +535,10 @@ class Engine(ABC):
     records: Records | None = None
     sessions: Sessions | None = None
     reports: Reports | None = None
+    holds: Holds | None = None
+    aholds: Holds | None = None
+    hands: Hands | None = None
+    ahands: Hands | None = None
     many: Many | None = None
     releases: Releases | None = None
     silence: float = 0.0  # seconds for which a verb may keep its caller when the engine hangs

@@ -36,7 +36,7 @@ LAYERS = """
     bulkhead
     lock limiter batch exchange status
     block
-    scope
+    scope hands
     stored
     generations
     core grip

@@ -377,7 +377,10 @@ def test_history_shows_what_failed(run: Run, url: str) -> None:
 @pytest.mark.parametrize(
     "arguments, told",
     [
-        (["locks", "memory://"], "keeps no record of its locks: postgres:// does"),
+        (["locks", "memory://"], "lives inside each process"),
+        (["locks", "--break", "l", "null://"], "lives inside each process"),
+        (["locks", "--break", "l", "--json", "file://"], "leave --history and --json out"),
+        (["locks", "--history", "file://"], "keeps no record of its locks: postgres:// does"),
         (["locks", "--failed", "memory://"], "give --history, too"),
         (["postgres", "init", "memory://"], "is no Postgres"),
         (["postgres", "init", "postgres://u:hunter2@127.0.0.1:1/d"], "refused"),
@@ -436,7 +439,7 @@ def test_reports_are_declared(url: str) -> None:
     """`stampede locks` would have to try engines out."""
     with closing(PostgresEngine(url)) as engine:
         assert engine.reports is not None
-        assert run_blocking(engine.reports.held()) == []
+        assert run_blocking(engine.reports.released(failed=False, since=60.0, most=1)) == []
 
 
 def test_keys_are_shown_and_invalidated(run: Run, url: str, settings: Callable[[str], None]) -> None:

@@ -19,7 +19,7 @@ from stampede.testing import isolated
 
 POLICY = set(OPTIONS)
 CODED = {"namespace", "codec", "trust", "signing_key", "compress", "max_bytes"}
-LOCK = {"lease", "wait", "max_hold", "release_via", "shared"}
+LOCK = {"lease", "wait", "max_hold", "release_via", "shared", "token"}
 BULKHEAD = {"concurrency", "lease", "wait", "max_hold"}
 
 

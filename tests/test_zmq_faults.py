@@ -377,7 +377,7 @@ def test_names_are_spread_over_brokers_and_one_that_is_down_takes_only_its_own(o
         counts = [each.broker.machine.leases for each in brokers]
         assert sum(counts) == 60
         assert min(counts) > 5
-        assert {each.name for each in run(other.reports.held())} == set(names)  # type: ignore[union-attr]
+        assert {each.name for each in run(other.holds.held())} == set(names)  # type: ignore[union-attr]
         brokers[0].stop()
         lost = [name for name in names if engine.server_of(name) == tuple(brokers[0].place)]
         assert not any(took(engine, name) for name in names if name not in lost)

@@ -73,8 +73,9 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_locks(parser: argparse.ArgumentParser) -> None:
-    parser.description = "The locks that are held, or with --history how they were held: on postgres://."
+    parser.description = "The locks that are held, where the engine can list them; or, on postgres://, how they were."
     _add_where(parser)
+    parser.add_argument("--break", dest="name", metavar="NAME", help="take it from those who have it")
     parser.add_argument("--history", action="store_true", help="the record, newest first")
     parser.add_argument("--failed", action="store_true", help="of what had a problem (with --history)")
     parser.add_argument("--since", type=_duration, metavar="1h", help="of the last so long (with --history)")
@@ -194,10 +195,14 @@ def _stats(options: argparse.Namespace) -> int:
 
 
 def _locks(options: argparse.Namespace) -> int:
-    from stampede.cli.locks import history, locks
+    from stampede.cli.locks import break_lock, history, locks
 
     if not options.history and (options.failed or options.since is not None):
         raise OptionError("--failed and --since are of the record: give --history, too")
+    if options.name is not None:
+        if options.history or options.json:
+            raise OptionError("--break takes a lock from its holder, and shows nothing: leave --history and --json out")
+        return break_lock(screen(), _where(options), options.name)
     if not options.history:
         return locks(screen(), _where(options), as_json=options.json)
     since = inf if options.since is None else options.since

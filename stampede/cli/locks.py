@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 from stampede.cli.address import engine_of_locks
@@ -13,15 +14,19 @@ from stampede.cli.keys import long
 from stampede.cli.screen import Screen
 from stampede.colour import run_blocking
 from stampede.errors import OptionError
-from stampede.ports import Held, Released, Reports
+from stampede.hands import holds_of
+from stampede.ports import Engine, Held, Holds, Released, Reports
 
-__all__ = ["history", "locks"]
+__all__ = ["break_lock", "history", "locks"]
 
 
 def locks(screen: Screen, url: str, *, as_json: bool) -> int:
     """Print the locks that are held; 0 also if there is none."""
     with engine_of_locks(url) as engine:
-        held = run_blocking(_reports(engine.reports, engine.called).held())
+        found = run_blocking(_holds(engine).held())
+        if found is None:
+            raise OptionError(f"{engine.called} can't list its locks")
+    held = sorted(found, key=lambda each: (each.since or inf, each.name))
     if as_json:
         return _print_json(screen, held)
     if not held:
@@ -31,12 +36,29 @@ def locks(screen: Screen, url: str, *, as_json: bool) -> int:
         ["lock", "held by", "program", "since", "for", "lease left", "waiting"],
         [
             (
-                _shown(each.name), _place(each), _shown(each.program or "?"), _moment(each.since), long(each.seconds),
-                long(each.lease), str(each.waiting),
+                _shown(each.name), _place(each), _shown(each.program or "?"), _moment(each.since),
+                "?" if each.seconds is None else long(each.seconds), long(each.lease),
+                "?" if each.waiting is None else str(each.waiting),
             )
             for each in held
         ],
     )  # fmt: skip
+    return 0
+
+
+def break_lock(screen: Screen, url: str, name: str) -> int:
+    """Take it from those who have it; 1 if nobody does. They are told as of any lock that is lost."""
+    with engine_of_locks(url) as engine:
+        holds = _holds(engine)
+        if engine.locks is None or not engine.breaks:
+            raise OptionError(f"nobody can take a lock of {engine.called} from its holder: end that process")
+        inside = run_blocking(holds.holder(name))
+        broken = [run_blocking(engine.locks.release(name, token)) for token, _ in inside]
+    if not any(broken):
+        screen.say(f"nobody has the lock {_shown(name)}")
+        return 1
+    screen.say(f"the lock {_shown(name)} is taken from {sum(broken)} who had it: what they do under it goes on, and")
+    screen.say("they are told at its next renewal, and at the end of their blocks")
     return 0
 
 
@@ -64,6 +86,12 @@ def history(screen: Screen, url: str, *, failed: bool, since: float, most: int, 
     if len(released) == most:
         screen.say(f"the last {most}; --most tells more, and --json all that is known of each")
     return 0
+
+
+def _holds(engine: Engine) -> Holds:
+    if not engine.shared:
+        raise OptionError(f"{engine.called} lives inside each process: from here there is nothing of it to be seen")
+    return holds_of(engine)
 
 
 def _reports(reports: Reports | None, called: str) -> Reports:

@@ -15,14 +15,15 @@ from typing import Any
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
-from stampede.engines.flock import pid_here, process, try_lock, unlock
+from stampede.engines.flock import no_such_process, pid_here, process, try_lock, unlock
 from stampede.engines.leases import NamedLocks
 from stampede.engines.limit_files import LimitFiles
 from stampede.engines.url import options_of, path_of
 from stampede.engines.wake import LOOK, Post
+from stampede.engines.whereabouts import here, parts_of
 from stampede.errors import EngineClosed, EngineError
 from stampede.interruptions import pass_on
-from stampede.ports import Busy, Engine, Granted
+from stampede.ports import Busy, Engine, Granted, Held
 from stampede.threads import begun
 
 __all__ = ["FileEngine", "default_directory", "from_url"]
@@ -42,12 +43,14 @@ class FileEngine(Engine):
 
     scheme = "file"
     pushes = True
+    breaks = False
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = default_directory() if directory is None else Path(directory).expanduser().absolute()
         names = self._names = _Names(self.directory)
         names.prepare()
-        self.locks, self.alocks = NamedLocks(names, BLOCKING), NamedLocks(names, SUSPENDING)
+        self.locks = self.holds = NamedLocks(names, BLOCKING)
+        self.alocks = self.aholds = NamedLocks(names, SUSPENDING)
         self.limits = self.alimits = self._limits = LimitFiles(self.directory)
         self._closing = forks.closing(self, names.close)
         forks.in_child(names.start_again)
@@ -109,9 +112,9 @@ class _Record:
     ends: float = 0.0
     holder: str = "-"
 
-    def write(self, fd: int) -> None:
+    def write(self, fd: int, name: str = "") -> None:
         text = f"{self.fence} {self.token.hex() or '-'} {self.ends!r} {self.holder}\n"
-        os.pwrite(fd, text.encode().ljust(_LENGTH), 0)
+        os.pwrite(fd, text.encode().ljust(_LENGTH) + name.encode("utf-8", "surrogatepass"), 0)
 
     @classmethod
     def read(cls, fd: int) -> _Record:
@@ -122,8 +125,16 @@ class _Record:
         except ValueError:
             return cls()
 
+    @property
+    def stands(self) -> bool:
+        """Its holder lives, as far as can be seen from here; one that is frozen has it also beyond its end."""
+        if not self.token or no_such_process(self.holder):
+            return False
+        return pid_here(self.holder) is not None or self.ends > time.monotonic()
+
 
 _LENGTH = 256
+"""Bytes of a record. Behind it stands the lock's name, for people."""
 
 
 class _Held:
@@ -210,7 +221,7 @@ class _Names:
                 taken = mine or self._take(name, token)
                 if isinstance(taken, Busy):
                     return taken
-                self._extend(taken, lease)
+                self._extend(taken, lease, name if mine is None else "")
                 return Granted(fence=taken.record.fence)
         except OSError as error:
             pass_on(error)
@@ -241,10 +252,10 @@ class _Names:
             self.prepare()
             held.open()
 
-    def _extend(self, held: _Held, lease: float) -> None:
+    def _extend(self, held: _Held, lease: float, name: str = "") -> None:
         """Let it stand from now on. Writing also tells cleaners of old files that this one is in use."""
         held.record.ends = time.monotonic() + lease
-        held.record.write(held.fd)
+        held.record.write(held.fd, name)
         if self._watchman is None:
             self._watchman = begun("stampede-ends", self._end_in_time)
         self._changed.notify_all()
@@ -295,6 +306,22 @@ class _Names:
     def _ring_after(self, over: list[tuple[str, bytes]]) -> None:
         for name, _ in over:
             self.post.ring(self._file(name)[1])
+
+    # -- who has what ---------------------------------------------------------------------------------------------
+
+    def holder(self, name: str) -> list[tuple[bytes, float]]:
+        record = _record_of(self._file(name)[0])
+        return [(record.token, max(record.ends - time.monotonic(), 0.0))] if record.stands else []
+
+    def held(self, prefix: str) -> list[Held]:
+        found = []
+        for path in sorted(self._directory.glob("*.lock")):
+            record, name = _record_of(path), _name_in(path)
+            if not record.stands or not name.startswith(prefix):
+                continue
+            host, left = parts_of(here())[0], max(record.ends - time.monotonic(), 0.0)
+            found.append(Held(name, host, pid_here(record.holder), None, record.fence, None, None, left, True, None))
+        return found
 
     async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
         """Until the release, or the holder's death. The bell hangs before the file is read: nothing falls between."""
@@ -354,6 +381,16 @@ def _record_of(path: Path) -> _Record:
         return _Record.read(fd)
     finally:
         os.close(fd)
+
+
+def _name_in(path: Path) -> str:
+    try:
+        return path.read_bytes()[_LENGTH:].decode("utf-8", "surrogatepass")
+    except OSError as error:
+        pass_on(error)  # else it is gone
+        return ""
+    except ValueError:
+        return ""
 
 
 def _same(fd: int, path: Path) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 
-__all__ = ["Life", "dead", "pid_here", "process", "shut", "sweep", "try_lock", "unlock"]
+__all__ = ["Life", "dead", "no_such_process", "pid_here", "process", "shut", "sweep", "try_lock", "unlock"]
 
 _UNBORN = "new-"
 
@@ -109,7 +109,7 @@ def dead(folder: Path, name: str) -> bool:
     if not isinstance(name, str) or not _NAME.fullmatch(name.removeprefix(_UNBORN)):
         return True  # nobody's name: it must neither be opened nor removed
     path = folder / name
-    if _no_such_process(name):
+    if no_such_process(name):
         path.unlink(missing_ok=True)  # some child has it open, and the lock with it
         return True
     try:
@@ -152,7 +152,8 @@ def pid_here(name: str) -> int | None:
     return int(parts[1]) if parts is not None and parts[2] == str(_pid_namespace()) else None
 
 
-def _no_such_process(name: str) -> bool:
+def no_such_process(name: str) -> bool:
+    """Whether the process of this name has ended, as far as can be told by its number."""
     pid = pid_here(name)
     try:
         if pid is not None:

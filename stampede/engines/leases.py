@@ -9,10 +9,10 @@ from typing import Protocol, TypeVar
 from stampede import decisions, record
 from stampede.colour import Bell, Colour
 from stampede.errors import EngineClosed
-from stampede.ports import Busy, Granted
+from stampede.ports import Busy, Granted, Held
 from stampede.record import NOTHING, Lease, Record
 
-__all__ = ["Ending", "Hung", "NamedLocks", "Names", "ring"]
+__all__ = ["Ending", "HandedLocks", "Hung", "NamedLocks", "Names", "ring"]
 
 K = TypeVar("K")
 
@@ -121,11 +121,13 @@ class Holders(Protocol):
     def acquire(self, name: str, token: bytes, lease: float, /, *, waits: bool, room: float) -> Granted | Busy: ...
     def renew(self, name: str, token: bytes, lease: float, /) -> bool: ...
     def release(self, name: str, token: bytes, /) -> bool: ...
+    def holder(self, name: str, /) -> list[tuple[bytes, float]]: ...
+    def held(self, prefix: str, /) -> list[Held]: ...
     async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour, /) -> None: ...
 
 
 class NamedLocks:
-    """`Locks` of one colour, of whoever decides at once. Only `wait` has a colour."""
+    """`Locks` and `Holds` of one colour, of whoever decides at once. Only `wait` has a colour."""
 
     def __init__(self, holders: Holders, colour: Colour) -> None:
         self._holders = holders
@@ -142,5 +144,18 @@ class NamedLocks:
     async def release(self, name: str, token: bytes) -> bool:
         return self._holders.release(name, token)
 
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        return self._holders.holder(name)
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        return self._holders.held(prefix)
+
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await self._holders.wait(name, busy, timeout, self._colour)
+
+
+class HandedLocks(NamedLocks):
+    """The same, of locks that belong to no process."""
+
+    async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
+        return self._holders.renew(name, token, lease)

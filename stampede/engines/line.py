@@ -14,8 +14,9 @@ from typing import TypeVar
 from stampede import decisions, room
 from stampede.colour import Bell, Colour
 from stampede.engines.leases import Ending, Hung, Names, ring
+from stampede.engines.whereabouts import here, parts_of
 from stampede.pace import look_again
-from stampede.ports import Busy, Granted
+from stampede.ports import Busy, Granted, Held
 from stampede.record import Lease, Record
 from stampede.room import TURN, Change, Inside, Room, Waiting
 
@@ -201,6 +202,35 @@ class Queue(Names):
         else:
             self._shared.put(name, shared, now)
         return answer, bells
+
+    # -- who has what ---------------------------------------------------------------------------------------------
+
+    def holder(self, name: str) -> list[tuple[bytes, float]]:
+        with decisions.lock:
+            self.check()
+            now = self.clock()
+            return [(each.token, each.end - now) for each in self._all_of(name, now)]
+
+    def held(self, prefix: str) -> list[Held]:
+        host, pid = parts_of(here())
+        with decisions.lock:
+            self.check()
+            now = self.clock()
+            found = []
+            for name in [each for each in {**self.records, **self._shared} if each.startswith(prefix)]:
+                queue = self._shared[name].room.queue if name in self._shared else self._waiting.get(name, ())
+                for each in self._all_of(name, now):
+                    left = each.end - now
+                    found.append(Held(name, host, pid, None, each.fence, None, None, left, True, len(queue)))
+            return found
+
+    def _all_of(self, name: str, now: float) -> list[Lease | Inside]:
+        """Under the lock: who is inside."""
+        shared = self._shared.get(name)
+        if shared is not None:
+            return [each for each in shared.room.inside if each.end > now]
+        lease = self.standing(name, now)
+        return [] if lease is None else [lease]
 
     async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
         """Until it is the waiter's turn; without a place, until the lease falls or ends."""

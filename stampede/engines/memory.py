@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from stampede import decisions, forks, record
 from stampede.colour import BLOCKING, SUSPENDING, Colour
-from stampede.engines.leases import Ending, NamedLocks, Names, ring
+from stampede.engines.leases import Ending, HandedLocks, Names, ring
 from stampede.engines.limits import NamedLimits
 from stampede.engines.line import Queue
 from stampede.engines.url import anything, integer, options_of, text
@@ -58,7 +58,8 @@ class MemoryEngine(Engine):
         keys, line = _Keys(shelf, clock), Queue(clock)
         self.claims = self.store = self.recalls = self.shows = self.lists = self.softens = _Verbs(keys, BLOCKING)
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Verbs(keys, SUSPENDING)
-        self.locks, self.alocks = NamedLocks(line, BLOCKING), NamedLocks(line, SUSPENDING)
+        self.locks = self.holds = self.hands = HandedLocks(line, BLOCKING)
+        self.alocks = self.aholds = self.ahands = HandedLocks(line, SUSPENDING)
         self.limits = self.alimits = limits = NamedLimits(clock)
         self._parts = keys, line, limits
         forks.in_child(self._start_again)

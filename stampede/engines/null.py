@@ -8,7 +8,7 @@ from typing import Any
 
 from stampede.engines.url import options_of
 from stampede.entry import Entry
-from stampede.ports import Ask, Booked, Busy, Engine, Granted, Reply, Usage
+from stampede.ports import Ask, Booked, Busy, Engine, Granted, Held, Reply, Usage
 
 __all__ = ["NullEngine", "from_url"]
 
@@ -24,7 +24,7 @@ class NullEngine(Engine):
 
     def __init__(self) -> None:
         self.claims = self.aclaims = self.store = self.astore = self.lists = self.alists = _Nothing()
-        self.locks = self.alocks = _NoLock()
+        self.locks = self.alocks = self.holds = self.aholds = self.hands = self.ahands = _NoLock()
         self.limits = self.alimits = _NoLimit()
 
     def ping(self) -> float:
@@ -82,6 +82,13 @@ class _NoLock:
         return Granted(fence=next(self._fences))
 
     renew, release, wait = _says(True), _says(True), _says(None)
+    hand_over = _says(True)
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        return []
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        return []
 
 
 class _NoLimit:

@@ -48,8 +48,8 @@ class CellEngine(Engine):
         keys = CellKeys(records, generations)
         self.claims = self.store = self.recalls = self.shows = self.softens = keys
         self.aclaims = self.astore = self.ashows = self.asoftens = CellKeys(arecords, generations, keys)
-        self.locks = locks = CellLocks(records)
-        self.alocks = CellLocks(arecords, locks)
+        self.locks = self.holds = self.hands = locks = CellLocks(records)
+        self.alocks = self.aholds = self.ahands = CellLocks(arecords, locks)
         seen: dict[str, tuple[Version, Window]] = {}
         self.limits, self.alimits = CellLimits(records, seen), CellLimits(arecords, seen)
         self.many = self.releases = Together(way, common, generations)

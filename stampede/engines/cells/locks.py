@@ -64,5 +64,15 @@ class CellLocks:
         its = name_of(name, b"l").decode()
         return await self._records.answer(its, decide, self._records.owned.pop(its, token))
 
+    hand_over = renew
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        _, there, now = await self._records.look(name_of(name, b"l").decode())
+        lease = there.lease
+        return [] if lease is None or not lease.token or lease.end <= now else [(lease.token, lease.end - now)]
+
+    async def held(self, prefix: str = "") -> None:
+        """Of the names there are only hashes."""
+
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await self._records.wait(name_of(name, b"l").decode(), busy, timeout)

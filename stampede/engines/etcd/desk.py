@@ -225,6 +225,13 @@ class Desk:
         self._owned.put(name, token, own)  # another process has handed it to us
         return True
 
+    def hand_over(self, name: str, token: bytes, seconds: float) -> bool:
+        """Have it stand so long from now, and know nothing of it: who takes it on finds out on which lease it does."""
+        stands = self.renew(name, token, seconds)
+        if stands:
+            self._forget(name, token)
+        return stands
+
     def _stands(self, name: str, token: bytes, own: _Own, seconds: float) -> bool:
         """Have it stand so long from now."""
         if not self._leases.renew(own.lease):
@@ -365,7 +372,7 @@ class Desk:
                 seconds = max(time.time() - each.since, 0.0)
                 left, waiting = self._leases.left(each.lease), len(there) - len(inside)
                 found.append(Held(name, host, pid, None, each.number, each.since, seconds, left, False, waiting))
-        return sorted(found, key=lambda each: each.since)
+        return found
 
 
 _OLDEST = {"sort_target": "CREATE", "sort_order": "ASCEND"}

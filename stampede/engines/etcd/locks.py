@@ -46,6 +46,9 @@ class EtcdLocks:
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await self._run(self._desk.renew, name, token, lease)
 
+    async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
+        return await self._run(self._desk.hand_over, name, token, lease)
+
     async def release(self, name: str, token: bytes) -> bool:
         return await self._run(self._desk.release, name, token)
 
@@ -54,11 +57,9 @@ class EtcdLocks:
         return self._desk.release_many(held)
 
     async def held(self, prefix: str = "") -> list[Held]:
-        """The locks that stand and whose names begin with this, the longest held first."""
         return await self._run(self._desk.held, prefix)
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        """The tokens that are inside, and for how many seconds, unless they are renewed."""
         return await self._run(self._desk.holder, name)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:

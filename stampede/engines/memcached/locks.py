@@ -63,6 +63,17 @@ class MemcachedLocks:
         async with taken(self._line, its) as link:
             return await changed(link, its, ask)
 
+    hand_over = renew
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        its = items.name_of(name, b"l")
+        async with taken(self._line, its) as link:
+            lease = items.read((await link.ask(meta.look(its), twice=True))[0]).lease
+        return [] if lease is None else [(lease.token, items.left_of(lease.end - SKIPPED))]
+
+    async def held(self, prefix: str = "") -> None:
+        """A server can't be asked what it has."""
+
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         its, began = items.name_of(name, b"l"), time.monotonic()
         with self._line.servers.pausing() as closing:

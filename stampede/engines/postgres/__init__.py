@@ -30,7 +30,7 @@ from stampede.engines.postgres.limits import PostgresLimits
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.locks import PostgresLocks
 from stampede.engines.postgres.news import GENERATIONS, Bumps, News
-from stampede.engines.postgres.reports import PostgresReports
+from stampede.engines.postgres.reports import PostgresHolds, PostgresReports
 from stampede.engines.postgres.sessions import PostgresSessions
 from stampede.engines.postgres.suspending import Suspending
 from stampede.engines.postgres.sweep import Reaper, Sweeper
@@ -66,6 +66,7 @@ class PostgresEngine(Engine):
         self.limits, self.alimits = PostgresLimits(all.line), PostgresLimits(all.aline)
         self.releases, self.records = all.locks, all.history
         self.reports, self.sessions = PostgresReports(all.line), PostgresSessions(server)
+        self.holds, self.aholds = PostgresHolds(all.line), PostgresHolds(all.aline)
         self._closing = forks.closing(self, all.close)
         forks.in_child(self._start_again)
 

@@ -70,7 +70,8 @@ class RedisEngine(Engine):
         self.recalls = servers.claims
         self.claims = self.store = self.shows = self.lists = self.softens = servers.claims
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = servers.aclaims
-        self.locks, self.alocks = servers.locks, servers.alocks
+        self.locks = self.holds = self.hands = servers.locks
+        self.alocks = self.aholds = self.ahands = servers.alocks
         self.limits, self.alimits = servers.limits, servers.alimits
         self.releases = servers.locks
         self._closing = forks.closing(self, servers.close)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from stampede.engines.limits import usage
-from stampede.engines.redis.locks import tag_of
+from stampede.engines.redis.locks import listed, tag_of
 from stampede.engines.redis.scripts import Scripts
-from stampede.engines.redis.verbs import PAGE, Line
+from stampede.engines.redis.verbs import Line
 from stampede.ports import Booked, Rate, Usage
 from stampede.window import SECOND, WIDTH, checked, micros, slack, window_of
 
@@ -45,19 +44,9 @@ class RedisLimits:
         return usage(window_of(text), now)
 
     async def listed(self) -> list[tuple[str, Usage]]:
-        names, cursor = set(), b"0"
-        while True:
-            cursor, found = await self._line.ask((b"SCAN", cursor, b"MATCH", _PATTERN, b"COUNT", b"%d" % PAGE))
-            names |= {its[1].decode("utf-8", "surrogatepass") for each in found if (its := _OURS.match(each))}
-            if cursor == b"0":
-                break
-        all_of = [(name, await self.used(name)) for name in sorted(names)]
+        all_of = [(name, await self.used(name)) for name in await listed(self._line, b"W")]
         return [(name, its) for name, its in all_of if its.rate is not None]
 
 
 def _key(name: str) -> bytes:
     return b"{%s}W:%s" % (tag_of(name), name.encode("utf-8", "surrogatepass"))
-
-
-_PATTERN = b"{%b}W:*" % (24 * b"?")
-_OURS = re.compile(rb"^\{[0-9a-f]{24}\}W:(.*)$", re.DOTALL)

@@ -12,6 +12,7 @@ next.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,12 +24,12 @@ from typing import Any, NamedTuple
 from stampede.colour import Colour, run_blocking
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts
-from stampede.engines.redis.verbs import LOOK, SAFETY, Line
+from stampede.engines.redis.verbs import LOOK, PAGE, SAFETY, Line
 from stampede.engines.redis.wire import ms
 from stampede.pace import FARTHEST, look_again
-from stampede.ports import Busy, Granted
+from stampede.ports import Busy, Granted, Held
 
-__all__ = ["RedisLocks", "tag_of"]
+__all__ = ["RedisLocks", "listed", "tag_of"]
 
 TURN = 0.2
 """Seconds for which a lock that came free is kept for the one whose turn it is (as queue.lua says)."""
@@ -61,6 +62,18 @@ def tag_of(name: str) -> bytes:
     """What all keys of a lock have in common, between braces."""
     raw = name.encode("utf-8", "surrogatepass")
     return blake2b(raw, digest_size=12, person=b"lock").hexdigest().encode()
+
+
+async def listed(line: Line, kind: bytes, prefix: str = "") -> list[str]:
+    """The names that begin with this and have a key of this kind, on one server."""
+    names, cursor, start = set(), b"0", prefix.encode("utf-8", "surrogatepass")
+    pattern = b"{%b}%b:%b*" % (24 * b"?", kind, re.sub(rb"[][*?\\]", rb"\\\g<0>", start))
+    ours = re.compile(rb"\{[0-9a-f]{24}\}%b:(%b.*)" % (kind, re.escape(start)), re.DOTALL)
+    while True:
+        cursor, found = await line.ask((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % PAGE))
+        names |= {its[1].decode("utf-8", "surrogatepass") for each in found if (its := ours.fullmatch(each))}
+        if cursor == b"0":
+            return sorted(names)
 
 
 def _names(name: str) -> _Names:
@@ -122,6 +135,21 @@ class RedisLocks:
     def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
         """In one round trip; of a blocking port."""
         return [bool(it) for it in run_blocking(self._line.ask_all([self._releasing(*each) for each in held]))]
+
+    hand_over = renew
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        its = _names(name)
+        told = await self._line.ask(self._scripts.holder((its.lock, its.inside)))
+        return [(token, left / 1000) for token, left in zip(told[::2], told[1::2], strict=True)]
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        names = await listed(self._line, b"L", prefix)
+        return [
+            Held(name, None, None, None, None, None, None, left, False, None)
+            for name in names
+            for _, left in await self.holder(name)
+        ]
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         its, end, ahead = _names(name), monotonic() + timeout, 0

@@ -18,7 +18,7 @@ from stampede.engines.redis.verbs import Keys
 from stampede.engines.redis.wire import names
 from stampede.entry import Entry
 from stampede.errors import EngineError
-from stampede.ports import Asked, Booked, Busy, Found, Rate, Usage, Versioned
+from stampede.ports import Asked, Booked, Busy, Found, Held, Rate, Usage, Versioned
 
 __all__ = ["GENERATIONS", "SLOTS", "RoutedKeys", "RoutedLimits", "RoutedLocks", "slot_of"]
 
@@ -239,10 +239,17 @@ def _at_its_lock(verb: str, *, always: bool = False) -> Any:
     return asked
 
 
+async def masters(ways: Ways, colour: Colour) -> list[int]:
+    """A slot of each."""
+    owners = await ways.owners(range(SLOTS), colour)
+    return list({owner: slot for slot, owner in enumerate(owners)}.values())
+
+
 class RoutedLocks:
     """Locks of one colour."""
 
     acquire, renew, release = _at_its_lock("acquire"), _at_its_lock("renew"), _at_its_lock("release", always=True)
+    holder, hand_over = _at_its_lock("holder"), _at_its_lock("hand_over")
 
     def __init__(self, ways: Ways, colour: Colour) -> None:
         self._ways = ways
@@ -260,6 +267,12 @@ class RoutedLocks:
 
         slots = [_slot(tag_of(name)) for name, _ in held]
         return run_blocking(_by_shard(self._ways, self._colour, slots, held, ask, always=True))
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        found: list[Held] = []
+        for slot in await masters(self._ways, self._colour):
+            found += await self._ways.at(slot, self._colour, lambda ports: ports.locks.held(prefix))
+        return found
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         end = time.monotonic() + timeout
@@ -290,8 +303,6 @@ class RoutedLimits:
         return await self._at(slot_of(name, lock=True), lambda limits: limits.used(name))
 
     async def listed(self) -> list[tuple[str, Usage]]:
-        """Of all masters, each found by one of its slots."""
-        owners = await self._ways.owners(range(SLOTS), self._colour)
-        slots = {owner: slot for slot, owner in enumerate(owners)}.values()
+        slots = await masters(self._ways, self._colour)
         found = [each for slot in slots for each in await self._at(slot, lambda limits: limits.listed())]
         return sorted(found)

@@ -77,6 +77,7 @@ class Scripts:
         self.soften = load("soften")
         self.acquire, self.release = load("acquire", before=entry + queue), load("release", before=entry + queue)
         self.renew, self.standing = load("renew", before=entry + queue), load("standing", before=entry + queue)
+        self.holder = load("holder", before=entry + queue)
         self.mend = load("mend")
         self.limit = load("limit", before=b"")
         self.audience: WeakSet[Hears] = WeakSet()

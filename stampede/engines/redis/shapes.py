@@ -85,6 +85,7 @@ SCRIPTS: dict[str, Shape] = {
     "get": _kept,
     "acquire": _locked,
     "generation": _texts,
+    "holder": _some,
     "limit": _limited,
 }
 """By verb; all others answer with a number."""

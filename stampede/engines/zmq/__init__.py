@@ -53,9 +53,10 @@ class ZmqEngine(Engine):
         known = None if keys is None else client_keys(Path(keys).expanduser())
         self.silence = timeout
         self._links = links = Links([Link(place, known, timeout) for place in places])
-        self.locks, self.alocks = ZmqLocks(links, BLOCKING), ZmqLocks(links, SUSPENDING)
+        self.locks = self.hands = ZmqLocks(links, BLOCKING)
+        self.alocks = self.ahands = ZmqLocks(links, SUSPENDING)
         self.limits, self.alimits = ZmqLimits(links, BLOCKING), ZmqLimits(links, SUSPENDING)
-        self.reports = ZmqLists(links, BLOCKING)
+        self.holds, self.aholds = ZmqLists(links, BLOCKING), ZmqLists(links, SUSPENDING)
         self._closing = forks.closing(self, links.close)
         forks.in_child(links.start_again)
 

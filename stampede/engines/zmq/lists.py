@@ -11,8 +11,8 @@ from stampede.colour import Colour
 from stampede.engines.whereabouts import parts_of
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.locks import Links
-from stampede.errors import EngineError, OptionError
-from stampede.ports import Held, Released
+from stampede.errors import EngineError
+from stampede.ports import Held
 
 __all__ = ["ZmqLists"]
 
@@ -25,7 +25,6 @@ class ZmqLists:
         self._colour = colour
 
     async def held(self, prefix: str = "") -> list[Held]:
-        """The locks that stand, the longest held first."""
         found = []
         for link in self._links.links:
             listing, at = 0, 0
@@ -36,16 +35,12 @@ class ZmqLists:
                 found += [_held(*row) for row in rows]
                 if not at:
                     break
-        return sorted(found, key=lambda each: each.since)
+        return found
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        """The tokens of those who are inside, and the seconds that they have left."""
         raw = wire.name_of(name)
         _, payload = await self._links.of(raw).ask(self._colour, wire.HOLDER, raw)
         return list(wire.heard_inside(payload))
-
-    async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
-        raise OptionError("a broker keeps no record of locks that were given back: postgres:// does")
 
     async def facts(self) -> Mapping[str, Mapping[str, str]]:
         """What each says of itself."""

@@ -98,6 +98,13 @@ class ZmqLocks:
         self._has_not(link, raw, token)
         return False
 
+    async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
+        raw = wire.name_of(name)
+        link = self._links.of(raw)
+        kind, _ = await link.ask(self._colour, wire.HAND_OVER, wire.asking(raw, token, lease))
+        self._has_not(link, raw, token)
+        return kind == wire.YES
+
     async def release(self, name: str, token: bytes) -> bool:
         raw = wire.name_of(name)
         link = self._links.of(raw)

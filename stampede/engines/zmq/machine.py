@@ -266,6 +266,19 @@ class Machine:
         self._last(own, now + lease)
         return True
 
+    def hand_over(self, name: bytes, token: bytes, lease: float, now: float) -> bool:
+        """It stands without a client, for whoever has its token."""
+        self._check(lease, 1.0)
+        self.pass_time(now)
+        lock = self._locks.get(name)
+        own = None if lock is None else lock.inside.get(token)
+        if own is None:
+            return False
+        own.session.holds.discard(own)
+        own.taken = True
+        self._last(own, now + lease)
+        return True
+
     def release(self, session: Session, name: bytes, token: bytes, now: float) -> bool:
         self.pass_time(now)
         lock = self._locks.get(name)

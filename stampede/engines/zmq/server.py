@@ -267,7 +267,7 @@ class Broker:
     def _answer(self, client: _Client, kind: int, number: int, payload: bytes, now: float) -> bytes:
         machine, session = self.machine, client.session
         try:
-            if kind in (wire.ACQUIRE, wire.RENEW, wire.RELEASE, wire.WATCH):
+            if kind in (wire.ACQUIRE, wire.RENEW, wire.RELEASE, wire.WATCH, wire.HAND_OVER):
                 lease, room, fence, waits, token, name = wire.asked(payload)
                 if self._memory is not None and self._memory.longest < lease <= machine.limits.longest:
                     self._memory.note(min(1.5 * lease, machine.limits.longest))
@@ -278,6 +278,8 @@ class Broker:
                     return wire.record(wire.BUSY, number, wire.busy(reply.left, reply.token))
                 if kind == wire.RENEW:
                     stands = machine.renew(session, name, token, lease, room, fence, now)
+                elif kind == wire.HAND_OVER:
+                    stands = machine.hand_over(name, token, lease, now)
                 elif kind == wire.RELEASE:
                     stands = machine.release(session, name, token, now)
                 else:

@@ -21,6 +21,7 @@ __all__ = [
     "FREED",
     "GIVE_BACK",
     "GRANTED",
+    "HAND_OVER",
     "HELD",
     "HELLO",
     "HOLDER",
@@ -83,6 +84,7 @@ HELLO, BEAT, BYE, PING = 1, 2, 3, 4
 ACQUIRE, RENEW, RELEASE, WATCH = 5, 6, 7, 8
 HELD, HOLDER, STATS = 9, 10, 11
 TAKE, GIVE_BACK, PENALIZE, USED, LIMITS, NOTE = 12, 13, 14, 15, 16, 17
+HAND_OVER = 18
 
 # What a broker says. TURN and FREED answer nothing, WHO nobody: it doesn't know who asks.
 WELCOME, WHO, TROUBLE = 65, 66, 67

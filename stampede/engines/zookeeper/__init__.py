@@ -46,6 +46,7 @@ class ZooKeeperEngine(CellEngine):
         super().__init__(ZooKeeperCell(sessions, root), "zookeeper")
         self.locks = self.releases = self.holds = ZooKeeperLocks(desk, here, BLOCKING)
         self.alocks = self.aholds = ZooKeeperLocks(desk, Errands(THREADS).run, SUSPENDING)
+        self.hands = self.ahands = None  # a node of a lock ends with its session, which is this process's
 
     def close(self) -> None:
         self._sessions.close()

@@ -356,4 +356,4 @@ class Desk:
                 since = stat.ctime / 1000
                 seconds, left = max(time.time() - since, 0.0), self._seconds(name, each)
                 found.append(Held(name, host, pid, None, stat.czxid, since, seconds, left, False, len(queue) - count))
-        return sorted(found, key=lambda each: each.since)
+        return found

@@ -47,11 +47,9 @@ class ZooKeeperLocks:
         return self._desk.release_many(held)
 
     async def held(self, prefix: str = "") -> list[Held]:
-        """The locks that stand and whose names begin with this, the longest held first."""
         return await self._run(self._desk.held, prefix)
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        """The tokens that are inside, and for how many seconds, unless they are renewed."""
         return await self._run(self._desk.holder, name)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:

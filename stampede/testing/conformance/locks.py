@@ -8,7 +8,7 @@ from math import inf
 from stampede.entry import new_id
 from stampede.errors import LockLost, LockTimeout
 from stampede.lock import Lock
-from stampede.ports import Busy, Granted, Locks
+from stampede.ports import Busy, Granted, Hands, Holds, Locks
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, is_granted, soon, there
 
 __all__ = ["LocksSuite"]
@@ -31,6 +31,16 @@ class LocksSuite(Suite):
     @property
     def far_locks(self) -> Locks:
         return there(self.peer.alocks if self.suspending else self.peer.locks)
+
+    @property
+    def holds(self) -> Holds:
+        self.declared(self.engine.lock_engine.holds is not None, "one that says who has its locks")
+        return there(self.peer.lock_engine.aholds if self.suspending else self.peer.lock_engine.holds)
+
+    @property
+    def hands(self) -> Hands:
+        self.declared(self.engine.lock_engine.hands is not None, "one whose locks go from hand to hand")
+        return there(self.engine.lock_engine.ahands if self.suspending else self.engine.lock_engine.hands)
 
     async def held(self, name: str = "l", lease: float = LONG) -> bytes:
         """A new token that has just taken the lock."""
@@ -174,6 +184,56 @@ class LocksSuite(Suite):
         assert not await self.far_locks.renew("l", new_id(), LONG)
         assert await self.locks.release("l", token) is True
         assert not await self.locks.renew("l", token, LONG)
+
+    async def test_who_has_it_is_told(self) -> None:
+        """Nobody could see why he waits; or it would be taken, or stand longer, for being looked at."""
+        holds = self.holds
+        assert await holds.holder("l") == []
+        tokens = {name: await self.held(name) for name in KEYS}
+        for name, token in tokens.items():
+            ((told, left),) = await holds.holder(name)
+            assert told == token and 0 < left <= 2 * LONG  # a server's clock may know whole seconds only
+        listed = await holds.held()
+        if listed is not None:
+            assert len(listed) == len(KEYS)
+            assert all(0 < each.lease <= 2 * LONG for each in listed)
+            for name in (each for each in KEYS if len(each) < 100):
+                assert _shown(name) in [_shown(each.name) for each in await holds.held(name[:3]) or ()]
+            assert await holds.held("there is no such lock") == []
+        for name, token in tokens.items():
+            assert await self.locks.release(name, token) is True
+            assert await holds.holder(name) == []
+        assert not await holds.held()
+
+    async def test_all_who_share_it_are_told(self) -> None:
+        """Of some inside one would be shown, or of the queue those who wait."""
+        self.declared(self.engine.rooms, "rooms")
+        holds, inside = self.holds, {await self.entered(inf) for _ in range(2)}
+        assert isinstance(await self.locks.acquire("l", new_id(), LONG, waits=True), Busy)
+        assert {token for token, _ in await holds.holder("l")} == inside
+        listed = await holds.held("l")
+        assert listed is None or [each.name for each in listed] == ["l", "l"]
+
+    async def test_it_is_handed_over(self) -> None:
+        """A lock would end with the process that took it, though another goes on; or be lost on the way."""
+        hands = self.hands
+        token = await self.in_time(lambda: self.held(lease=self.short), lambda token: hands.hand_over("l", token, LONG))
+        assert not await hands.hand_over("l", new_id(), LONG)
+        fence = await self._fence(token, self.locks)
+        assert await hands.hand_over("l", token, LONG)
+        await self.lapse(self.beyond)
+        await self.refused()
+        assert await self._fence(token, self.far_locks) >= fence
+        await self.refused()
+        assert await self.far_locks.renew("l", token, LONG)
+        assert await self.far_locks.release("l", token) is True
+        await self.held()
+
+    async def _fence(self, token: bytes, locks: Locks) -> int:
+        """As it is told by who takes it on."""
+        reply = await locks.acquire("l", token, LONG)
+        assert isinstance(reply, Granted), reply
+        return reply.fence
 
     async def test_release_wakes(self) -> None:
         """Those who wait would sleep until the lease ends."""
@@ -357,3 +417,8 @@ class LocksSuite(Suite):
         for visitor in [self.beside(visit()) for _ in range(8)]:
             await visitor
         assert entered == 40
+
+
+def _shown(name: str) -> str:
+    """As people may be told it: what is no text is escaped."""
+    return name.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")

@@ -1,0 +1,82 @@
+"""A lock's end in one's own hands: to put it off, to hand the lock over, to ask whether anybody has it."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from time import monotonic
+from typing import Protocol
+
+from stampede.colour import Colour
+from stampede.errors import OptionError
+from stampede.guarded_locks import PlainLocks
+from stampede.keeper import Hold
+from stampede.ports import Engine, Holds
+
+__all__ = ["Gripped", "extended", "handed_over", "holds_of", "inside", "token_of"]
+
+LENGTH = 8
+"""Bytes of a token, as engines have them."""
+
+
+class Gripped(Protocol):
+    """A grip that was granted."""
+
+    token: bytes
+    name: str
+    hold: Hold | None
+
+
+def token_of(own: bytes | str | None) -> bytes | None:
+    """What a lock is taken with, of what its user says: a token, its hexadecimal digits, or any words of his own."""
+    if own is None:
+        return None
+    if not isinstance(own, (bytes, str)) or not own:
+        raise OptionError(f"token is {own!r}: give a lock's `token`, its `.hex()`, or a text of your own")
+    if isinstance(own, bytes) and len(own) == LENGTH:
+        return own
+    if isinstance(own, str) and len(own) == 2 * LENGTH:
+        try:
+            return bytes.fromhex(own)
+        except ValueError:
+            pass
+    words = own if isinstance(own, bytes) else own.encode("utf-8", "surrogatepass")
+    return blake2b(words, digest_size=LENGTH, person=b"stampede").digest()
+
+
+async def extended(locks: PlainLocks, grip: Gripped, seconds: float) -> bool:
+    """Have it stand for so long at least, whether it is renewed or not. False: it is lost."""
+    assert grip.hold is not None
+    hold, asked = grip.hold, monotonic()
+    lasts = max(seconds, hold.lease, hold.ends - asked)
+    hold.stands_until(asked + lasts)  # before we ask: the keeper may do so too, just now
+    stood = await locks.renew(grip.name, grip.token, lasts)
+    if stood:
+        hold.ends = max(hold.ends, asked + lasts)
+    else:
+        hold.lose()
+    return stood and not hold.lost
+
+
+async def handed_over(engine: Engine, colour: Colour, grip: Gripped, seconds: float | None) -> bool:
+    """Have it stand for so long without us, for whoever has its token. False: it is lost."""
+    assert grip.hold is not None
+    hands = engine.lock_engine.ahands if colour.suspending else engine.lock_engine.hands
+    if hands is None:
+        raise OptionError(f"a lock of {engine.lock_engine.scheme}:// ends with its holder, and can't be handed over")
+    lasts = grip.hold.lease if seconds is None else seconds
+    grip.hold.stands_until(monotonic() + lasts)
+    return await hands.hand_over(grip.name, grip.token, lasts) and not grip.hold.lost
+
+
+async def inside(engine: Engine, colour: Colour, name: str) -> int:
+    """How many have this lock."""
+    holds = holds_of(engine, colour.suspending)
+    return len(await holds.holder(name))
+
+
+def holds_of(engine: Engine, suspending: bool = False) -> Holds:
+    engine = engine.lock_engine
+    holds = engine.aholds if suspending else engine.holds
+    if holds is None:
+        raise OptionError(f"{engine.called} can't say who has a lock")
+    return holds
