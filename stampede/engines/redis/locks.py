@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from math import inf
 from random import uniform
@@ -76,6 +77,7 @@ async def listed(line: Line, kind: bytes, prefix: str = "") -> list[str]:
             return sorted(names)
 
 
+@lru_cache(1024)
 def _names(name: str) -> _Names:
     raw = name.encode("utf-8", "surrogatepass")
     tag = b"{%s}" % tag_of(name)

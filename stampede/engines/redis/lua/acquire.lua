@@ -6,12 +6,14 @@
 -- Answers {1, fence} or {0, token, ms left, arrival, how many are before it}.
 local token, home, now = ARGV[1], ARGV[4], clock()
 local fence, length = granted(KEYS[2])
-local its = {lock = KEYS[1], inside = KEYS[6], rooms = KEYS[7], terms = KEYS[8]}
-
-local holder = redis.call('GET', KEYS[1])
+local holder, its = redis.call('GET', KEYS[1])
 if holder == token then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   return {1, fence}
+end
+if holder == '' or ARGV[7] ~= '1' then
+  roomy()
+  its = {lock = KEYS[1], inside = KEYS[6], rooms = KEYS[7], terms = KEYS[8]}
 end
 local some, rest
 if holder == '' then

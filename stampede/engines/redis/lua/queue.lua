@@ -18,67 +18,71 @@ local function leave(queue, homes, token)
   redis.call('HDEL', homes, token)
 end
 
-local function number(text)
-  return text == 'inf' and math.huge or tonumber(text)
-end
-
 local function whole(number)
   return string.format('%.0f', number)
 end
 
--- May one of this room join those inside?
-local function fits(its, room)
-  local least = number(redis.call('ZRANGE', its.rooms, 0, 0, 'WITHSCORES')[2]) or math.huge
-  return redis.call('ZCARD', its.inside) + 1 <= math.min(room, least)
-end
+-- What is about those inside who have room. Each call makes its functions anew: an exclusive lock is spared these.
+local number, fits, go, terms_of, stand, first_of
+local function roomy()
+  function number(text)
+    return text == 'inf' and math.huge or tonumber(text)
+  end
 
-local function go(its, token)
-  redis.call('ZREM', its.inside, token)
-  redis.call('ZREM', its.rooms, token)
-  redis.call('HDEL', its.terms, token)
-end
+  -- May one of this room join those inside?
+  function fits(its, room)
+    local least = number(redis.call('ZRANGE', its.rooms, 0, 0, 'WITHSCORES')[2]) or math.huge
+    return redis.call('ZCARD', its.inside) + 1 <= math.min(room, least)
+  end
 
--- The fence of one who is inside, and the ms for which it was granted.
-local function terms_of(its, token)
-  local fence, ms = string.match(redis.call('HGET', its.terms, token) or '', '^(%d+) (%d+)$')
-  return tonumber(fence) or 0, tonumber(ms) or 0
-end
+  function go(its, token)
+    redis.call('ZREM', its.inside, token)
+    redis.call('ZREM', its.rooms, token)
+    redis.call('HDEL', its.terms, token)
+  end
 
--- Let one who is inside stand for so many ms from now, and the lock at least for as long.
-local function stand(its, token, fence, ms, now)
-  redis.call('ZADD', its.inside, whole(math.floor(now / 1000) + ms), token)
-  redis.call('HSET', its.terms, token, whole(fence) .. ' ' .. ms)
-  if redis.call('PTTL', its.lock) < tonumber(ms) then
-    redis.call('SET', its.lock, '', 'PX', ms)
-    for _, key in ipairs({its.inside, its.rooms, its.terms}) do
-      redis.call('PEXPIRE', key, ms + FENCED)
+  -- The fence of one who is inside, and the ms for which it was granted.
+  function terms_of(its, token)
+    local fence, ms = string.match(redis.call('HGET', its.terms, token) or '', '^(%d+) (%d+)$')
+    return tonumber(fence) or 0, tonumber(ms) or 0
+  end
+
+  -- Let one who is inside stand for so many ms from now, and the lock at least for as long.
+  function stand(its, token, fence, ms, now)
+    redis.call('ZADD', its.inside, whole(math.floor(now / 1000) + ms), token)
+    redis.call('HSET', its.terms, token, whole(fence) .. ' ' .. ms)
+    if redis.call('PTTL', its.lock) < tonumber(ms) then
+      redis.call('SET', its.lock, '', 'PX', ms)
+      for _, key in ipairs({its.inside, its.rooms, its.terms}) do
+        redis.call('PEXPIRE', key, ms + FENCED)
+      end
     end
   end
-end
 
--- Those whose time is over go. Who is the first to end of the others, and the ms until then; or nothing: it is free.
-local function first_of(its, now)
-  now = math.floor(now / 1000)
-  for _, token in ipairs(redis.call('ZRANGEBYSCORE', its.inside, '-inf', whole(now))) do
-    go(its, token)
-  end
-  local first = redis.call('ZRANGE', its.inside, 0, 0, 'WITHSCORES')
-  if not first[1] then
-    redis.call('DEL', its.lock, its.inside, its.rooms, its.terms)
-    return
-  end
-  local _, ms = terms_of(its, first[1])
-  if first[2] - now > ms then  -- the server's clock was set back: nobody has more time than he was given
-    local longest = 0
-    for _, token in ipairs(redis.call('ZRANGE', its.inside, 0, -1)) do
-      local _, given = terms_of(its, token)
-      redis.call('ZADD', its.inside, whole(now + given), token)
-      longest = math.max(longest, given)
+  -- Those whose time is over go. Who is the first to end of the others, and the ms until then; or nothing: it is free.
+  function first_of(its, now)
+    now = math.floor(now / 1000)
+    for _, token in ipairs(redis.call('ZRANGEBYSCORE', its.inside, '-inf', whole(now))) do
+      go(its, token)
     end
-    redis.call('PEXPIRE', its.lock, longest)
-    first = redis.call('ZRANGE', its.inside, 0, 0, 'WITHSCORES')
+    local first = redis.call('ZRANGE', its.inside, 0, 0, 'WITHSCORES')
+    if not first[1] then
+      redis.call('DEL', its.lock, its.inside, its.rooms, its.terms)
+      return
+    end
+    local _, ms = terms_of(its, first[1])
+    if first[2] - now > ms then  -- the server's clock was set back: nobody has more time than he was given
+      local longest = 0
+      for _, token in ipairs(redis.call('ZRANGE', its.inside, 0, -1)) do
+        local _, given = terms_of(its, token)
+        redis.call('ZADD', its.inside, whole(now + given), token)
+        longest = math.max(longest, given)
+      end
+      redis.call('PEXPIRE', its.lock, longest)
+      first = redis.call('ZRANGE', its.inside, 0, 0, 'WITHSCORES')
+    end
+    return first[1], first[2] - now
   end
-  return first[1], first[2] - now
 end
 
 -- What is kept of one who waits.

@@ -9,6 +9,7 @@ if done and string.find(done, ARGV[3], 1, true) then
 end
 local holder = glance(KEYS[1])
 if holder == '' then
+  roomy()
   local its, now = {lock = KEYS[1], inside = KEYS[7], rooms = KEYS[8], terms = KEYS[9]}, clock()
   local some = first_of(its, now)
   local ours = some and redis.call('ZSCORE', its.inside, ARGV[1])

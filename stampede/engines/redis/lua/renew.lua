@@ -3,6 +3,7 @@
 -- KEYS: lock, fence, inside, rooms, terms   ARGV: token, ms, ms for the fence
 local holder = glance(KEYS[1])
 if holder == '' then
+  roomy()
   local its, now = {lock = KEYS[1], inside = KEYS[3], rooms = KEYS[4], terms = KEYS[5]}, clock()
   first_of(its, now)
   if not redis.call('ZSCORE', its.inside, ARGV[1]) then

@@ -5,6 +5,7 @@
 -- KEYS: lock, turn, queue, homes, inside, rooms   ARGV: token, the one in the queue ('' if it has no place)
 local holder, turn = glance(KEYS[1]), glance(KEYS[2])
 if holder == '' then  -- some are inside: is there room for the first, and nobody called?
+  roomy()
   local now = clock()
   local gone = redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', whole(math.floor(now / 1000)), 'LIMIT', 0, 1)[1]
   if gone then
