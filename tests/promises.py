@@ -121,10 +121,19 @@ class Change:
             source = source[:start] + instead + source[end:]
         if self.path.endswith(".py"):
             try:
-                compile(source, self.path, "exec")
+                compile(self._around(source), self.path, "exec")
             except SyntaxError as error:
                 raise NotFound(f"{self.path} would be no Python any more: {error}") from error
         return source
+
+    def _around(self, source: str) -> str:
+        """Of what it has become, the statements at the top that are others now: the rest is as good as before."""
+        was = _source(self.path)
+        ends = [_span(was, node)[1] for node in _tree(self.path).body]
+        first, last = min(start for start, _, _ in self.pieces), max(end for _, end, _ in self.pieces)
+        before = max((end for end in ends if end <= first), default=0)
+        after = min((end for end in ends if end >= last), default=len(was))
+        return source[before : len(source) - (len(was) - after)]
 
 
 @dataclass(frozen=True)
@@ -303,9 +312,15 @@ def _span(source: str, node: ast.stmt) -> tuple[int, int]:
 
 def _statement(source: str, at: int) -> tuple[int, int, str]:
     """The innermost statement in which this stands, and what is left of it."""
-    spans = [_span(source, node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
-    start, end = min((span for span in spans if span[0] <= at < span[1]), key=lambda span: span[1] - span[0])
+    start, end = min(
+        (span for span in _statements(source) if span[0] <= at < span[1]), key=lambda span: span[1] - span[0]
+    )
     return start, end, "pass"
+
+
+@cache
+def _statements(source: str) -> list[tuple[int, int]]:
+    return [_span(source, node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
 
 
 def _whole_lines(source: str, start: int, end: int) -> tuple[int, int, str]:

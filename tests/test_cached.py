@@ -1273,10 +1273,15 @@ OURS = [
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
-@pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("shape", ["{}", "*, {}", "{}=0", "**{}", "a=0, /, {}=0"])
-def test_a_parameter_may_have_any_name(name: str, shape: str, colour: str) -> None:
+def test_a_parameter_may_have_any_name(shape: str, colour: str) -> None:
     """TypeErrors that blame the caller, for a name that one of our own methods has."""
+    for name in OURS:
+        with isolated():
+            _may_be_called(name, shape, colour)
+
+
+def _may_be_called(name: str, shape: str, colour: str) -> None:
     made: dict[str, Any] = {}
     marked = "async " if colour == "async" else ""
     taken = shape.format(name)

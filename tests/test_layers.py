@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -168,18 +169,23 @@ def foreign_at_the_top(path: Path, found: list[Import]) -> list[str]:
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_imports_only_from_below(path: Path) -> None:
+@cache
+def imports_of(path: Path) -> list[Import]:
+    return imports(path.read_text("utf-8"))
+
+
+def test_a_module_imports_only_from_below() -> None:
     """Without the order there are cycles, and `fill.py` can't be read without knowing what a socket is."""
-    name = layer(path)
-    assert name in DEPTH, f"{name} has no line in LAYERS: give it one"
-    assert wrong_imports(name, imports(path.read_text("utf-8"))) == []
+    for name in map(layer, FILES):
+        assert name in DEPTH, f"{name} has no line in LAYERS: give it one"
+    found = {str(path.relative_to(PACKAGE)): wrong_imports(layer(path), imports_of(path)) for path in FILES}
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_optional_packages_stay_optional(path: Path) -> None:
+def test_optional_packages_stay_optional() -> None:
     """One import at the top of one module would make a package mandatory for everybody."""
-    assert foreign_at_the_top(path, imports(path.read_text("utf-8"))) == []
+    found = {str(path.relative_to(PACKAGE)): foreign_at_the_top(path, imports_of(path)) for path in FILES}
+    assert {name: packages for name, packages in found.items() if packages} == {}
 
 
 def test_nothing_is_mandatory() -> None:
