@@ -14,7 +14,7 @@ from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.disk.database import Database
 from stampede.engines.disk.limits import DiskLimits
-from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
+from stampede.engines.disk.rows import HANDED, Rows, bell_of, key_number, lock_number
 from stampede.engines.disk.trouble import Locked
 from stampede.engines.kit.errands import Errands, Run, here
 from stampede.engines.url import integer, number, options_of, path_of, safe_url
@@ -57,7 +57,8 @@ class DiskEngine(Engine):
         self.claims = self.store = self.shows = self.lists = self.softens = _Keys(rows, BLOCKING, here)
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Keys(rows, SUSPENDING, beside)
         self.near = self.recalls = rows
-        self.locks, self.alocks = _Locks(rows, BLOCKING, here), _Locks(rows, SUSPENDING, beside)
+        self.locks = self.holds = self.hands = _Locks(rows, BLOCKING, here)
+        self.alocks = self.aholds = self.ahands = _Locks(rows, SUSPENDING, beside)
         self.limits, self.alimits = DiskLimits(rows.database, here), DiskLimits(rows.database, beside)
         self._closing = forks.closing(self, rows.close)
         forks.on_fork(rows.database.before_fork)
@@ -135,7 +136,7 @@ class _Port:
             await self.read(self.rows.expect, number)
             lease = await self.read(self.rows.standing, number, busy.token)
             if lease is not None:
-                if not self.rows.life.is_mine(lease.holder):
+                if lease.holder != HANDED and not self.rows.life.is_mine(lease.holder):
                     post.watch(lease.holder, bell)
                 longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
                 await self._colour.park(bell, min(timeout, lease.end, longest))
@@ -186,7 +187,8 @@ class _Keys(_Port, Versioned):
 class _Locks(_Port):
     """Locks."""
 
-    renew, release = map(_written, ("renew_lock", "release"))
+    renew, release, hand_over = map(_written, ("renew_lock", "release", "hand_over"))
+    holder, held = map(_read, ("holder", "listed"))
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1

@@ -17,13 +17,13 @@ from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
 from stampede.engines.disk.trouble import Damaged, Locked
 from stampede.engines.flock import Life, dead, pid_here, sweep
 from stampede.engines.wake import Post
-from stampede.engines.whereabouts import here
+from stampede.engines.whereabouts import here, parts_of
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
+from stampede.ports import Ask, Busy, Found, Granted, Held, Reply, Shown, Ticket
 from stampede.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
 
-__all__ = ["Rows", "bell_of", "key_number", "lock_number"]
+__all__ = ["HANDED", "Rows", "bell_of", "key_number", "lock_number"]
 
 T = TypeVar("T")
 
@@ -65,6 +65,11 @@ _VERDICTS = """
         message, CAST(ifnull(ends, 0) AS REAL), CAST(ifnull(rests, 0) AS REAL)
     FROM verdicts WHERE number = ?
 """
+
+_LOCKS = "SELECT number, name, token, ends, holder, fence FROM leases"
+
+HANDED = ""
+"""The holder of a lock that was handed over: it stands with nobody."""
 
 _Name = tuple[int, bytes]
 
@@ -186,7 +191,8 @@ class Rows:
 
     def _stands(self, lease: Lease, now: float) -> bool:
         """A lease stands until its end, or its holder's."""
-        return lease.end > now and (self.life.is_mine(lease.holder) or not dead(self._alive, lease.holder))
+        holder = lease.holder
+        return lease.end > now and (holder == HANDED or self.life.is_mine(holder) or not dead(self._alive, holder))
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         self._check_size(key, entry)
@@ -344,6 +350,31 @@ class Rows:
         """Who has the lock, as far as reading goes."""
         lease, now = self._standing(lock_number(name)[0])
         return None if lease is None or lease.token == token else Busy(lease.token, lease.end - now)
+
+    def hand_over(self, name: str, token: bytes, seconds: float) -> bool:
+        number, raw = lock_number(name)
+        with self.database.writing() as write:
+            now = clock()
+            lease = _lease(write, number)
+            if lease is None or lease.token != token or not self._stands(lease, now):
+                return False
+            _put_lease(write, number, raw, Lease(token, now + seconds, lease.fence, HANDED))
+        return True
+
+    def holder(self, name: str) -> list[tuple[bytes, float]]:
+        lease, now = self._standing(lock_number(name)[0])
+        return [] if lease is None else [(lease.token, lease.end - now)]
+
+    def listed(self, prefix: str = "") -> list[Held]:
+        with self.database.reading() as (_, connection):
+            rows = connection.execute(_LOCKS).fetchall()
+        now, host, found = clock(), parts_of(here())[0], []
+        for number, raw, *row in rows:
+            name, lease = raw.decode("utf-8", "surrogatepass"), _lease_of(row)
+            if lock_number(name)[0] == number and name.startswith(prefix) and self._stands(lease, now):
+                pid, left = pid_here(lease.holder), lease.end - now
+                found.append(Held(name, host, pid, None, lease.fence, None, None, left, True, None))
+        return found
 
     def release(self, name: str, token: bytes) -> bool:
         return self._change(lock_number(name), lambda was, now: record.abandon(was, token, None, 0.0, now), _LEASED)
