@@ -6,7 +6,7 @@ from hashlib import blake2b
 from time import monotonic
 from typing import Protocol
 
-from stampede.colour import Colour
+from stampede.colour import Bell, Colour
 from stampede.errors import OptionError
 from stampede.guarded_locks import PlainLocks
 from stampede.keeper import Hold
@@ -63,9 +63,12 @@ async def handed_over(engine: Engine, colour: Colour, grip: Gripped, seconds: fl
     hands = engine.lock_engine.ahands if colour.suspending else engine.lock_engine.hands
     if hands is None:
         raise OptionError(f"a lock of {engine.lock_engine.scheme}:// ends with its holder, and can't be handed over")
-    lasts = grip.hold.lease if seconds is None else seconds
-    grip.hold.stands_until(monotonic() + lasts)
-    return await hands.hand_over(grip.name, grip.token, lasts) and not grip.hold.lost
+    hold, lasts = grip.hold, grip.hold.lease if seconds is None else seconds
+    hold.stands_until(monotonic() + lasts)
+    hold.end()
+    while hold.under_way is not None and monotonic() < hold.ends:  # a renewal behind us would make it ours again
+        await colour.park(Bell(), 0.005)
+    return await hands.hand_over(grip.name, grip.token, lasts) and not hold.lost
 
 
 async def inside(engine: Engine, colour: Colour, name: str) -> int:

@@ -442,7 +442,6 @@ class Lock:
         if not await colour.shielded(handed_over(self._engine, colour, grip, lasts)):
             raise self._loss()
         grip.leaving = True
-        grip.hold.end()
         self._forget(grip)
         return grip.token
 

@@ -26,12 +26,18 @@ BRIEF = 0.2
 """Seconds of a lease that is to end in the test."""
 
 
-@pytest.fixture(params=["memory", "disk", "redis", "zmq"])
+@pytest.fixture(params=["memory", "disk", "redis", "postgres", "zmq"])
 def on(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of an engine whose locks go from hand to hand."""
     if request.param == "redis":
         pytest.importorskip("redis")
         yield request.getfixturevalue("server").url
+    elif request.param == "postgres":
+        pytest.importorskip("psycopg")
+        from postgres_server import shared_postgres
+
+        shared_postgres().prepare()
+        yield shared_postgres().postgres_url
     elif request.param == "zmq":
         pytest.importorskip("zmq")
         from broker_server import BrokerThread

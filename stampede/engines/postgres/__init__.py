@@ -62,7 +62,8 @@ class PostgresEngine(Engine):
         self._all = all = _All(server, self.audience)
         self.claims = self.store = self.shows = self.lists = self.softens = self.recalls = self.many = all.claims
         self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = all.aclaims
-        self.locks, self.alocks = all.locks, all.alocks
+        self.locks = self.hands = all.locks
+        self.alocks = self.ahands = all.alocks
         self.limits, self.alimits = PostgresLimits(all.line), PostgresLimits(all.aline)
         self.releases, self.records = all.locks, all.history
         self.reports, self.sessions = PostgresReports(all.line), PostgresSessions(server)

@@ -99,6 +99,11 @@ class PostgresLocks:
         rows = await self._line.ask((RENEW, (lock_id(name), token, float(lease), *self._life())))
         return bool(rows[0][0])
 
+    async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
+        """It lives by no connection from then on."""
+        rows = await self._line.ask((RENEW, (lock_id(name), token, float(lease), None, None)))
+        return bool(rows[0][0])
+
     async def release(self, name: str, token: bytes) -> bool:
         return self._released(name, token, (await self._line.ask(self._releasing(name, token)))[0])
 
