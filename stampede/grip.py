@@ -35,6 +35,7 @@ class Grip:
 
     def __init__(self, lock: object, engine: Engine, locks: PlainLocks, name: str, token: bytes | None = None) -> None:
         self.token = token or new_id()
+        self.lone = token is None  # nobody else has this token, now or later
         self.number = next(_numbers)  # grows, in this process
         self.fence = 0
         self.hold: Hold | None = None  # kept standing by the keeper; None: it isn't granted yet
@@ -139,7 +140,7 @@ class Grip:
 
     def drop(self) -> None:
         """Give it back, blocking; but for a moment only, unless the interpreter ends. In a loop it is done beside."""
-        if running_loop() is not None and not keeper.over:
+        if (not self.lone and not keeper.over) or (running_loop() is not None and not keeper.over):
             self.let_go()
         elif keeper.over:
             run_blocking(quietly(self._locks.port.release, self.name, self.token))
@@ -147,11 +148,14 @@ class Grip:
             run_blocking(self._locks.withdraw(self.name, self.token, late=not self.answered))
 
     def let_go(self) -> None:
-        """Have it given back, and soon, as nobody has it any more. From a finalizer: nothing is asked here."""
+        """Have it given back, and soon, as nobody has it any more. From a finalizer: nothing is asked here.
+
+        Somebody else may come to have it, if its token is not ours alone: then its lease ends it.
+        """
         if self.over or not self.asked or self.foreign:
             return
-        # Another one: the first may be under way, to an engine that hangs.
-        keeper.let_go(self._hold(1.0, 0.0))
+        if self.lone:  # another one: the first may be under way, to an engine that hangs
+            keeper.let_go(self._hold(1.0, 0.0))
         if self.hold is not None:
             self.hold.end()
         self.over = True

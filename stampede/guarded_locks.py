@@ -117,8 +117,9 @@ class GuardedLocks(PlainLocks):
 
     hangs = True
 
-    def __init__(self, engine: Engine, port: Locks, side: _Side, colour: Colour) -> None:
+    def __init__(self, engine: Engine, port: Locks, side: _Side, colour: Colour, *, owes: bool) -> None:
         super().__init__(port)
+        self._owes = owes
         self._engine = engine
         self._side = side
         self._colour = colour
@@ -235,7 +236,9 @@ class GuardedLocks(PlainLocks):
         return EngineError(f"the lock {name!r} can't be had, after {_clock() - since:.2g} s in all: {told}")
 
     def owe(self, name: str, token: bytes, *, late: bool = False) -> None:
-        """Have it given back, with others, and in nobody's time."""
+        """Have it given back, with others, and in nobody's time. Not where somebody may come by the same token."""
+        if not self._owes:
+            return
         self._side.returns.add(name, token, late=late)
 
 
@@ -243,11 +246,11 @@ def _nobody_is_told(result: object, error: BaseException | None) -> None:
     return
 
 
-def locks_of(engine: Engine, port: Locks, colour: Colour) -> PlainLocks:
-    """How they are asked, by whoever takes one."""
+def locks_of(engine: Engine, port: Locks, colour: Colour, *, owes: bool = True) -> PlainLocks:
+    """How they are asked, by whoever takes one. `owes`: what can't be given back now is given back later."""
     if not engine.lock_engine.silence:
         return PlainLocks(port)
     side = _sides.get(engine)
     if side is None:
         side = _sides.setdefault(engine, _Side(engine))
-    return GuardedLocks(engine.lock_engine, port, side, colour)
+    return GuardedLocks(engine.lock_engine, port, side, colour, owes=owes)

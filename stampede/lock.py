@@ -97,7 +97,9 @@ class Lock:
         self._check_room(engine)
         self._engine = engine  # whoever keeps the lock keeps its engine open
         self._suspending = PROMPT if engine.prompt else SUSPENDING
-        self._locks = locks_of(engine, engine.locks, BLOCKING), locks_of(engine, engine.alocks, SUSPENDING)
+        lone = self._token is None  # else what comes late would take it from who has it by then
+        blocking = locks_of(engine, engine.locks, BLOCKING, owes=lone)
+        self._locks = blocking, locks_of(engine, engine.alocks, SUSPENDING, owes=lone)
 
     def _check_room(self, engine: Engine) -> None:
         if self._room != 1 and not engine.lock_engine.rooms:
@@ -326,8 +328,6 @@ class Lock:
     def _taking(self, colour: Colour, wait: Seconds, block: Block | None = None) -> Coroutine[Any, Any, bool]:
         """To be run, or else dropped. `block`: the one it is for."""
         self._bind()
-        if self._token is not None and (self._asking or self._in_use):
-            raise OptionError(f"the lock {self.name!r} has a token of its own, and one caller at a time: make another")
         grip = Grip(self, self._engine, self._asked(BLOCKING), self.name, self._token)
         work = self._acquire(grip, colour, wait, block)
         if block is not None:
@@ -352,6 +352,8 @@ class Lock:
             if self._own(me) is not None:
                 self._asking.discard(grip)
                 return False  # waiting for ourselves would never end
+            if self._token is not None and (len(self._asking) > 1 or self._in_use):
+                raise OptionError(f"the lock {self.name!r} has a token of its own, for one caller at a time")
             pace: Pace | None = None
             while True:
                 asked = monotonic()
@@ -408,7 +410,8 @@ class Lock:
         """Have nothing, and no place among those who wait."""
         if grip.hold is not None:
             grip.hold.end()
-        await self._asked(colour).withdraw(grip.name, grip.token, late=not grip.answered)
+        if grip.lone or grip.answered:  # else who asks next with this token may have it
+            await self._asked(colour).withdraw(grip.name, grip.token, late=not grip.answered)
         self._forget(grip)
 
     async def _tidy_up(self, colour: Colour) -> None:
