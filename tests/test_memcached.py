@@ -732,6 +732,22 @@ def test_a_lock_is_released_only_by_its_owner(server: MemcachedServer, engine: M
     other.release()
 
 
+def test_a_free_lock_is_two_commands(server: MemcachedServer, engine: MemcachedEngine) -> None:
+    """Who gives it back would look first whose it is, as if the way were free."""
+    token = new_id()
+    for _ in range(2):  # the first one connects
+        before = server.commands()
+        assert isinstance(run_blocking(engine.locks.acquire("nightly", token, LONG)), Granted)
+        assert run_blocking(engine.locks.release("nightly", token))
+    assert server.commands() - before == 2
+    other = MemcachedEngine(server.address)
+    for renewer in (engine, other):  # it has another number by then
+        assert isinstance(run_blocking(engine.locks.acquire("nightly", token, LONG)), Granted)
+        assert run_blocking(renewer.locks.renew("nightly", token, LONG))
+        assert run_blocking(engine.locks.release("nightly", token))
+    other.close()
+
+
 def test_a_lock_outlasts_a_second_that_the_server_skips(server: MemcachedServer, engine: MemcachedEngine) -> None:
     """Its ticks are late by a little each, so that its clock leaps over a second now and then: who took a lock just
     before that would lose it a second too early, and two be inside, each sure to be alone."""

@@ -312,8 +312,11 @@ def test_a_change_between_the_steps_of_a_late_fill(proxy: Proxy, server: Memcach
     near.close()
 
 
-def test_a_lock_that_is_taken_between_the_steps_of_a_release(proxy: Proxy, server: MemcachedServer) -> None:
-    """It would be free while somebody holds it."""
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_lock_that_is_taken_between_the_steps_of_a_release(
+    proxy: Proxy, server: MemcachedServer, renewed: bool
+) -> None:
+    """It would be free while somebody holds it; by its number, or after a look."""
     engine, near, mine, theirs = MemcachedEngine(at(proxy)), MemcachedEngine(server.address), new_id(), new_id()
 
     def taken() -> None:
@@ -321,12 +324,40 @@ def test_a_lock_that_is_taken_between_the_steps_of_a_release(proxy: Proxy, serve
         assert isinstance(run_blocking(near.locks.acquire("nightly", theirs, LONG)), Granted)
 
     assert isinstance(run_blocking(engine.locks.acquire("nightly", mine, LONG)), Granted)
+    if renewed:
+        assert run_blocking(engine.locks.renew("nightly", mine, LONG))
     proxy.at(b"md l:nightly", before=taken)
     assert not run_blocking(engine.locks.release("nightly", mine))
     assert proxy.met == 1
     assert run_blocking(near.locks.renew("nightly", theirs, LONG))
     engine.close()
     near.close()
+
+
+def test_a_lock_whose_end_was_not_heard(proxy: Proxy) -> None:
+    """It would be told as lost, although it was given back; or else as given back, although nobody knows."""
+    engine, token = MemcachedEngine(at(proxy)), new_id()
+    assert isinstance(run_blocking(engine.locks.acquire("nightly", token, LONG)), Granted)
+    proxy.at(b"md l:nightly", answered=0)
+    with pytest.raises(EngineError, match="Connection"):
+        run_blocking(engine.locks.release("nightly", token))
+    assert proxy.met == 1
+    assert isinstance(run_blocking(engine.locks.acquire("nightly", new_id(), LONG)), Granted)
+    engine.close()
+
+
+def test_a_lock_of_a_server_that_is_a_new_one(own_server: MemcachedServer) -> None:
+    """Numbers begin anew with a server: another's lock would be given back by the number that ours had."""
+    engine, mine, theirs = MemcachedEngine(own_server.address), new_id(), new_id()
+    assert isinstance(run_blocking(engine.locks.acquire("nightly", mine, LONG)), Granted)
+    own_server.restart()
+    other = MemcachedEngine(own_server.address)
+    assert isinstance(run_blocking(other.locks.acquire("nightly", theirs, LONG)), Granted)
+    assert run_blocking(engine.locks.holder("nightly"))  # by a connection that stands
+    assert not run_blocking(engine.locks.release("nightly", mine))
+    assert run_blocking(other.locks.renew("nightly", theirs, LONG))
+    engine.close()
+    other.close()
 
 
 def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
@@ -351,6 +382,8 @@ def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
         assert isinstance(run_blocking(engine.claims.claim(new_id().hex(), new_id(), Ask(LONG))), Granted)
         proxy.cut()
         assert isinstance(run_blocking(engine.locks.acquire("m", b"token", LONG)), Granted)
+    proxy.cut()
+    assert run_blocking(engine.locks.release("m", b"token"))
 
     async def scenario() -> None:
         for number in range(3):
@@ -363,6 +396,8 @@ def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
             assert isinstance(await engine.aclaims.claim(f"new{number}", new_id(), Ask(LONG)), Granted)
             proxy.cut()
             assert isinstance(await engine.alocks.acquire("m", b"token", LONG), Granted)
+        proxy.cut()
+        assert await engine.alocks.release("m", b"token")
         proxy.cut()
         assert await engine.aclaims.fill("async", tokens["async"], some())
 

@@ -70,8 +70,8 @@ class MemcachedEngine(Engine):
         self.claims = self.store = self.recalls = self.shows = self.softens = Keys(self._line, *common, BLOCKING, alone)
         self.many = self.releases = Together(self._line, *common, together)
         self.aclaims = self.astore = self.ashows = self.asoftens = Keys(self._aline, *common, SUSPENDING, together)
-        self.locks = self.holds = self.hands = MemcachedLocks(self._line, BLOCKING)
-        self.alocks = self.aholds = self.ahands = MemcachedLocks(self._aline, SUSPENDING)
+        self.locks = self.holds = self.hands = MemcachedLocks(self._line, self._owned, BLOCKING)
+        self.alocks = self.aholds = self.ahands = MemcachedLocks(self._aline, self._owned, SUSPENDING)
         seen: Seen = {}
         self.limits = MemcachedLimits(self._line, BLOCKING, seen)
         self.alimits = MemcachedLimits(self._aline, SUSPENDING, seen)

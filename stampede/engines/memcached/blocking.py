@@ -18,7 +18,7 @@ from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, hang_up
 from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, claimed, parse
-from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
+from stampede.engines.memcached.servers import Server, Servers, Unasked, checked, refusal, trouble
 from stampede.engines.memcached.unheard import unheard
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
@@ -82,7 +82,7 @@ class Connection(Sock):
         try:
             try:
                 if not self.quiet():
-                    raise ConnectionResetError("it has said what nobody had asked for, or goodbye")
+                    raise Unasked("it has said what nobody had asked for, or goodbye")
                 replies = self._exchange(commands, count)
             except ConnectionError as closed:
                 pass_on(closed)

@@ -119,7 +119,7 @@ class Together(Many, Releases):
 
     def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
         line = _GatheringLine(self._line)
-        locks = MemcachedLocks(line, BLOCKING)
+        locks = MemcachedLocks(line, self._known[0], BLOCKING)
         return _done(line, [locks.release(*each) for each in held])
 
 

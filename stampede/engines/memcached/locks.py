@@ -1,4 +1,8 @@
-"""Locks by name: an item that is added with a token, and removed only with it."""
+"""Locks by name: an item that is added with a token, and removed only with it.
+
+Its CAS number is as good as the token while the server is the one that gave it: who knows the number removes the item
+without a look. (Renewed, it has another one.)
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ from stampede import record
 from stampede.colour import Colour
 from stampede.engines.looking import pause
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.holds import TRIES, Line, taken
+from stampede.engines.memcached.holds import TRIES, Line, OwnLease, OwnLeases, taken
 from stampede.engines.memcached.meta import Reply
+from stampede.engines.memcached.servers import Unasked
 from stampede.engines.memcached.verbs import changed
 from stampede.errors import EngineError
 from stampede.ports import Busy, Granted
@@ -28,8 +33,9 @@ would end that much sooner, and its holder, who goes by his own clock, not know 
 class MemcachedLocks:
     """Locks of one colour. What they cannot promise is in the engine's docstring."""
 
-    def __init__(self, line: Line, colour: Colour) -> None:
+    def __init__(self, line: Line, owned: OwnLeases, colour: Colour) -> None:
         self._line = line
+        self._owned = owned
         self._colour = colour
 
     async def acquire(
@@ -38,9 +44,14 @@ class MemcachedLocks:
         its = items.name_of(name, b"l")
         async with taken(self._line, its) as link:
             for _ in range(TRIES):
-                body = items.write(_held(token, lease))
+                body, sent = items.write(_held(token, lease)), time.monotonic()
                 added = (await link.ask(meta.add(its, *body), twice=True))[0]
                 if added.code == b"HD":
+                    own = OwnLease(its, token, lease)
+                    own.stands(
+                        added.cas, max(sent, link.born + 1e-6), lease
+                    )  # it may have been sent again, as in `Keys`
+                    self._owned.put(its, token, own)
                     return Granted(fence=int(added.cas))
                 seen = (await link.ask(meta.look(its), twice=True))[0]
                 held = items.read(seen).lease
@@ -53,10 +64,33 @@ class MemcachedLocks:
             raise EngineError(f"others take and leave the lock {name!r} faster than it can be asked for")
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        self._owned.pop(items.name_of(name, b"l"), token)
         return await self._changed(name, lambda was, _: record.renew(was, token, _seconds(lease), 0.0))
 
     async def release(self, name: str, token: bytes) -> bool:
-        return await self._changed(name, lambda was, _: record.abandon(was, token, None, 0.0, 0.0))
+        its = items.name_of(name, b"l")
+        own, doubt = self._owned.pop(its, token), None
+        if own is not None:
+            try:
+                gone = await self._removed(own)
+                if gone is not None:
+                    return gone
+            except EngineError as error:
+                if not isinstance(error.__cause__, ConnectionError):
+                    raise
+                doubt = error
+        gone = await self._changed(name, lambda was, _: record.abandon(was, token, None, 0.0, 0.0))
+        if doubt is not None and not gone and not isinstance(doubt.__cause__, Unasked):
+            raise doubt  # it had ended before, or the reply was lost
+        return gone
+
+    async def _removed(self, own: OwnLease) -> bool | None:
+        """By its number. None: somebody has to look whose it is."""
+        async with taken(self._line, own.name) as link:
+            if not own.known_to(link):
+                return None
+            code = (await link.ask(meta.delete(own.name, own.cas)))[0].code
+        return None if code == b"EX" else code == b"HD"
 
     async def _changed(self, name: str, ask: Callable[[Record, Reply], Change[bool]]) -> bool:
         its = items.name_of(name, b"l")

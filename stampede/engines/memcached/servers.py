@@ -22,7 +22,7 @@ from stampede.errors import EngineClosed, EngineError, OptionError
 if TYPE_CHECKING:
     from pymemcache.client.base import Client
 
-__all__ = ["NoRoom", "Server", "Servers", "checked", "refusal", "trouble"]
+__all__ = ["NoRoom", "Server", "Servers", "Unasked", "checked", "refusal", "trouble"]
 
 OLDEST = (1, 6, 13)
 
@@ -131,6 +131,10 @@ def checked(server: Server, version: bytes) -> None:
     if found < OLDEST:
         told, needed = version.decode("ascii", "replace").removeprefix("VERSION "), ".".join(map(str, OLDEST))
         raise EngineError(f"{server.name} is memcached {told}: stampede needs {needed} or newer (its meta protocol)")
+
+
+class Unasked(ConnectionResetError):
+    """The connection was closed before anything was sent."""
 
 
 def trouble(server: Server, error: BaseException) -> EngineError:
