@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # Debian packages of the servers that tests start, and what steps their clocks.
 SERVERS := redis-server memcached faketime mariadb-server-core postgresql pgbouncer etcd-server libzookeeper-java default-jre-headless
 
-.PHONY: help demo quick test promises oldest matrix soak lint format docs bench clean venv servers
+.PHONY: help demo quick test promises pairs oldest matrix soak lint format docs bench clean venv servers
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -16,6 +16,7 @@ help:  ## what there is
 	@echo "make quick   the tests that start no server, in less than a minute (ARGS='-k lock' goes to pytest)"
 	@echo "make test    the whole test suite (ARGS='-m redis': what is about one engine)"
 	@echo "make promises  whether each line that keeps a promise does (ARGS='-k disk'; an hour for all)"
+	@echo "make pairs   the whole suite of engines over every pair of a store and another's locks (an hour)"
 	@echo "make oldest  the tests of what users bring, with the oldest releases that pyproject.toml allows"
 	@echo "make matrix  the tests of the Redis engine on Redis 6.2, Debian's and Valkey; writes the table in docs/engines/redis.md"
 	@echo "make soak    chaos on every engine (ARGS='--engine redis --minutes 20 --seed 7')"
@@ -40,6 +41,9 @@ quick: .venv/.dev
 
 promises: servers .venv/.dev .venv/.node
 	$(PY) tests/promises.py $(ARGS)
+
+pairs: servers .venv/.dev
+	STAMPEDE_PAIRS=all $(PY) -m pytest -q -n auto --dist worksteal tests/test_pairs.py $(ARGS)
 
 oldest: servers .venv/.oldest
 	.venv/oldest/bin/python -m pytest -n auto --dist worksteal --half wide -m libraries $(ARGS)

@@ -1,0 +1,127 @@
+"""Each store under each engine's locks: what a pair promises doesn't hang on which two they are.
+
+A case of the suite for each pair, in turn, so that each store and each engine of locks has them all: those in which
+both have a say. `make pairs` runs all of the suite for all pairs.
+"""
+
+from __future__ import annotations
+
+import os
+import unittest
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("psycopg")
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("boto3")
+pytest.importorskip("moto")
+pytest.importorskip("urllib3")
+pytest.importorskip("kazoo")
+pytest.importorskip("zmq")
+
+from broker_server import BrokerThread
+from dynamodb_server import shared_moto
+from etcd_server import shared_etcd
+from memcached_server import shared_memcached
+from postgres_server import shared_postgres
+from servers import shared_redis
+from zookeeper_server import shared_zookeeper
+
+from stampede.engines import open_engine
+from stampede.engines.memory import MemoryEngine
+from stampede.engines.paired import Paired
+from stampede.ports import Engine
+from stampede.testing.conformance import ClaimsSuite
+
+
+def emptied(server: Any, url: str) -> str:
+    server.empty()
+    return url
+
+
+def redis(path: Path) -> str:
+    shared_redis().cli("FLUSHALL")
+    return shared_redis().url
+
+
+def postgres(path: Path) -> str:
+    shared_postgres().prepare()
+    return shared_postgres().postgres_url
+
+
+def zookeeper(path: Path) -> str:  # of sessions that are long enough for the suite's leases
+    return emptied(shared_zookeeper(), f"{shared_zookeeper().url}?session=64")
+
+
+def zmq(path: Path) -> str:
+    while _brokers:
+        _brokers.pop().stop()
+    _brokers.append(BrokerThread())
+    return _brokers[0].url
+
+
+_brokers: list[BrokerThread] = []
+
+EMPTY: dict[str, Callable[[Path], str]] = {
+    "memory": lambda path: "memory://",
+    "disk": lambda path: f"disk://{path}/disk",
+    "file": lambda path: f"file://{path}/file",
+    "redis": redis,
+    "memcached": lambda path: emptied(shared_memcached(), shared_memcached().url),
+    "postgres": postgres,
+    "sql": lambda path: f"sql+sqlite:///{path}/cache.db",
+    "dynamodb": lambda path: emptied(shared_moto(), shared_moto().url),
+    "etcd": lambda path: emptied(shared_etcd(), shared_etcd().url),
+    "zookeeper": zookeeper,
+    "zmq": zmq,
+}
+"""The address of each engine, with nothing in it; files are below that path."""
+
+STORES = [name for name in EMPTY if name not in ("file", "zmq")]
+LOCKS = list(EMPTY)
+
+WHOLE = bool(os.environ.get("STAMPEDE_PAIRS"))
+CASES = [name for name in vars(ClaimsSuite) if name.startswith("test_")] if WHOLE else [
+    "test_one_of_many_is_granted",  # a herd computes once
+    "test_fill_wakes",
+    "test_verdict_answers_those_who_waited",
+    "test_force_kills_the_standing_lease",
+    "test_fill_after_set_is_refused",
+    "test_fill_after_invalidate_is_refused",
+]  # fmt: skip
+
+
+class Pair(ClaimsSuite):
+    short, slack = 1.0, 1.0  # as coarse as the coarsest of them
+    urls: Sequence[str]
+
+    def make_engine(self) -> Engine:
+        self._parts = [open_engine(url) for url in self.urls]
+        return Paired(*self._parts)
+
+    def make_peer(self, engine: Engine) -> Engine:
+        theirs = zip(self.urls, self._parts, strict=True)
+        return Paired(*(part if isinstance(part, MemoryEngine) else open_engine(url) for url, part in theirs))
+
+
+PAIRS = [
+    (store, locks, case, row % 2 == 1)
+    for (row, store), (column, locks) in product(enumerate(STORES), enumerate(LOCKS))
+    for case in (CASES if WHOLE else [CASES[(row + column) % len(CASES)]])
+]
+
+
+@pytest.mark.parametrize("store, locks, case, suspending", PAIRS)
+def test_a_pair_keeps_its_promises(store: str, locks: str, case: str, suspending: bool, memory_path: Path) -> None:
+    """People mix any lock with any store: two would compute, or something old be stored, with some and not others."""
+    urls = [EMPTY[name](memory_path) for name in dict.fromkeys([store, locks])]
+    suite = type("ThePair", (Pair,), {"urls": (urls[0], urls[-1]), "suspending": suspending})
+    try:
+        getattr(suite(), case)()
+    except unittest.SkipTest as skipped:
+        pytest.skip(str(skipped))
