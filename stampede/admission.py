@@ -58,14 +58,15 @@ async def capped(call: Call, kept: Entry[Any] | None, begin: Callable[[], object
 
 async def placed(call: Call, place: Place, work: Coroutine[Any, Any, T]) -> T:
     """What it gives. What it calls meanwhile needs no other place there."""
-    began, inside, failed = call.now, _inside.set(_inside.get() | {place.origin}), False
+    began, before, failed = call.now, _inside.get(), False
+    _inside.set(before | {place.origin})
     try:
         return await work
     except Exception:
         failed = True
         raise
     finally:
-        _inside.reset(inside)
+        _inside.set(before)  # no reset: one that is destroyed ends in another context
         place.ended(call.means.scope, call.now - began, failed=failed)
 
 

@@ -307,13 +307,14 @@ class _Work:
         if self.answer is not None:
             return self.answer
         self._begun = True
-        inside = _inside.set(ref(self))
+        before = _inside.get()
+        _inside.set(ref(self))
         try:
             wanted = self.wanted
             work = capped(wanted.call, wanted.kept, wanted.begin, self._run.colour.call(self._origin))
             answer = await _had(wanted.call.means.clock, work)
         finally:
-            _inside.reset(inside)
+            _inside.set(before)  # no reset: one that is destroyed ends in another context
         try:
             if answer.error is not None and self._run.ended:  # cancelled, as another one has failed
                 raise answer.error

@@ -332,9 +332,9 @@ class Lock:
         work = self._acquire(grip, colour, wait, block)
         if block is not None:
             block.grip = grip
-            loop = running_loop() if colour.suspending or block.suspends else None
-            if loop is not None:
-                grip.ends_with(loop)
+        loop = running_loop() if colour.suspending or (block is not None and block.suspends) else None
+        if loop is not None:
+            grip.ends_with(loop)
         grip.belongs_to(work if block is None else block.end())
         self._asking.add(grip)
         return work

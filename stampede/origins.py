@@ -105,11 +105,17 @@ class _Caps:
             bulkhead = Bulkhead(f"origin/{self._name}", self.engine, concurrency=room, lease=lease, max_hold=longest)
             if not await bulkhead._taking(colour, wait):
                 raise self._full(f"computes {room} at once", wait)
+            for grip in bulkhead._grips.values():
+                grip.belongs_to(bulkhead)  # until its loop is closed: else it is its lock's, whatever becomes of that
         if self._rate is not None:
             try:
                 left = max(wait - (_clock() - began), 0.0)
                 if not await self._rate._acquire(colour, left):
                     raise self._full(f"has begun {self._rate.max} in {self._rate.per:g} s", wait)
+            except GeneratorExit:  # its loop was closed: nothing can be awaited any more
+                if bulkhead is not None:
+                    _let_go(bulkhead)
+                raise
             except BaseException:
                 if bulkhead is not None:
                     await colour.shielded(_given_back(bulkhead, colour))
@@ -140,10 +146,14 @@ class _Place:
 
     def drop(self) -> None:
         if self._bulkhead is not None:
-            for grip in list(self._bulkhead._grips.values()):
-                grip.let_go()
+            _let_go(self._bulkhead)
 
 
 async def _given_back(bulkhead: Bulkhead, colour: Colour) -> None:
     with suppress(EngineError, LockLost):  # its lease ends it
         await bulkhead._releasing(colour)
+
+
+def _let_go(bulkhead: Bulkhead) -> None:
+    for grip in list(bulkhead._grips.values()):
+        grip.let_go()

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from threading import Event
 from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
 
 import pytest
+from bare import until
 from memcached_server import shared_memcached
 from postgres_server import prepared_postgres
 from servers import shared_redis
 
 from stampede import Cache
+from stampede.admission import placed
+from stampede.ports import Engine
 
 LEASE = 60  # seconds
 SOON = 5
@@ -121,3 +129,80 @@ def test_a_loop_that_is_closed_in_a_lock_s_block(caches: tuple[Cache, Cache], co
     other.release()
     assert not lock.held
     del task
+
+
+CAPPED = pytest.mark.parametrize("capped", ["memory", "disk", "redis"], indirect=True)
+
+
+@pytest.fixture
+def capped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
+    """Caches on one engine whose origin has these caps."""
+    urls = {"memory": lambda: "memory://", "disk": lambda: f"disk://{tmp_path}/d", "redis": lambda: shared_redis().url}
+    engine: Engine | None = None
+    with ExitStack() as stack:
+
+        def made(**caps: Any) -> Cache:
+            nonlocal engine
+            options: dict[str, Any] = {"lease": LEASE, "namespace": str(tmp_path), "origins": {str(tmp_path): caps}}
+            cache = Cache(urls[request.param](), **options) if engine is None else Cache(engine=engine, **options)
+            engine = cache.engine
+            return stack.enter_context(closing(cache))
+
+        yield made
+
+
+def left_at_origin(cache: Cache, origin: str, calls: int) -> list[asyncio.Task[Any]]:
+    """So many calls, whose loop is closed when one of them computes and the others wait for their places."""
+    computes = Event()
+
+    async def compute() -> None:
+        computes.set()
+        await asyncio.sleep(LEASE)
+
+    async def main() -> list[asyncio.Task[Any]]:
+        ask = partial(cache.aget_or_compute, origin=origin)
+        asked = [asyncio.ensure_future(ask(f"k{number}", compute)) for number in range(calls)]
+        while not computes.is_set():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        return asked
+
+    with closing(asyncio.new_event_loop()) as loop:
+        return loop.run_until_complete(main())
+
+
+@CAPPED
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
+def test_a_loop_that_is_closed_under_a_computation_at_an_origin(capped: Callable[..., Cache], tmp_path: Path) -> None:
+    """Its place in the cap would be kept for max_hold; and each that waited for one would have it for a second."""
+    one, two, origin = capped(concurrency=1), capped(concurrency=1), str(tmp_path)
+    tasks = left_at_origin(one, origin, 10)
+    assert two.get_or_compute("k", lambda: 2, origin=origin, wait=SOON) == 2
+    del tasks
+
+
+def test_computations_at_an_origin_that_are_destroyed(tmp_path: Path) -> None:
+    """One has its place and computes, one waits for its moment: neither can await that the place is given back."""
+    one = Cache(f"disk://{tmp_path}/d", lease=0.3, origins={"db": {"concurrency": 2, "rate": "1/60s"}})
+    tasks = WeakSet(left_at_origin(one, "db", 2))
+    with closing(Cache(engine=one.engine, origins={"db": {"concurrency": 1}})) as two:
+        del one  # whose limit has a bell
+        until(lambda: gc.collect() >= 0 and not tasks)  # their keeper lets go of them when it looks at their leases
+        assert two.get_or_compute("k", lambda: 2, origin="db", wait=SOON) == 2
+
+
+def test_a_computation_that_is_destroyed_by_another_task() -> None:
+    """Its context isn't the one that it began in: an error of ours would be taken for its own, and it would go on."""
+
+    class Sleep:
+        def __await__(self) -> Iterator[None]:
+            yield
+
+    async def compute() -> None:
+        await Sleep()
+
+    call: Any = SimpleNamespace(now=0.0, means=SimpleNamespace(scope=""))
+    place: Any = SimpleNamespace(origin="db", ended=lambda *_, **__: None)
+    work = placed(call, place, compute())
+    copy_context().run(work.send, None)
+    work.close()

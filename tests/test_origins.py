@@ -343,3 +343,20 @@ def test_a_lease_ends_with_max_hold_after_the_wait(busy: Callable[..., tuple[Cac
         assert follower.result(20) == "other"
         slow.open.set()
         assert asked.result(20) == "value"
+
+
+def test_one_inside_another_hangs_for_max_hold_only(open_: Open) -> None:
+    """It needs no place of its own, and its lease would be renewed for ever."""
+    cache, slow = open_(concurrency=1), Gate()
+
+    def inner() -> str:
+        return cache.get_or_compute("inner", slow, origin="db", lease=0.2, max_hold=0.3)
+
+    with ThreadPoolExecutor(2) as pool:
+        outer = pool.submit(cache.get_or_compute, "outer", inner, origin="db")
+        until(lambda: slow.calls == 1)
+        try:
+            assert cache.get_or_compute("inner", lambda: "other", wait=10) == "other"
+        finally:
+            slow.open.set()
+        assert outer.result(20) == "value"
