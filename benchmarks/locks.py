@@ -8,6 +8,7 @@ own round trip, measured in the same turns.
 
 Hand-over: two processes, each with a client of its own. One has the lock, the other waits for it, and some hundredths
 of a second later the first gives it back: from then until the other's `acquire` returns, by the clock that both share.
+Beside these, in the same turns, a message through a pipe between the two: what the machine itself adds.
 
 `--before`: nothing but the same uncontended lock on Redis, by the stampede in another directory (a worktree of an older
 commit) and by this one, in turns, each in a process of its own.
@@ -46,6 +47,7 @@ CORES = sorted(os.sched_getaffinity(0))
 ENGINES = ("memory", "file", "disk", "redis", "memcached", "postgres", "etcd", "zookeeper", "zmq")
 POLL = ("memcached",)  # whose waiters look again; all others are told
 LEASE = 30.0
+NO_LOCK = "none", "a message through a pipe"
 
 
 class Pair(NamedTuple):
@@ -293,13 +295,13 @@ def _pings(ping: Callable[[], float], number: int) -> float:
 def handed_over(urls: dict[str, str], samples: int, seed: int) -> None:
     """All ways in turns: a slow second of the machine slows all of them."""
     urls = {place: url for place, url in urls.items() if place != "memory"}  # two processes have no memory in common
-    made, chance = ways(urls), Random(seed)
+    made, chance = {NO_LOCK: Pair(lambda: None, lambda: here.send(None)), **ways(urls)}, Random(seed)
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     other = spawn.Process(target=waits, args=(there, urls), daemon=True)
     other.start()
     lags: dict[tuple[str, str], list[float]] = {way: [] for way in made}
-    pings: dict[str, list[float]] = {place: [] for place in urls}
+    pings: dict[str, list[float]] = {place: [] for place, _ in made}
     for turn in range(samples + 1):
         for way, pair in made.items():
             pair.take()
@@ -317,18 +319,19 @@ def handed_over(urls: dict[str, str], samples: int, seed: int) -> None:
     other.join(10)
     rows = []
     for (place, name), each in lags.items():
-        half, most, ping = percentile(each, 0.5), percentile(each, 0.99), median(pings[place])
+        ping = median(pings[place] or [0.0])
         polls = " (polls)" if name == "stampede" and place in POLL else ""
-        figures = [f"{figure:.2f}" for figure in (ping, half, most, most - ping)]
-        rows.append([f"{place}: {name}{polls}", *figures])
+        figures = [percentile(each, part) for part in (0.5, 0.9, 0.99)]
+        figures.append(figures[-1] - ping)
+        rows.append([f"{place}: {name}{polls}", *(f"{figure:.2f}" for figure in (ping, *figures))])
     print(f"## From a release to the next holder, another process: ms, {samples} times\n")
-    table(["", "ping", "median", "p99", "p99 beyond a ping"], rows)
+    table(["", "ping", "median", "p90", "p99", "p99 beyond a ping"], rows)
 
 
 def waits(pipe: Any, urls: dict[str, str]) -> None:
     """The other process."""
     sys.path.append(str(HERE.parent / "tests"))
-    made = ways(urls)
+    made = {NO_LOCK: Pair(pipe.recv, lambda: None), **ways(urls)}
     while (way := pipe.recv()) is not None:
         pipe.send("about to")
         made[way].take()
