@@ -66,9 +66,14 @@ CREATE UNLOGGED /* always */ TABLE stampede.runs (
     id  text NOT NULL DEFAULT gen_random_uuid()
 );
 
-CREATE FUNCTION stampede.run() RETURNS text LANGUAGE sql AS $$
-    SELECT r.id || ' ' || floor(date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint FROM stampede.runs r
-$$;
+-- (What each lock calls is plpgsql, which keeps plans: a function of the language sql is planned in each transaction.)
+CREATE FUNCTION stampede.run() RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (
+        SELECT r.id || ' ' || floor(date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint
+        FROM stampede.runs r
+    );
+END $$;
 
 CREATE FUNCTION stampede.begin_run() RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
@@ -101,14 +106,15 @@ END $$;
 CREATE FUNCTION stampede.note(
     its stampede.locks, _released float8, _problem text,
     _call bytea DEFAULT NULL, _exception bytea DEFAULT NULL, _message bytea DEFAULT NULL, _traceback bytea DEFAULT NULL
-) RETURNS void LANGUAGE sql AS $$
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     INSERT INTO stampede.released (
         id, name, host, process, program, fence, taken, released, problem, exception, message, traceback, call
     ) SELECT
         its.id, its.name, its.host, its.process, its.program, its.fence, to_timestamp(its.taken), to_timestamp(_released),
         _problem, stampede.readable(_exception), stampede.readable(_message), stampede.readable(_traceback), _call
-    WHERE substr(its.name, 1, 10) <> 'computing\000'::bytea  -- that is a lease of values that are kept elsewhere
-$$;
+    WHERE substr(its.name, 1, 10) <> 'computing\000'::bytea;  -- that is a lease of values that are kept elsewhere
+END $$;
 
 -- The next of the queue whose process lives; it leaves the queue, and has the turn.
 CREATE FUNCTION stampede.next_of(_id bytea, OUT token bytea, OUT home text) LANGUAGE plpgsql AS $$
@@ -375,10 +381,15 @@ END $$;
 -- Forget some of what is older than so many seconds, or than the last so many rows. It looks at the oldest alone.
 CREATE FUNCTION stampede.prune(_age float8, _rows bigint, _most int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    first bigint := (SELECT min(r.number) FROM stampede.released r);
-    last bigint := (SELECT max(r.number) FROM stampede.released r);
+    first bigint;
+    since timestamptz;
+    last bigint := (SELECT r.number FROM stampede.released r ORDER BY r.number DESC LIMIT 1);
     count bigint;
 BEGIN
+    SELECT r.number, r.released INTO first, since FROM stampede.released r ORDER BY r.number LIMIT 1;
+    IF first IS NULL OR (first > last - _rows AND date_part('epoch', clock_timestamp() - since) <= _age) THEN
+        RETURN 0;
+    END IF;
     DELETE FROM stampede.released d WHERE d.number = ANY (ARRAY(
         SELECT r.number FROM stampede.released r
         WHERE r.number < first + 100

@@ -15,7 +15,17 @@ __all__ = ["VERSION", "check_version", "grants", "make", "statements"]
 
 VERSION = 2
 
-STEPS: Mapping[int, str] = {1: (files(__package__) / "limits.sql").read_text()}
+
+def _again(name: str, *functions: str) -> str:
+    """These of a file, as they are now."""
+    text = (files(__package__) / name).read_text()
+    found = [re.search(rf"^CREATE (FUNCTION stampede\.{each}\(.*?\$\$;)$", text, re.M | re.S) for each in functions]
+    return "\n\n".join(f"CREATE OR REPLACE {its[1]}" for its in found if its is not None)
+
+
+STEPS: Mapping[int, str] = {
+    1: (files(__package__) / "limits.sql").read_text() + "\n\n" + _again("locks.sql", "run", "note", "prune"),
+}
 """By the version that it begins with: what makes the next one of it. Each alters the tables, so that what is in them
 stays, and has each function of its release that differs (`CREATE OR REPLACE`; `DROP` first, where the answer has
 another shape)."""
