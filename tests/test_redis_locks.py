@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -299,3 +300,28 @@ def test_one_who_was_called_and_died_costs_a_turn(server: RedisServer, open_: Op
         refused = run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf))
     assert isinstance(refused, Granted)
     assert time.monotonic() < start + 5
+
+
+def test_a_dead_writer_keeps_nobody_out_and_one_that_was_silent_keeps_its_place(
+    server: RedisServer, open_: Open
+) -> None:
+    """Readers behind it would wait for two minutes, while one is inside."""
+    engine, other, doomed = open_(server.url), open_(server.url), open_(server.url)
+    inside, silent, dead, reader = (new_id() for _ in range(4))
+    assert isinstance(run(engine.locks.acquire("l", inside, LONG, room=inf)), Granted)
+    for each, token in ((other, silent), (doomed, dead)):
+        waits = partial(each.locks.wait, "l", queued(each, token), LONG)
+        threading.Thread(target=lambda waits=waits: run(waits()), daemon=True).start()
+    until(lambda: ears(other) == ears(doomed) == 1)
+    doomed._servers.news._thread, news = None, doomed._servers.news
+    news._closed = True  # (as a process dies)
+    start = time.monotonic()
+    refused = run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf))
+    while isinstance(refused, Busy) and time.monotonic() < start + 8:
+        run(engine.locks.wait("l", refused, PATIENCE))
+        refused = run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf))
+    assert isinstance(refused, Granted)
+    assert time.monotonic() - start < 8
+    assert queued(other, silent).ahead == 0
+    late = run(engine.locks.acquire("l", new_id(), LONG, waits=True, room=inf))
+    assert isinstance(late, Busy)

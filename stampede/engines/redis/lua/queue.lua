@@ -4,8 +4,9 @@
 -- by the ms at which each ends. rooms: another, by how many may be inside as far as each is concerned. terms: for each,
 -- its fence and the ms for which it was granted.
 -- queue: a sorted set of tokens, by the microsecond of their arrival. homes: for each, when it asked last (in ms), its
--- room if that is more than 1, and where its process listens. turn: the token for which a place is kept just now.
-local TURN, LATELY, FENCED, SILENCE = 200, 300, 10000, 120000
+-- room if that is more than 1, when it was called to say that it lives, and where its process listens.
+-- turn: the token for which a place is kept just now.
+local TURN, LATELY, FENCED, SILENCE, ANSWER = 200, 300, 10000, 2000, 1000
 
 -- Microseconds of the server's clock.
 local function clock()
@@ -90,6 +91,21 @@ local function noted(now, room, home)
   return whole(now / 1000) .. (room == '1' and '' or '/' .. room) .. ' ' .. home
 end
 
+-- Does the first of the queue live, who has to wait for those inside? One that has not asked for so long is called, and
+-- is passed over unless somebody listens, and it asks again. Who was passed over, and lives, comes with its arrival.
+local function lives(homes, first, entry, channel, now)
+  local asked, room, called, home = unpack(entry)
+  if math.abs(now / 1000 - asked) < SILENCE then
+    return true
+  elseif called ~= '' then
+    return math.abs(now / 1000 - called) < ANSWER
+  end
+  local its = room == '' and '' or '/' .. room
+  redis.call('HSET', homes, first, asked .. its .. '!' .. whole(now / 1000) .. ' ' .. home)
+  local ears = redis.pcall('PUBLISH', channel .. home, first)
+  return type(ears) ~= 'number' or ears > 0
+end
+
 -- Keep a place for the one who has waited longest, and say so where its process listens; its token, or nothing. One
 -- that nobody listens for is dead, unless it has asked so lately that it may be about to listen, or has no news.
 -- `its`: those inside, if there are some who have room; nothing and true if the first has to wait for them.
@@ -99,12 +115,14 @@ local function hand_on(queue, homes, turn, channel, now, its)
     if not first then
       return
     end
-    local asked, room, home = string.match(redis.call('HGET', homes, first) or '', '^(%d+)/?(%S*) (.*)$')
-    if its and asked and now / 1000 - asked < SILENCE and not fits(its, number(room) or 1) then
+    local entry = {string.match(redis.call('HGET', homes, first) or '', '^(%d+)/?([^! ]*)!?(%d*) (.*)$')}
+    local asked, room, _, home = unpack(entry)
+    local full = its and asked and not fits(its, number(room) or 1)
+    if full and lives(homes, first, entry, channel, now) then
       return nil, true
     end
     leave(queue, homes, first)
-    if asked then
+    if asked and not full then
       local ears = redis.pcall('PUBLISH', channel .. home, first)
       if (type(ears) == 'number' and ears > 0) or now / 1000 - asked < LATELY then
         redis.call('SET', turn, first, 'PX', TURN)

@@ -16,7 +16,7 @@ if holder == '' then  -- some are inside: is there room for the first, and nobod
   end
   local first = not turn and redis.call('ZRANGE', KEYS[3], 0, 0)[1]
   if first then
-    local room = string.match(redis.call('HGET', KEYS[4], first) or '', '^%d+/?(%S*) ')
+    local room = string.match(redis.call('HGET', KEYS[4], first) or '', '^%d+/?([^! ]*)')
     if fits({inside = KEYS[5], rooms = KEYS[6]}, number(room) or 1) then
       return 0
     end
