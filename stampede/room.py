@@ -6,8 +6,10 @@ than the least of these numbers, his own and those of all inside; and nobody wai
 who waits is not passed by readers. Who doesn't wait has no place in the queue, and passes nobody in it.
 
 When somebody leaves, the first of the queue are called, as many as may be inside together: what they need is kept for
-each, for a moment. As in `record`, a transition gives the state that is there afterwards, the answer, and whose waiters
-are to be woken; nothing is read, kept or sent here, and the time is an argument.
+each, for a moment. Who doesn't come then is passed over. So is the first who has to wait for those inside, if he was
+not heard of lately, and doesn't answer when he is called. He keeps his place: as soon as he is heard of again, those
+who came later are behind him. As in `record`, a transition gives the state that is there afterwards, the answer, and
+whose waiters are to be woken; nothing is read, kept or sent here, and the time is an argument.
 """
 
 from __future__ import annotations
@@ -43,8 +45,12 @@ T = TypeVar("T")
 TURN = 1.0
 """Seconds for which a place is kept for one who was called; its loop may be busy just now."""
 
-SILENCE = 4 * FARTHEST
-"""Seconds after which one who waits, and isn't heard of, waits no more: nobody is kept out for the sake of the dead."""
+SILENCE = 2.0
+"""Seconds after which the first of the queue, who isn't heard of, is called to say that he lives: nobody is kept out
+for the sake of the dead."""
+
+FORGOTTEN = 4 * FARTHEST
+"""Seconds after which one who waits, and isn't heard of, waits no more."""
 
 
 @dataclass(slots=True)
@@ -61,12 +67,14 @@ class Inside:
 
 @dataclass(slots=True)
 class Waiting:
-    """One who waits, and was heard at that moment; `turn`: he has been called, and his place is kept until then."""
+    """One who waits, and was heard at that moment; `turn`: he has been called, and his place is kept until then; `due`:
+    he was called, and has been passed over from then on."""
 
     token: bytes
     room: float
     heard: float
     turn: float | None = None
+    due: float = inf
 
 
 @dataclass(slots=True)
@@ -80,7 +88,7 @@ class Room:
     @property
     def end(self) -> float:
         """The moment from which it is as good as nothing, but for its fence."""
-        return max([-inf, *(each.end for each in self.inside), *(each.heard + SILENCE for each in self.queue)])
+        return max([-inf, *(each.end for each in self.inside), *(each.heard + FORGOTTEN for each in self.queue)])
 
     @property
     def idle(self) -> bool:
@@ -93,7 +101,7 @@ EMPTY = Room()
 class Told(NamedTuple):
     """Whose waiters are to be woken."""
 
-    called: Sequence[bytes] = ()  # those whose turn has come, by their tokens
+    called: Sequence[bytes] = ()  # those whose turn has come, or who are to say that they live, by their tokens
     left: Sequence[bytes] = ()  # those who are inside no more, or have missed their turn
 
 
@@ -132,16 +140,20 @@ def acquire(
             again = replace(mine, end=now + lease, lease=lease)
             return replace(it, inside=_with(it.inside, mine, again)), Granted(fence=mine.fence), told
     own = next((each for each in it.queue if each.token == token), None)
-    if own is None and not it.queue and fits(room, [each.room for each in it.inside]):
+    waiting = any(each.due > now for each in it.queue)
+    if own is None and not waiting and fits(room, [each.room for each in it.inside]):
         after = _entered(it, token, lease, room, now, least, holder)
         return after, Granted(fence=after.fence), told
+    if own is not None and own.turn is None:  # he may have been passed over, and be the first again
+        it = replace(it, queue=_with(it.queue, own, replace(own, heard=now, due=inf)))
+        it, called = _called(it, now)
+        told = Told([*told.called, *called], told.left)
+        own = next(each for each in it.queue if each.token == token)
     if own is not None and own.turn is not None:
         it = replace(it, queue=[each for each in it.queue if each is not own])
         after = _entered(it, token, lease, own.room, now, least, holder)
         return after, Granted(fence=after.fence), told
-    if own is not None:
-        it = replace(it, queue=_with(it.queue, own, replace(own, heard=now)))
-    elif waits:
+    if own is None and waits:
         it = replace(it, queue=[*it.queue, Waiting(token, room, now)])
     return it, _busy(it, now), told
 
@@ -183,31 +195,39 @@ def _passed(was: Room, now: float) -> tuple[Room, Told]:
         for each in was.inside
         if each.end > now
     ]
-    queue = []
+    queue, late, soon = [], set(), now + TURN
     for each in was.queue:
-        if each.heard > now or (each.turn or -inf) > now + TURN:
-            each = replace(each, heard=min(each.heard, now), turn=None if each.turn is None else now + TURN)
-        if each.turn > now if each.turn is not None else each.heard + SILENCE > now:
+        if each.heard > now or (each.turn or -inf) > soon or soon < each.due < inf:
+            turn = None if each.turn is None else min(each.turn, soon)
+            each = replace(each, heard=min(each.heard, now), turn=turn, due=each.due if each.due == inf else soon)
+        if each.turn is not None and each.turn <= now:
+            late.add(each.token)
+            each = replace(each, turn=None, due=each.turn)
+        if each.heard + FORGOTTEN > now:
             queue.append(each)
-    if len(inside) == len(was.inside) and len(queue) == len(was.queue):
-        return Room(inside, queue, was.fence), Told()
-    staying = {each.token for each in inside} | {each.token for each in queue}
-    before = [each.token for each in was.inside] + [each.token for each in was.queue]
-    left = [token for token in before if token not in staying]
     it, called = _called(Room(inside, queue, was.fence), now)
-    return it, Told(called, left)
+    if len(inside) == len(was.inside) and len(queue) == len(was.queue) and not late:
+        return it, Told(called)
+    staying = {each.token for each in inside} | {each.token for each in queue} - late
+    before = [each.token for each in was.inside] + [each.token for each in was.queue]
+    return it, Told(called, [token for token in before if token not in staying])
 
 
 def _called(it: Room, now: float) -> tuple[Room, list[bytes]]:
-    """Call as many of the first as may be inside together with those who are, or will be."""
-    rooms, queue, called = [each.room for each in it.inside], list(it.queue), []
+    """Call as many of the first as may be inside together with those who are, or will be; or the first who can't yet
+    be, if nobody knows whether he lives."""
+    queue, called = list(it.queue), []
+    rooms = [each.room for each in it.inside] + [each.room for each in queue if each.turn is not None]
     for number, each in enumerate(queue):
-        if not fits(each.room, rooms):
+        if each.turn is not None or each.due <= now:
+            continue
+        fit = fits(each.room, rooms)
+        if fit or (each.due == inf and each.heard + SILENCE <= now):
+            queue[number] = replace(each, turn=now + TURN, due=inf) if fit else replace(each, due=now + TURN)
+            called.append(each.token)
+        if not fit:
             break
         rooms.append(each.room)
-        if each.turn is None:
-            queue[number] = replace(each, turn=now + TURN)
-            called.append(each.token)
     return (replace(it, queue=queue), called) if called else (it, called)
 
 
@@ -221,8 +241,9 @@ def _busy(it: Room, now: float) -> Busy:
     if it.inside:
         first = min(it.inside, key=lambda each: each.end)
         return Busy(first.token, first.end - now)
-    turn = it.queue[0]  # nobody is inside, and this one was not let in: somebody was called
-    return Busy(turn.token, (turn.turn if turn.turn is not None else turn.heard + SILENCE) - now)
+    ends = {each.token: each.turn for each in it.queue if each.turn is not None}
+    token = next(iter(ends))  # or this one would have been let in
+    return Busy(token, ends[token] - now)
 
 
 def _with(many: Sequence[T], old: T, new: T) -> list[T]:
@@ -231,7 +252,7 @@ def _with(many: Sequence[T], old: T, new: T) -> list[T]:
 
 # -- as bytes -----------------------------------------------------------------------------------------------------
 
-_HEAD, _INSIDE, _WAITING = Struct(">BQII"), Struct(">HHdddQ"), Struct(">Hddd")
+_HEAD, _INSIDE, _WAITING = Struct(">BQII"), Struct(">HHdddQ"), Struct(">Hdddd")
 _VERSION = 1
 
 
@@ -247,7 +268,7 @@ def dump(room: Room) -> bytes:
         ]
     for each in room.queue:
         turn = -inf if each.turn is None else each.turn
-        parts += [_WAITING.pack(len(each.token), each.room, each.heard, turn), each.token]
+        parts += [_WAITING.pack(len(each.token), each.room, each.heard, turn, each.due), each.token]
     return b"".join(parts)
 
 
@@ -282,8 +303,8 @@ class _Reader:
         return Inside(self._bytes(length), end, lease, room, fence, self._bytes(also).decode())
 
     def _waiting(self) -> Waiting:
-        length, room, heard, turn = self._take(_WAITING)
-        return Waiting(self._bytes(length), room, heard, None if turn == -inf else turn)
+        length, room, heard, turn, due = self._take(_WAITING)
+        return Waiting(self._bytes(length), room, heard, None if turn == -inf else turn, due)
 
     def _take(self, shape: Struct) -> tuple[int, ...]:
         start, self._at = self._at, self._at + shape.size

@@ -72,7 +72,7 @@ def test_the_rule_holds(steps: list[tuple[str, bytes, float, bool]]) -> None:
             assert token in before or not stood
             assert token not in history.inside and token not in [each.token for each in history.it.queue]
         elif history.enters(token, number, waits=waits, lease=leases[token]):
-            still = [each.token for each in history.it.queue if each.turn is None]
+            still = [each.token for each in history.it.queue if each.turn is None and each.due > history.now]
             assert token in before or token in waiting or not set(still) & set(waiting)
         there = [each.room for each in history.it.inside] + [
             each.room for each in history.it.queue if each.turn is not None
@@ -114,14 +114,41 @@ def test_the_dead_cost_a_turn() -> None:
     assert history.enters(b"b", 1, waits=True)
     history.leaves(b"b")
 
-    assert history.enters(b"reader", inf, lease=2 * SILENCE)
+    assert history.enters(b"reader", inf)
     assert not history.enters(b"dead writer", 1, waits=True)
-    assert not history.enters(b"c", inf, waits=True)
-    history.now += SILENCE / 2
-    assert not history.enters(b"c", inf, waits=True)  # it is heard of
-    history.now += SILENCE / 2
+    assert not history.enters(b"c", inf, waits=True) and history.called == []
+    history.now += SILENCE
+    assert not history.enters(b"c", inf, waits=True) and history.called == [b"dead writer"]
+    assert not history.enters(b"c", inf, waits=True) and history.called == []
+    history.now += TURN
     assert history.enters(b"c", inf, waits=True)
     assert history.inside == [b"reader", b"c"]
+
+
+def test_the_living_keep_their_places() -> None:
+    """Whose loop is busy for a moment would queue again; or a writer that looks rarely be passed by readers."""
+    history = History()
+    assert history.enters(b"a", 1)
+    assert not history.enters(b"late", 1, waits=True) and not history.enters(b"b", 1, waits=True)
+    assert history.leaves(b"a") and history.called == [b"late"]
+    history.now += TURN
+    assert history.enters(b"b", 1, waits=True)
+    assert not history.enters(b"c", inf, waits=True) and not history.enters(b"late", 1, waits=True)
+    assert history.leaves(b"b") and history.called == [b"late"]
+    history.now += TURN
+    assert not history.enters(b"d", inf) and history.called == [b"c"]
+    assert not history.enters(b"late", 1, waits=True)  # before it, and not with it
+    assert history.enters(b"c", inf, waits=True) and not history.enters(b"d", inf)
+    history.now += 5 * SILENCE
+    assert not history.enters(b"d", inf) and history.called == [b"late"]
+    assert not history.enters(b"late", 1, waits=True)  # it lives
+    history.now += TURN
+    assert not history.enters(b"d", inf) and history.called == []
+    history.now += SILENCE + TURN
+    assert not history.enters(b"d", inf) and history.called == [b"late"]
+    history.now += TURN
+    assert history.enters(b"d", inf) and history.leaves(b"d") and history.leaves(b"c")
+    assert history.enters(b"late", 1, waits=True)
 
 
 def test_the_least_room_holds() -> None:

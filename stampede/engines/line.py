@@ -190,7 +190,7 @@ class Queue(Names):
         """Under the lock: the answer, as `room` has it, and the bells that are to be rung outside."""
         now, shared = self.clock(), self._shared[name]
         shared.room, answer, told = question(shared.room, now)
-        bells = [bell for token in told.called if (bell := shared.bells.get(token)) is not None]
+        bells = [bell for token in told.called if (bell := shared.bells.pop(token, None)) is not None]
         for token in told.left:
             bells += [bell for bell in (shared.bells.pop(token, None),) if bell is not None]
             bells += [hung.bell for hung in (self.waited.pop(token, None),) if hung is not None]
