@@ -1,8 +1,9 @@
 """What a broker decides, as a machine that takes the time as an argument: nothing in here sends, sleeps or has a clock.
 
 A lock is who is inside, and who waits, in the order of arrival. Who asks may enter if all who are inside then, itself
-included, are no more than the room of each of them; and if nobody waits who came before it. Each question costs the
-same however many locks there are, and but for odd rooms however many are inside or wait.
+included, are no more than the room of each of them; and if nobody waits who came before it. Who misses its turn, or is
+not heard of, is passed over, and keeps its place: when it asks again, those who came later are behind it. Each question
+costs the same however many locks there are, and but for odd rooms however many are inside or wait.
 
 What belongs to a client is bound to its session, and ends with that. `Machine.told` collects what others are to be told
 of: whose turn has come, and what has come free.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import takewhile
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -76,7 +78,7 @@ class Row(NamedTuple):
 class Session:
     """A client's process."""
 
-    __slots__ = ("gone", "heard", "holder", "holds", "id", "over", "waits")
+    __slots__ = ("gone", "heard", "holder", "holds", "id", "late", "over", "waits")
 
     def __init__(self, id: bytes, holder: str, now: float) -> None:
         self.id = id
@@ -86,10 +88,19 @@ class Session:
         self.over = False
         self.holds: set[_Lease] = set()
         self.waits: dict[_Waiter, _Lock] = {}
+        self.late: dict[
+            tuple[bytes, bytes], int
+        ] = {}  # the arrivals of who was called, or not heard of, and hasn't come
 
     @property
     def idle(self) -> bool:
         return not self.holds and not self.waits
+
+    def keep_place(self, name: bytes, waiter: _Waiter, most: int) -> None:
+        """For when it asks again."""
+        if len(self.late) >= most:
+            del self.late[next(iter(self.late))]
+        self.late[name, waiter.token] = waiter.arrival
 
 
 class _Lease:
@@ -107,12 +118,13 @@ class _Lease:
 
 
 class _Waiter:
-    __slots__ = ("room", "session", "token")
+    __slots__ = ("arrival", "room", "session", "token")
 
-    def __init__(self, token: bytes, session: Session, room: float) -> None:
+    def __init__(self, token: bytes, session: Session, room: float, arrival: int) -> None:
         self.token = token
         self.session = session
         self.room = room
+        self.arrival = arrival
 
 
 _Due: TypeAlias = tuple[float, int, _Lease]
@@ -182,6 +194,7 @@ class Machine:
         self._locks: dict[bytes, _Lock] = {}
         self._due: list[_Due] = []
         self._number = 0
+        self._arrivals = 0
         self._hushed = quiet > 0
 
     # -- clients --------------------------------------------------------------------------------------------------
@@ -217,9 +230,11 @@ class Machine:
         waits, session.waits = session.waits, {}
         for waiter, lock in waits.items():
             if lock.queue is not None and lock.queue.get(waiter.token) is waiter:
+                session.keep_place(lock.name, waiter, self.limits.queue)
                 del lock.queue[waiter.token]
-                self._advance(lock, now)
-                self._drop_if_idle(lock)
+        for lock in dict.fromkeys(waits.values()):  # not before: its own next one would be called
+            self._advance(lock, now)
+            self._drop_if_idle(lock)
 
     # -- the verbs ------------------------------------------------------------------------------------------------
 
@@ -234,18 +249,15 @@ class Machine:
             raise Refused(f"it has {self.leases} leases, and may have no more: see --max-locks")
         if lock is None:
             lock = self._locks[name] = _Lock(name)
-        if own is not None:
-            self._adopt(own, session)
-            own.taken = True
-            self._last(own, now + lease)
-            return Reply(True, own.fence)
-        if not lock.queue and now >= self.quiet and lock.fits(room):
+        if own is None and not lock.queue and now >= self.quiet and lock.fits(room):
             own = self._entered(lock, token, session, room, now)
-            own.taken = True
+        elif own is None and waits and self._queue(lock, token, session, room):
+            self._advance(lock, now)  # it has its place again, which may be the first
+            own = lock.inside.get(token)
+        if own is not None:
+            self._take(own, session)
             self._last(own, now + lease)
             return Reply(True, own.fence)
-        if waits:
-            self._queue(lock, token, session, room)
         reply = self._busy(lock, now)
         self._drop_if_idle(lock)
         return reply
@@ -261,8 +273,7 @@ class Machine:
             own = self._again(session, name, token, room, fence, now)
         if own is None:
             return False
-        self._adopt(own, session)
-        own.taken = True
+        self._take(own, session)
         self._last(own, now + lease)
         return True
 
@@ -274,19 +285,21 @@ class Machine:
         own = None if lock is None else lock.inside.get(token)
         if own is None:
             return False
+        self._take(own, own.session)
         own.session.holds.discard(own)
-        own.taken = True
         self._last(own, now + lease)
         return True
 
     def release(self, session: Session, name: bytes, token: bytes, now: float) -> bool:
         self.pass_time(now)
+        session.late.pop((name, token), None)
         lock = self._locks.get(name)
         if lock is None:
             return False
         own = lock.inside.get(token)
         if own is not None:
             taken = own.taken
+            own.session.late.pop((name, token), None)
             self._free(lock, own, now)
             return taken
         if lock.queue is not None:
@@ -389,7 +402,11 @@ class Machine:
         self.fence = max(self.fence, fence)
         return lease
 
-    def _adopt(self, lease: _Lease, session: Session) -> None:
+    def _take(self, lease: _Lease, session: Session) -> None:
+        """It is heard of."""
+        if lease.lock is not None and not lease.taken:
+            lease.session.late.pop((lease.lock.name, lease.token), None)
+        lease.taken = True
         if lease.session is not session:  # its token was handed over
             lease.session.holds.discard(lease)
             lease.session = session
@@ -408,21 +425,32 @@ class Machine:
             self._due = list(latest.values())
             heapq.heapify(self._due)
 
-    def _queue(self, lock: _Lock, token: bytes, session: Session, room: float) -> None:
+    def _queue(self, lock: _Lock, token: bytes, session: Session, room: float) -> bool:
+        """Give it its place. True: it had had one before."""
         queue = lock.queue
         if queue is None:
             queue = lock.queue = OrderedDict()
         waiter = queue.get(token)
         if waiter is not None and waiter.session is session:
-            return
+            return False
         if waiter is None and len(queue) >= self.limits.queue:
             raise Refused(f"{len(queue)} wait for this lock, and no more may: see --max-queue")
         if len(session.waits) >= self.limits.queue:
             raise Refused(f"this process waits for {len(session.waits)} locks, and for no more it may: see --max-queue")
+        late = session.late.pop((lock.name, token), None)
         if waiter is not None:
             waiter.session.waits.pop(waiter, None)
-        waiter = queue[token] = _Waiter(token, session, room)
+            late, arrival = None, waiter.arrival
+        else:
+            self._arrivals += 1
+            arrival = self._arrivals if late is None else late
+        waiter = queue[token] = _Waiter(token, session, room, arrival)
         session.waits[waiter] = lock
+        if late is not None:
+            earlier = [each.token for each in takewhile(lambda each: each.arrival < late, queue.values())]
+            for each in (token, *reversed(earlier)):
+                queue.move_to_end(each, last=False)
+        return late is not None
 
     def _busy(self, lock: _Lock, now: float) -> Reply:
         if lock.latest is not None:
@@ -455,6 +483,7 @@ class Machine:
                 return
             del queue[first.token]
             first.session.waits.pop(first, None)
+            first.session.keep_place(lock.name, first, self.limits.queue)
             try:
                 lease = self._entered(lock, first.token, first.session, first.room, now)
             except Refused:
