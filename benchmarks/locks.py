@@ -1,13 +1,15 @@
 """Locks: what an uncontended one costs, and how soon one that somebody waits for is handed over; beside the peers.
 
     python benchmarks/locks.py [--quick] [--engines redis,zmq] [--rounds 15] [--samples 100] [--before DIRECTORY]
+    python benchmarks/locks.py --engines etcd3,zookeeper3  # three members each
 
 Uncontended: the servers on one core, one thread that acquires and releases on another, all in turns. Round trips are
 counted by a proxy between the two: how often something is asked after something was answered. A ping is the engine's
 own round trip, measured in the same turns.
 
-Hand-over: two processes, each with a client of its own. One has the lock, the other waits for it, and some hundredths
-of a second later the first gives it back: from then until the other's `acquire` returns, by the clock that both share.
+Hand-over: two processes, each with a client of its own, and nothing is pinned. One has the lock, the other waits for
+it, and some hundredths of a second later the first gives it back: from then until the other's `acquire` returns, by the
+clock that both share.
 Beside these, in the same turns, a message through a pipe between the two: what the machine itself adds.
 
 `--before`: nothing but the same uncontended lock on Redis, by the stampede in another directory (a worktree of an older
@@ -45,6 +47,7 @@ from stampede.engines import open_engine
 HERE = Path(__file__).parent
 CORES = sorted(os.sched_getaffinity(0))
 ENGINES = ("memory", "file", "disk", "redis", "memcached", "postgres", "etcd", "zookeeper", "zmq")
+MORE = ("etcd3", "zookeeper3")  # three members each, by --engines
 POLL = ("memcached",)  # whose waiters look again; all others are told
 LEASE = 30.0
 NO_LOCK = "none", "a message through a pipe"
@@ -145,6 +148,7 @@ PEERS: dict[str, dict[str, Callable[[str], Pair]]] = {
     "memcached": {"pymemcache, add and delete": added},
     "postgres": {"pg_advisory_lock": advisory},
     "zookeeper": {"kazoo's recipe": kazoo},
+    "zookeeper3": {"kazoo's recipe": kazoo},
 }
 
 
@@ -168,10 +172,10 @@ def ways(urls: dict[str, str]) -> dict[tuple[str, str], Pair]:
 
 
 @contextmanager
-def servers(wanted: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Where the engines are, the tests' own servers among them; those run on the first core."""
+def servers(wanted: Sequence[str], cores: Sequence[int]) -> Iterator[dict[str, str]]:
+    """Where the engines are, the tests' own servers among them; those run on these cores."""
     sys.path.append(str(HERE.parent / "tests"))
-    pin(CORES[0])
+    os.sched_setaffinity(0, cores)
     with ExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory())
         found: dict[str, str] = {}
@@ -180,7 +184,8 @@ def servers(wanted: Sequence[str]) -> Iterator[dict[str, str]]:
                 found[place] = "memory://" if place == "memory" else f"{place}://{home}/{place}"
             else:
                 server = _server(place)
-                stack.callback(server.close)
+                for each in server.members if place in MORE else [server]:
+                    stack.callback(each.close)
                 found[place] = server.postgres_url if place == "postgres" else server.url
         os.sched_setaffinity(0, CORES)
         yield found
@@ -209,6 +214,14 @@ def _server(place: str) -> Any:
         from zookeeper_server import ZooKeeperServer
 
         return ZooKeeperServer(tick=2000)
+    if place == "etcd3":
+        from etcd_server import EtcdCluster
+
+        return EtcdCluster()
+    if place == "zookeeper3":
+        from zookeeper_server import ZooKeeperEnsemble
+
+        return ZooKeeperEnsemble()
     from broker_server import BrokerProcess
 
     return BrokerProcess("--grace", "0s")
@@ -266,12 +279,25 @@ def uncontended(urls: dict[str, str], rounds: int, pairs: int) -> None:
     rows = []
     for place, name in made:
         make = ours if name == "stampede" else PEERS[place][name]
-        trips = f"{counted(urls[place], make, 20):.2f}" if urlsplit(urls[place]).port else ""
+        trips = f"{counted(urls[place], make, 20):.2f}" if _has_one_server(urls[place]) else ""
         mine, ping = found[f"{place} {name}"], found[f"{place} ping"]
         against = "" if name == "stampede" else f"{mine / found[f'{place} stampede']:.2f}"
-        rows.append([f"{place}: {name}", trips, f"{mine:.0f}", f"{mine / ping:.1f}" if trips else "", against])
+        rows.append(
+            [
+                f"{place}: {name}",
+                trips,
+                f"{mine:.0f}",
+                f"{mine / ping:.1f}" if urlsplit(urls[place]).netloc else "",
+                against,
+            ]
+        )
     print("## Uncontended: acquire and release\n")
     table(["", "round trips", "µs", "x ping", "x stampede"], rows)
+
+
+def _has_one_server(url: str) -> bool:
+    where = urlsplit(url).netloc
+    return bool(where) and "," not in where
 
 
 def _each(pair: Pair, number: int) -> float:
@@ -346,7 +372,7 @@ def waits(pipe: Any, urls: dict[str, str]) -> None:
 def before_and_now(directory: str, rounds: int, pairs: int) -> None:
     import redis
 
-    with servers(["redis"]) as urls, ExitStack() as stack:
+    with servers(["redis"], CORES[:1]) as urls, ExitStack() as stack:
         client = redis.Redis.from_url(urls["redis"])
         crew = {}
         for name, path in (("before", directory), ("now", str(HERE.parent))):
@@ -421,8 +447,9 @@ if __name__ == "__main__":
         before_and_now(options.before, rounds, 10 * pairs)
     else:
         print(f"{machine()}; {peers_here()}\n")
-        with servers(options.engines.split(",")) as urls:
+        engines = options.engines.split(",")
+        with servers(engines, CORES[:1]) as urls:
             pin(CORES[-1])
             uncontended(urls, rounds, pairs)
-            os.sched_setaffinity(0, CORES)
+        with servers(engines, CORES) as urls:
             handed_over(urls, samples, options.seed)
