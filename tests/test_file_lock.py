@@ -112,20 +112,6 @@ def test_killed_holder(engine: FileEngine, monkeypatch: pytest.MonkeyPatch, watc
         assert taken[0] - died < 0.5
 
 
-def test_frozen_holder_keeps_it(engine: FileEngine) -> None:
-    """Two would be inside: the kernel's lock of a frozen process can't be taken. It ends when that goes on."""
-    with other(hold, engine.directory, 1.0) as holder:
-        assert holder.hear() == "Granted"
-        holder.freeze()
-        time.sleep(1.1)  # past its lease
-        busy = take(engine)
-        assert isinstance(busy, Busy)
-        holder.thaw()
-        take_when_free(engine)
-        holder.tell("release")
-        assert holder.hear() is False
-
-
 def test_fences_grow_over_processes_and_engines(engine: FileEngine) -> None:
     """A resource would take a late holder for the present one."""
     first = take(engine)
