@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from stampede import Bulkhead, Cache, Lock, LockTimeout, OptionError, try_lock
-from stampede.engines.memory import MemoryEngine
 
 
 @pytest.fixture(params=["memory", "disk", "file", "redis"])
@@ -133,9 +132,10 @@ def test_what_is_dropped_is_free(on: Cache) -> None:
         assert another.held
 
 
-def test_readers_and_writers_of_one_process() -> None:
-    """A writer would be among readers; or readers keep each other out."""
-    engine = MemoryEngine()
+@pytest.mark.parametrize("on", ["memory", "disk"], indirect=True)
+def test_readers_and_writers_of_one_process(on: Cache) -> None:
+    """A writer would be among readers, or wait for ever behind those who come later; or readers keep each other out."""
+    engine = on
     readers = [Lock("l", on=engine, shared=True, wait=0) for _ in range(3)]
     for reader in readers:
         assert reader.acquire()
@@ -187,7 +187,9 @@ def test_a_place_ends_with_its_holder(engine: str, how: signal.Signals, tmp_path
     if (engine, how) == ("file", signal.SIGSTOP):
         pytest.skip("a lock of file:// is its holder's while that lives")
     url = f"{engine}://{tmp_path}"
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, url, "1"], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, url, "1" if how == signal.SIGSTOP else "60"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "inside\n"
         with Bulkhead("b", concurrency=2, on=url, wait=20) as bulkhead:

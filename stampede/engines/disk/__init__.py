@@ -43,6 +43,7 @@ class DiskEngine(Engine):
     scheme = "disk"
     fenced = True
     pushes = True
+    rooms = True
     coherent = True
 
     def __init__(self, directory: str | os.PathLike[str], *, max_bytes: int = 1 << 30, timeout: float = 2.0) -> None:
@@ -134,12 +135,14 @@ class _Port:
         bell, told = post.listen(bell_of(number))
         try:
             await self.read(self.rows.expect, number)
-            lease = await self.read(self.rows.standing, number, busy.token)
-            if lease is not None:
-                if lease.holder != HANDED and not self.rows.life.is_mine(lease.holder):
-                    post.watch(lease.holder, bell)
+            awaited = await self.read(self.rows.awaited, number, busy)
+            if awaited is not None:
+                left, holders = awaited
+                for holder in holders:
+                    if holder != HANDED and not self.rows.life.is_mine(holder):
+                        post.watch(holder, bell)
                 longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
-                await self._colour.park(bell, min(timeout, lease.end, longest))
+                await self._colour.park(bell, min(timeout, left, longest))
         finally:
             post.forget(bell_of(number), bell)
 
@@ -194,12 +197,13 @@ class _Locks(_Port):
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
         try:
-            busy = self.rows.held(name, token)
+            busy = self.rows.held(name, token, waits, room)
         except Locked:
             busy = None
         if busy is not None:
             return busy
-        return await self.run(self.rows.acquire, name, token, lease, undo=lambda: self.rows.release(name, token))
+        undo = partial(self.rows.release, name, token)
+        return await self.run(self.rows.acquire, name, token, lease, waits, room, undo=undo)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await self.wait_for(lock_number(name)[0], busy, timeout)

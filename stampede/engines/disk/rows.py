@@ -9,7 +9,8 @@ from hashlib import blake2b
 from sqlite3 import IntegrityError
 from typing import Any, TypeVar
 
-from stampede import forks, record
+from stampede import forks, record, room
+from stampede.engines.disk import rooms
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Write
 from stampede.engines.disk.opened import Opened
@@ -22,6 +23,7 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Found, Granted, Held, Reply, Shown, Ticket
 from stampede.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
+from stampede.room import EMPTY, Room
 
 __all__ = ["HANDED", "Rows", "bell_of", "key_number", "lock_number"]
 
@@ -67,6 +69,7 @@ _VERDICTS = """
 """
 
 _LOCKS = "SELECT number, name, token, ends, holder, fence FROM leases"
+_ROOMS = "SELECT number, name, state FROM rooms"
 
 HANDED = ""
 """The holder of a lock that was handed over: it stands with nobody."""
@@ -191,8 +194,10 @@ class Rows:
 
     def _stands(self, lease: Lease, now: float) -> bool:
         """A lease stands until its end, or its holder's."""
-        holder = lease.holder
-        return lease.end > now and (holder == HANDED or self.life.is_mine(holder) or not dead(self._alive, holder))
+        return lease.end > now and self._lives(lease.holder)
+
+    def _lives(self, holder: str) -> bool:
+        return holder == HANDED or self.life.is_mine(holder) or not dead(self._alive, holder)
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         self._check_size(key, entry)
@@ -210,7 +215,9 @@ class Rows:
         return self._renewed(key_number(key), token, seconds)
 
     def renew_lock(self, name: str, token: bytes, seconds: float) -> bool:
-        return self._renewed(lock_number(name), token, seconds)
+        if self._renewed(lock_number(name), token, seconds):
+            return True
+        return self._among(name, lambda was, now: room.renew(was, token, seconds, now))
 
     def _renewed(self, name: _Name, token: bytes, seconds: float) -> bool:
         return self._change(name, lambda was, now: record.renew(was, token, seconds, now), _LEASED)
@@ -224,12 +231,13 @@ class Rows:
         """Say that somebody waits; before looking whether there is anything to wait for."""
         self.database.opened().stamps.expect(number)
 
-    def standing(self, number: int, token: bytes) -> Lease | None:
-        """The lease of this token, if nothing has happened to it; its `end` as seconds left."""
+    def awaited(self, number: int, busy: Busy) -> tuple[float, set[str]] | None:
+        """When what was said to be there ends, in seconds, and whose it is. None: something has happened to it."""
+        if isinstance(busy, rooms.Among):
+            state = self._state(number)
+            return (busy.lease, {each.holder for each in rooms.load(state).inside}) if state == busy.seen else None
         lease, now = self._standing(number)
-        if lease is None or lease.token != token:
-            return None
-        return Lease(token, lease.end - now, lease.fence, lease.holder)
+        return (lease.end - now, {lease.holder}) if lease is not None and lease.token == busy.token else None
 
     def _standing(self, number: int) -> tuple[Lease | None, float]:
         """The lease that stands, as far as reading goes, and now."""
@@ -331,53 +339,129 @@ class Rows:
 
     # -- locks --------------------------------------------------------------------------------------------------
 
-    def acquire(self, name: str, token: bytes, seconds: float) -> Granted | Busy:
+    def acquire(self, name: str, token: bytes, seconds: float, waits: bool = False, its: float = 1) -> Granted | Busy:
         number, raw = lock_number(name)
         holder = self.life.name
         with self.database.writing() as write:
             now = clock()
             lease = _lease(write, number)
-            if lease is not None and self._stands(lease, now):
-                if lease.token != token:
-                    return Busy(lease.token, lease.end - now)
-                fence = lease.fence
+            crowd = rooms.room_of(write, number) if lease is None else None
+            if its != 1 or crowd is not None:
+                reply, tells = self._enter(write, number, raw, lease, crowd or EMPTY, token, seconds, waits, its, now)
             else:
-                fence = _next_fence(write)
-            _put_lease(write, number, raw, Lease(token, now + seconds, fence, holder))
-        return Granted(fence=fence)
+                tells = False
+                if lease is not None and self._stands(lease, now):
+                    if lease.token != token:
+                        return Busy(lease.token, lease.end - now)
+                    fence = lease.fence
+                else:
+                    fence = _next_fence(write)
+                _put_lease(write, number, raw, Lease(token, now + seconds, fence, holder))
+                reply = Granted(fence=fence)
+        if tells:
+            self._tell(write, number)
+        return reply
 
-    def held(self, name: str, token: bytes) -> Busy | None:
+    def _enter(
+        self, write: Write, number: int, raw: bytes, lease: Lease | None, was: Room,
+        token: bytes, seconds: float, waits: bool, its: float, now: float,
+    ) -> tuple[Granted | Busy, bool]:  # fmt: skip
+        """The same where there is room for more than one; and whether those who wait are to be told."""
+        holder = self.life.name
+        if lease is not None:
+            was = rooms.of_lease(lease, now) if self._stands(lease, now) else EMPTY
+            _put_lease(write, number, raw, None)
+
+        def asks(was: Room, least: int) -> room.Change[Granted | Busy]:
+            return room.acquire(was, token, seconds, its, now, waits=waits, least=least, holder=holder)
+
+        after, reply, tells = rooms.enter(was, asks, now, self._lives, lambda: _next_fence(write))
+        if isinstance(reply, Granted):
+            after = rooms.with_holder(after, token, holder)
+        state = _put_room(write, number, raw, after)
+        if isinstance(reply, Busy):
+            reply = rooms.Among(reply.token, reply.lease, seen=state)
+        return reply, tells
+
+    def _among(self, name: str, question: Callable[[Room, float], room.Change[bool]]) -> bool:
+        """What becomes of a lock with room for more than one; False, where it is none."""
+        number, raw = lock_number(name)
+        with self.database.writing() as write:
+            was = rooms.room_of(write, number)
+            if was is None:
+                return False
+            after, answer, told = question(was, clock())
+            _put_room(write, number, raw, after)
+        if told.called or told.left:
+            self._tell(write, number)
+        return answer
+
+    def held(self, name: str, token: bytes, waits: bool, its: float) -> Busy | None:
         """Who has the lock, as far as reading goes."""
-        lease, now = self._standing(lock_number(name)[0])
-        return None if lease is None or lease.token == token else Busy(lease.token, lease.end - now)
+        number = lock_number(name)[0]
+        lease, now = self._standing(number)
+        if lease is not None:
+            takes_a_place = waits and its != 1
+            return None if lease.token == token or takes_a_place else Busy(lease.token, lease.end - now)
+        state = self._state(number) if its != 1 else None
+        return None if state is None else rooms.refusal(state, token, its, waits, now, self._lives)
+
+    def _state(self, number: int) -> bytes | None:
+        row = self.database.row(self.database.opened(clock()), rooms.ROOM, (number,))
+        return None if row is None else row[0]
 
     def hand_over(self, name: str, token: bytes, seconds: float) -> bool:
         number, raw = lock_number(name)
         with self.database.writing() as write:
             now = clock()
             lease = _lease(write, number)
+            crowd = rooms.room_of(write, number) if lease is None else None
+            if crowd is not None:
+                after, stands, _ = room.renew(crowd, token, seconds, now)
+                if stands:
+                    _put_room(write, number, raw, rooms.with_holder(after, token, HANDED))
+                return stands
             if lease is None or lease.token != token or not self._stands(lease, now):
                 return False
             _put_lease(write, number, raw, Lease(token, now + seconds, lease.fence, HANDED))
         return True
 
     def holder(self, name: str) -> list[tuple[bytes, float]]:
-        lease, now = self._standing(lock_number(name)[0])
-        return [] if lease is None else [(lease.token, lease.end - now)]
+        number = lock_number(name)[0]
+        lease, now = self._standing(number)
+        if lease is not None:
+            return [(lease.token, lease.end - now)]
+        state = self._state(number)
+        return [] if state is None else [(each.token, each.end - now) for each in self._inside(state, now)]
+
+    def _inside(self, state: bytes, now: float) -> list[Lease]:
+        every = [Lease(each.token, each.end, each.fence, each.holder) for each in rooms.load(state).inside]
+        return [each for each in every if self._stands(each, now)]
 
     def listed(self, prefix: str = "") -> list[Held]:
         with self.database.reading() as (_, connection):
-            rows = connection.execute(_LOCKS).fetchall()
+            rows, crowds = connection.execute(_LOCKS).fetchall(), connection.execute(_ROOMS).fetchall()
         now, host, found = clock(), parts_of(here())[0], []
-        for number, raw, *row in rows:
-            name, lease = raw.decode("utf-8", "surrogatepass"), _lease_of(row)
+        every: list[tuple[int, bytes, Lease, int | None]] = [
+            (number, raw, _lease_of(row), None) for number, raw, *row in rows
+        ]
+        for number, raw, state in crowds:
+            waiting = len(rooms.load(state).queue)
+            every += [(number, raw, each, waiting) for each in self._inside(state, now)]
+        for number, raw, lease, waits in every:
+            name = raw.decode("utf-8", "surrogatepass")
             if lock_number(name)[0] == number and name.startswith(prefix) and self._stands(lease, now):
                 pid, left = pid_here(lease.holder), lease.end - now
-                found.append(Held(name, host, pid, None, lease.fence, None, None, left, True, None))
+                found.append(Held(name, host, pid, None, lease.fence, None, None, left, True, waits))
         return found
 
     def release(self, name: str, token: bytes) -> bool:
-        return self._change(lock_number(name), lambda was, now: record.abandon(was, token, None, 0.0, now), _LEASED)
+        def ask(was: Record, now: float) -> Change[bool]:
+            return record.abandon(was, token, None, 0.0, now)
+
+        if self._change(lock_number(name), ask, _LEASED):
+            return True
+        return self._among(name, lambda was, now: room.release(was, token, now))
 
     # -- what is kept, and what must go -------------------------------------------------------------------------------
 
@@ -421,6 +505,7 @@ class Rows:
         if now - self._swept > SWEEP:
             self._swept = now
             write.execute("DELETE FROM leases WHERE ends < ?", (now,))
+            write.execute("DELETE FROM rooms WHERE ends < ?", (now,))
             write.execute("DELETE FROM verdicts WHERE max(ends, rests) < ?", (now,))
             sweep(self._alive)
         for _ in range(16):
@@ -512,6 +597,15 @@ def _put_lease(write: Write, number: int, raw: bytes, lease: Lease | None) -> No
         return
     values = number, raw, lease.token, lease.end, lease.holder, lease.fence
     write.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", values)
+
+
+def _put_room(write: Write, number: int, raw: bytes, it: Room) -> bytes:
+    if it.idle:
+        write.execute("DELETE FROM rooms WHERE number = ?", (number,))
+        return b""
+    state = room.dump(it)
+    write.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?, ?, ?)", (number, raw, state, it.end))
+    return state
 
 
 def _put_past(write: Write, number: int, past: Past | None) -> None:

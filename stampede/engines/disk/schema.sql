@@ -27,6 +27,14 @@ CREATE TABLE leases (
     fence  INTEGER NOT NULL
 );
 
+-- A lock with room for more than one, as `stampede.room` writes it down. No lease stands beside it.
+CREATE TABLE rooms (
+    number INTEGER PRIMARY KEY,
+    name   BLOB NOT NULL,
+    state  BLOB NOT NULL,
+    ends   REAL NOT NULL
+);
+
 -- What an abandoned lease left for those who waited for it, and until when its key rests.
 CREATE TABLE verdicts (
     number    INTEGER NOT NULL,
