@@ -143,7 +143,11 @@ class Lock:
 
     @property
     def fence(self) -> int | None:
-        """A number that grows from holder to holder, for resources that can refuse an older one."""
+        """A number that grows from holder to holder, for resources that can refuse an older one. OptionError where the
+        engine has none (`Quorum`)."""
+        its = self._engine.lock_engine
+        if not its.fences:
+            raise OptionError(f"a lock of {its.scheme}:// has no fence, as each of its servers would count for itself")
         grip = self._mine()
         return None if grip is None else grip.fence
 

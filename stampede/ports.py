@@ -509,6 +509,7 @@ class Engine(ABC):
     pushes: bool = False  # waiters are woken, not polling
     fair: bool = False  # who has waited longest for a lock is next
     rooms: bool = False  # its locks have room for as many as say so; else for one
+    fences: bool = True  # who is granted a lock gets a number that only grows
     breaks: bool = True  # a lock can be released by anybody who says its token
     prompt: bool = False  # its suspending verbs never do but `wait`: no caller is cancelled in the middle of one
     timeless: bool = False  # it knows no time: what it keeps gets older by the wall clock of who has stored it

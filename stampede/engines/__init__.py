@@ -40,10 +40,11 @@ _KNOWN = {
     "etcd": ("stampede.engines.etcd", "etcd"),
     "zookeeper": ("stampede.engines.zookeeper", "zookeeper"),
     "zmq": ("stampede.engines.zmq", "zmq"),
+    "quorum": ("stampede.engines.quorum", "quorum"),
 }
 
 # those behind whose `+` stands what only they know
-_OPEN = {"sql"}
+_OPEN = {"sql", "quorum"}
 
 # package of a client object's class, or of one above it: scheme, whose module has `of_client(client) -> Engine | Cell`
 _CLIENTS = {"redis": "redis", "sqlalchemy": "sql", "psycopg_pool": "postgres"}

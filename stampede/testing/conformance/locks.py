@@ -130,6 +130,7 @@ class LocksSuite(Suite):
 
     async def test_fences_grow(self) -> None:
         """A resource couldn't refuse a holder that has lost its lock."""
+        self.declared(self.engine.lock_engine.fences, "one whose locks have a fence")
         fences = []
         for _ in range(4):
             token = new_id()
