@@ -70,17 +70,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """What a test may start is known while it runs, with its fixtures."""
     marks.now = {each.name for each in item.iter_markers()}
     try:
         return (yield)
     finally:
         marks.now = None
+        if nextitem is not None and nextitem.path != item.path:
+            _keep_what_is_there()
 
 
 def pytest_collection_finish() -> None:
-    """What all tests are made of stays: they collect hundreds of times, and would look at each piece of it again."""
+    _keep_what_is_there()
+
+
+def _keep_what_is_there() -> None:
+    """What the tests are made of, and what those of a file have left, stays: others collect hundreds of times, and
+    would look at each piece of it again."""
     gc.collect()
     gc.freeze()
 
