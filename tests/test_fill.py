@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from math import inf
@@ -162,7 +163,7 @@ WORLDS |= {
     ),
 }  # fmt: skip
 
-ENOUGH = 800
+ENOUGH = 8000 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 400
 """Schedules of one world with a fault at any point: the simplest come first."""
 
 

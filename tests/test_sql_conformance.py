@@ -52,7 +52,7 @@ class TestSqliteCell(CellSuite):
         return from_url(self.url)
 
 
-class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
+class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite):
     short = slack = 0.1  # ages are as exact as the way there and back is short
 
     def make_engine(self) -> Engine:
@@ -64,11 +64,13 @@ class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
         return open_engine(shared_mariadb().url)
 
 
-class TestMariadbAsync(TestMariadb):
-    suspending = True
+class TestMariadbAsync(ClaimsSuite):  # as a store and for locks, SQLite stands for all in this colour
+    suspending, short, slack = True, TestMariadb.short, TestMariadb.slack
+
+    make_engine, make_peer = TestMariadb.make_engine, TestMariadb.make_peer
 
 
-class TestPostgres(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
+class TestPostgres(ClaimsSuite, StoreSuite, LocksSuite):
     short = slack = 0.1
 
     def make_engine(self) -> Engine:
@@ -80,8 +82,10 @@ class TestPostgres(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
         return open_engine(shared_postgres().url)
 
 
-class TestPostgresAsync(TestPostgres):
-    suspending = True
+class TestPostgresAsync(ClaimsSuite):
+    suspending, short, slack = True, TestPostgres.short, TestPostgres.slack
+
+    make_engine, make_peer = TestPostgres.make_engine, TestPostgres.make_peer
 
 
 class TestSqlite(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):

@@ -404,7 +404,7 @@ class LocksSuite(Suite):
 
         async def visit() -> None:
             nonlocal inside, entered
-            for _ in range(5):
+            for _ in range(3):
                 token = new_id()
                 while isinstance(reply := await self.locks.acquire("l", token, LONG), Busy):
                     await self.locks.wait("l", reply, LONG)
@@ -415,9 +415,9 @@ class LocksSuite(Suite):
                 inside -= 1
                 assert await self.locks.release("l", token) is True
 
-        for visitor in [self.beside(visit()) for _ in range(8)]:
+        for visitor in [self.beside(visit()) for _ in range(6)]:
             await visitor
-        assert entered == 40
+        assert entered == 18
 
 
 def _shown(name: str) -> str:
