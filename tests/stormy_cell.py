@@ -72,8 +72,9 @@ class StormyCell(MemoryCell):
 
 def insisting(engine: CellEngine, cell: StormyCell) -> CellEngine:
     """The engine, as those see it who ask until they are answered. Every verb may be sent twice."""
-    for name in ("claims", "aclaims", "store", "astore", "shows", "ashows", "softens", "asoftens", "locks", "alocks"):
-        setattr(engine, name, Insistent(getattr(engine, name), cell, "l" if "locks" in name else "s"))
+    ports = "claims", "aclaims", "store", "astore", "shows", "ashows", "softens", "asoftens", "locks", "alocks"
+    for name in (*ports, "holds", "aholds", "hands", "ahands"):
+        setattr(engine, name, Insistent(getattr(engine, name), cell, "s" if name in ports[:8] else "l"))
     engine.many = engine.releases = InsistentMany(engine.many, cell)  # type: ignore[assignment]
     engine.ping = lambda: 0.0  # type: ignore[method-assign]
     return engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import unittest
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from stampede.engines.file import FileEngine
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.ports import Engine
+from stampede.testing import conformance
 from stampede.testing.clock import FakeClock
 from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance.suite import Suite
 
 
 class _Plain:
@@ -205,3 +208,10 @@ def test_a_broken_verb_is_found_out(suite: Any, port: str, verb: str, broken: An
 
     with pytest.raises(AssertionError):
         getattr(Broken(), name)()
+
+
+def test_no_case_hides_another() -> None:
+    """An engine's class inherits from several suites: of two cases of one name, one would never be run."""
+    suites = [each for each in vars(conformance).values() if isinstance(each, type) and issubclass(each, Suite)]
+    cases = [(name, suite) for suite in suites for name in vars(suite) if name.startswith("test_")]
+    assert [name for name, count in Counter(name for name, _ in cases).items() if count > 1] == []

@@ -61,4 +61,4 @@ class TestEtcdLocksAsync(TestEtcdLocks):
     suspending = True
 
     # Seconds of sleep, and then what both colours ask by the same lines.
-    test_renew_moves_the_end = test_an_end_nobody_noticed_is_an_end = None  # type: ignore[assignment]
+    test_renewing_a_lock_moves_its_end = test_an_end_nobody_noticed_is_an_end = None  # type: ignore[assignment]

@@ -85,6 +85,9 @@ EMPTY: dict[str, Callable[[Path], str]] = {
 STORES = [name for name in EMPTY if name not in ("file", "zmq")]
 LOCKS = list(EMPTY)
 
+STANDS_LONGER = {"test_granted_again_stands_from_then_on", "test_renew_moves_the_end", "test_renew_counts_from_now"}
+"""In which it is told how long a lock stands: etcd and ZooKeeper tell others how long it was to stand at first."""
+
 WHOLE = bool(os.environ.get("STAMPEDE_PAIRS"))
 CASES = [name for name in vars(ClaimsSuite) if name.startswith("test_")] if WHOLE else [
     "test_one_of_many_is_granted",  # a herd computes once
@@ -97,7 +100,8 @@ CASES = [name for name in vars(ClaimsSuite) if name.startswith("test_")] if WHOL
 
 
 class Pair(ClaimsSuite):
-    short, slack = 1.0, 1.0  # as coarse as the coarsest of them
+    short, slack = 1.0, 2.0  # as coarse as the coarsest of them
+    largest = 390_000
     urls: Sequence[str]
 
     def make_engine(self) -> Engine:
@@ -113,6 +117,7 @@ PAIRS = [
     (store, locks, case, row % 2 == 1)
     for (row, store), (column, locks) in product(enumerate(STORES), enumerate(LOCKS))
     for case in (CASES if WHOLE else [CASES[(row + column) % len(CASES)]])
+    if case not in STANDS_LONGER or locks not in ("etcd", "zookeeper")
 ]
 
 

@@ -48,6 +48,14 @@ class LocksSuite(Suite):
         assert isinstance(await self.locks.acquire(name, token, lease), Granted)
         return token
 
+    async def briefly(self) -> bytes | None:
+        """The same with a short lease. None: one that was taken before stands yet."""
+        token = new_id()
+        if isinstance(await self.locks.acquire("l", token, self.short), Granted):
+            return token
+        await self.lapse(self.short / 4)
+        return None
+
     async def taken(self, lock: Lock) -> bool:
         """The user's face of the same."""
         return await lock.aacquire() if self.suspending else lock.acquire()
@@ -169,11 +177,10 @@ class LocksSuite(Suite):
             stood = [await self.given_back(each) for each in (second, first)]
         assert stood == [True, False]  # it is told by its release, too
 
-    async def test_renew_moves_the_end(self) -> None:
+    async def test_renewing_a_lock_moves_its_end(self) -> None:
         """Long work would lose its lock."""
-        token = await self.in_time(
-            lambda: self.held(lease=self.short), lambda token: self.locks.renew("l", token, LONG)
-        )
+        token = await self.in_time(self.briefly, lambda token: self.locks.renew("l", token, LONG))
+        await self.refused()  # nor does it end by who looks meanwhile
         await self.lapse(self.beyond)
         await self.refused()
         assert await self.locks.release("l", token) is True
@@ -218,10 +225,11 @@ class LocksSuite(Suite):
     async def test_it_is_handed_over(self) -> None:
         """A lock would end with the process that took it, though another goes on; or be lost on the way."""
         hands = self.hands
-        token = await self.in_time(lambda: self.held(lease=self.short), lambda token: hands.hand_over("l", token, LONG))
+        token = await self.in_time(self.briefly, lambda token: hands.hand_over("l", token, LONG))
         assert not await hands.hand_over("l", new_id(), LONG)
         fence = await self._fence(token, self.locks)
         assert await hands.hand_over("l", token, LONG)
+        await self.refused()
         await self.lapse(self.beyond)
         await self.refused()
         assert await self._fence(token, self.far_locks) >= fence
@@ -377,13 +385,13 @@ class LocksSuite(Suite):
                 assert await self.given_back(lock)
         assert not await self.given_back(lock)  # and what is no longer held can't be released
 
-    async def test_wait_is_over_with_the_lease(self) -> None:
+    async def test_who_waits_for_a_lock_waits_no_longer_than_its_lease(self) -> None:
         """Those who wait for a dead holder would sleep on."""
         busy = await self.in_time(self.short_and_busy)
         with soon():
             await self.locks.wait("l", busy, LONG)
 
-    async def test_wait_is_over_with_its_time(self) -> None:
+    async def test_who_waits_for_a_lock_waits_no_longer_than_his_time(self) -> None:
         """`wait` would not be kept."""
         await self.held()
         busy = await self.refused()

@@ -8,7 +8,7 @@ local token, home, now = ARGV[1], ARGV[4], clock()
 local fence, length = granted(KEYS[2])
 local holder, its = redis.call('GET', KEYS[1])
 if holder == token then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  last(KEYS[1], KEYS[2], ARGV[2])
   return {1, fence}
 end
 if holder == '' or ARGV[7] ~= '1' then

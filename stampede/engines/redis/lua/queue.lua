@@ -137,3 +137,10 @@ local function granted(key)
   local fence, ms = string.match(redis.call('GET', key) or '', '^(%d+) ?(%d*)$')
   return tonumber(fence) or 0, tonumber(ms)
 end
+
+-- Let the one who is alone inside stand for so many ms from now. They are noted, or who comes next would take more than
+-- the ones before for a clock that was set back.
+local function last(lock, fence, ms)
+  redis.call('SET', fence, whole(granted(fence)) .. ' ' .. ms, 'PX', ms + FENCED)
+  return redis.call('PEXPIRE', lock, ms)
+end

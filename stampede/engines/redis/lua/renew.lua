@@ -16,5 +16,4 @@ end
 if holder ~= ARGV[1] then
   return 0
 end
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return last(KEYS[1], KEYS[2], ARGV[2])
