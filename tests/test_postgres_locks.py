@@ -514,7 +514,7 @@ def test_a_pooler_has_no_connection_for_a_lock(server: PostgresServer, open_: Op
 @both
 def test_a_program_s_role_has_the_rights_it_needs(server: PostgresServer, open_: Open, colour: str) -> None:
     """Who follows the docs would get errors in the middle of the night; or a lock end with an idle connection."""
-    with server.role(idle_session_timeout="50ms") as role:
+    with server.role(idle_session_timeout="400ms") as role:  # a connection has so long to say that it may be idle
         server.say(grants(role))
         url = server.url_of(user=role)
         cache, other = open_(url), open_(url, failures=True)
@@ -524,7 +524,7 @@ def test_a_program_s_role_has_the_rights_it_needs(server: PostgresServer, open_:
                 cache.lock("l", release_via=on_commit(connection) if colour == "sync" else None), colour, lambda: None
             )
             connection.commit()
-        with cache.lock("l", lease=0.3) as lock:
+        with cache.lock("l", lease=1.8) as lock:  # which is renewed when they would have ended
             lock.connection.execute("SELECT 1")
             with pytest.raises(ZeroDivisionError):
                 other.get_or_compute("k", lambda: 1 // 0)

@@ -316,7 +316,7 @@ def test_a_replica_is_not_believed(own: RedisServer, open_: Open) -> None:
 
 def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
     """Every call would hang with it, in both colours; and hang again when it is well."""
-    engine = open_(own.url, socket_timeout=0.2)
+    engine = open_(own.url, socket_timeout=0.5)  # which it has, too, when it is well and the machine is busy
 
     async def tasks() -> None:
         await engine.astore.get(["k"])
@@ -339,7 +339,7 @@ def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
 
 def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
     """Who waits for a connection would find out after those before it, one after the other, for many seconds."""
-    engine = open_(own.url, socket_timeout=0.3, max_connections=1)
+    engine = open_(own.url, socket_timeout=0.5, max_connections=1)
     run(engine.store.get(["k"]))
     errors: list[str] = []
 
@@ -357,7 +357,7 @@ def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        assert time.monotonic() - start < 2  # of nearly four, one after the other
+        assert time.monotonic() - start < 4  # of six, one after the other
     finally:
         own.thaw()
     assert len(errors) == 12
