@@ -155,10 +155,6 @@ class TestCellsThatCanNothing(TestCells):
     can: ClassVar[dict[str, Any]] = {"ends": False, "grows": False, "ages": False}
 
 
-class TestCellsThatCanNothingAsync(TestCellsThatCanNothing):
-    suspending = True
-
-
 class TestCellsThatTell(TestCells):
     """A swap that comes too late says what is there."""
 

@@ -65,10 +65,6 @@ class TestMemoryByFakeClock(_All):
         return MemoryEngine(clock=self.clock)
 
 
-class TestMemoryByFakeClockAsync(TestMemoryByFakeClock):
-    suspending = True
-
-
 class TestMemorySealed(TestMemoryByFakeClock):
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
@@ -79,10 +75,6 @@ class TestMemoryInCachetools(TestMemoryByFakeClock):
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
         return MemoryEngine(store=LRUCache(1_000), clock=self.clock)
-
-
-class TestMemoryInCachetoolsAsync(TestMemoryInCachetools):
-    suspending = True
 
 
 class TestPaired(TestMemoryByFakeClock):
@@ -112,10 +104,6 @@ class TestPairedOfUnversioned(TestPaired):
         return Paired(store, locks, clock=self.clock)
 
 
-class TestPairedOfUnversionedAsync(TestPairedOfUnversioned):
-    suspending = True
-
-
 class TestPairedOfBlocking(TestPaired):
     """Engines without a suspending side run in threads."""
 
@@ -143,10 +131,6 @@ class TestPairedDiskAndFile(_All):
 
     def make_peer(self, engine: Engine) -> Engine:
         return self.make_engine()
-
-
-class TestPairedDiskAndFileAsync(TestPairedDiskAndFile):
-    suspending = True
 
 
 # -- the suites themselves ----------------------------------------------------------------------------------------

@@ -92,18 +92,14 @@ def kept(cache: Cache) -> int:
 # -- what every engine has to do --------------------------------------------------------------------------------------
 
 
-class TestPostgresPooled(ClaimsSuite, StoreSuite, LocksSuite):
-    """Without a way to be told."""
-
+class _Pooled:
     short = 0.1
-    _stack: ExitStack
+    way: str
 
     @pytest.fixture(autouse=True)
     def _behind(self, bouncer: PgBouncer) -> None:
         shared_postgres().prepare()
         self.url = at(self.way, shared_postgres(), bouncer)
-
-    way = "looks"
 
     def make_engine(self) -> Engine:
         return open_engine(self.url)
@@ -112,8 +108,14 @@ class TestPostgresPooled(ClaimsSuite, StoreSuite, LocksSuite):
         return PostgresEngine(self.url)
 
 
-class TestPostgresPooledAndTold(TestPostgresPooled):
-    """With one."""
+class TestPostgresPooled(_Pooled, ClaimsSuite, StoreSuite, LocksSuite):
+    """Without a way to be told."""
+
+    way = "looks"
+
+
+class TestPostgresPooledAndTold(_Pooled, ClaimsSuite, LocksSuite):
+    """With one, which is for those who wait."""
 
     way = "listens"
     suspending = True
