@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 
 from disk_world import PATIENCE, Connection, Other, other
 
-from stampede import Lock, LockLost
+from stampede import EngineError, Lock, LockLost
 from stampede.engines import open_engine
 
 __all__ = ["Event", "History", "Pause", "played", "wrongs"]
 
 
 class Event(NamedTuple):
-    """Of one who takes the lock: `granted`; `held` or `lost` by its own look; `leaving`, and then `left` or, by
-    LockLost, `loud`. Of the resource: `written` or `refused`. Of who pauses it: `frozen` and `thawed`."""
+    """Of one who takes the lock: `granted`; `held` or `lost` by its own look; `leaving`, and then `left`, or by
+    LockLost `loud`, or by another error `unknown`. Of the resource: `written` or `refused`. Of who pauses it: `frozen`
+    and `thawed`."""
 
     at: float
     who: str
@@ -85,7 +86,7 @@ def stays(events: Iterable[Event]) -> list[Stay]:
             stay.ends = event.ends
         elif event.what in ("written", "refused"):
             stay.writes.append(event)
-        elif event.what in ("left", "loud"):
+        elif event.what in ("left", "loud", "unknown"):
             stay.end = event.what
         else:
             setattr(stay, event.what, event.at)
@@ -267,12 +268,21 @@ class _Contender:
     def __init__(self, pipe: Connection, who: str, lock: Lock) -> None:
         self.pipe, self.who, self.lock = pipe, who, lock
         self.fence = 0
+        self.tries = 0
 
     def granted(self) -> None:
         self.hold: Any = self.lock._mine().hold  # type: ignore[union-attr]
         assert self.lock.fence is not None
         self.fence = self.lock.fence
         self.say("granted")
+
+    def failed(self) -> None:
+        """Its engine has trouble, as on a busy machine: then it is outside, and comes again. But not for ever."""
+        self.tries += 1
+        if self.tries == 5:
+            raise
+        if self.fence:
+            self.say("unknown")
 
     def say(self, what: str) -> None:
         self.pipe.send(Event(time.monotonic(), self.who, what, self.fence, self.hold.ends))
@@ -294,6 +304,7 @@ def contend(pipe: Connection, url: str, who: str, lease: float, visits: int, sus
 
 def _blocking(me: _Contender, visits: int) -> None:
     while visits:
+        me.fence = 0
         try:
             with me.lock:
                 me.granted()
@@ -304,6 +315,8 @@ def _blocking(me: _Contender, visits: int) -> None:
                 me.say("leaving")
         except LockLost:
             me.say("loud")
+        except EngineError:
+            me.failed()
         else:
             me.say("left")
             visits -= 1
@@ -311,6 +324,7 @@ def _blocking(me: _Contender, visits: int) -> None:
 
 async def _suspending(me: _Contender, visits: int) -> None:
     while visits:
+        me.fence = 0
         try:
             async with me.lock:
                 me.granted()
@@ -321,6 +335,8 @@ async def _suspending(me: _Contender, visits: int) -> None:
                 me.say("leaving")
         except LockLost:
             me.say("loud")
+        except EngineError:
+            me.failed()
         else:
             me.say("left")
             visits -= 1

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
+import threading
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,15 +18,19 @@ pytest.importorskip("kazoo")
 
 from disk_world import Connection, other
 from herd import Herd, until
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 from proxy import Proxy
-from zookeeper_server import ZooKeeperEnsemble, shared_zookeeper
+from server_process import PATIENCE
+from servers import Authority
+from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer, shared_zookeeper
 
-from stampede import EngineError, Lock
+from stampede import Cache, EngineError, Lock, LockLost
 from stampede.colour import run_blocking as run
 from stampede.engines import check_url
 from stampede.engines.zookeeper import ZooKeeperEngine, from_url
 from stampede.entry import new_id
-from stampede.errors import OptionError
+from stampede.errors import EngineClosed, OptionError
 from stampede.ports import Busy, Granted
 
 LEASE = 3.0
@@ -157,31 +165,158 @@ def test_bad_urls(url: str) -> None:
         check_url(url)
 
 
+def below(session: KazooClient, path: str) -> Iterator[str]:
+    yield path
+    for each in session.get_children(path):
+        yield from below(session, f"{path}/{each}")
+
+
+def test_what_has_a_password_is_nobody_else_s(open_: Open) -> None:
+    """Whoever reaches the servers could read the values, take the locks, or break them."""
+    server = shared_zookeeper()
+    own, same = (open_(f"zookeeper://us:it%3As@127.0.0.1:{server.port}/theirs") for _ in range(2))
+    strangers = [
+        open_(f"zookeeper://{login}127.0.0.1:{server.port}/theirs") for login in ("", "us:other@", "you:it%3As@")
+    ]
+    lock = Lock("l", on=own)
+    with closing(KazooClient(f"127.0.0.1:{server.port}", auth_data=[("digest", "us:it:s")])) as owner:
+        owner.start(PATIENCE)
+        try:
+            with Cache(own) as cache, lock:
+                cache.set("k", 1)
+                assert Cache(same).get("k") == 1
+                assert [token for token, _ in run(same.locks.holder("l"))] == [lock.token]
+                for each in strangers:
+                    for act in (
+                        lambda each=each: Lock("l", on=each).acquire(),
+                        lambda each=each: Lock("another", on=each).acquire(),
+                        lambda each=each: run(each.locks.holder("l")),
+                    ):
+                        with pytest.raises(EngineError, match="NoAuth"):
+                            act()
+                with closing(KazooClient(f"127.0.0.1:{server.port}")) as nobody:
+                    nobody.start(PATIENCE)
+                    for path in below(owner, "/theirs"):
+                        for verb in (nobody.get, nobody.get_children, nobody.delete, nobody.get_acls):
+                            if (verb, path) != (nobody.delete, "/theirs"):  # that is for who has the root
+                                with pytest.raises(NoAuthError):
+                                    verb(path)
+                        with pytest.raises(NoAuthError):
+                            nobody.set(path, b"mine")
+                        with pytest.raises(NoAuthError):
+                            nobody.create(f"{path}/mine")
+                    nobody.stop()
+                assert lock.held
+            with Lock("l", on=same) as mine:
+                assert mine.held
+        finally:
+            owner.delete("/theirs", recursive=True)
+            owner.stop()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # kazoo drops what wasn't let in
+def test_over_tls(open_: Open) -> None:
+    """What is sent could be read on its way; or a server be believed, or let in, that nobody has signed."""
+    its = Authority()
+    with closing(ZooKeeperServer(authority=its)) as server:
+        place = f"zookeeper://127.0.0.1:{server.port}?timeout=2"
+        whole = f"{place}&ca={its.ca}&cert={its.certificate}&key={its.key}"
+        with Lock("l", on=open_(whole), lease=10.0) as lock:
+            assert run(open_(whole).locks.holder("l"))[0][0] == lock.token
+        other_authority = Authority()
+        for wrong in (place, f"{place}&ca={its.ca}", whole.replace(its.ca, other_authority.ca)):
+            with pytest.raises(EngineError, match="no server"):
+                run(open_(wrong).locks.acquire("l", new_id(), 1.0))
+    until(lambda: not any(each.name == "stampede-zookeeper-end" for each in threading.enumerate()))
+    gc.collect()
+
+
+def _visit(engine: ZooKeeperEngine) -> bool:
+    with Lock("l", on=engine, wait=20) as lock:
+        return lock.held
+
+
+@pytest.mark.parametrize("suspending", [False, True])
+def test_close_wakes_who_waits_and_leaves_nothing(open_: Open, suspending: bool) -> None:
+    """A program would not end; or the lock be kept for one who has gone, and from all behind it."""
+    shared_zookeeper().empty()
+    holder, engine, behind = open_(), open_(), open_()
+    lock = Lock("l", on=holder)
+    assert lock.acquire()
+
+    async def enter() -> bool:
+        async with Lock("l", on=engine, wait=60):
+            return True
+
+    first = Herd(*[(lambda: asyncio.run(enter())) if suspending else (lambda: _visit(engine))] * 3)
+    until(lambda: waiting(holder) == 3)
+    last = Herd(lambda: _visit(behind))
+    until(lambda: waiting(holder) == 4)
+    engine.close()
+    assert [type(each) for each in first.join()] == [EngineClosed] * 3
+    until(lambda: waiting(holder) == 1, 1.5)  # before their session would end by itself
+    lock.release()
+    assert last.join() == [True]
+
+
+def test_close_gives_back_what_is_held(open_: Open) -> None:
+    """Who waits would wait for the session of one who has said that it has ended."""
+    shared_zookeeper().empty()
+    engine, far = open_(), open_()
+    assert isinstance(run(engine.locks.acquire("l", new_id(), LEASE)), Granted)
+    waiter = Herd(lambda: _visit(far))
+    until(lambda: waiting(engine) == 1)
+    engine.close()
+    began = time.monotonic()
+    assert waiter.join() == [True]
+    assert time.monotonic() - began < LEASE
+
+
 @cache
 def _ensemble() -> ZooKeeperEnsemble:
     return ZooKeeperEnsemble()
 
 
-def test_locks_outlive_the_leader(open_: Open) -> None:
-    """Its holder would lose the lock with a server, or another have it too; who waits would never be told."""
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
+    """Its holder would lose the lock with a server, or another have it too; who waits would never be told. And a holder
+    whose own server it is would believe in what the others have ended."""
     ensemble = _ensemble()
-    holder, waiter = open_(ensemble.url), open_(ensemble.url)
-    lock = Lock("l", on=holder, lease=10.0)
-    assert lock.acquire()
+    leader = ensemble.leader()
+    followers = [each for each in ensemble.members if each is not leader]
+    theirs = "zookeeper://" + ",".join(each.url[12:] for each in followers)
+    holder, waiter, cut_off = open_(theirs), open_(theirs), open_(leader.url)
+    lock, own_lock = Lock("l", on=holder, lease=20.0), Lock("m", on=cut_off, lease=LEASE)
+    assert lock.acquire() and own_lock.acquire()
+    fences, hold = [lock.fence, own_lock.fence], own_lock._mine().hold  # type: ignore[union-attr]
 
-    def visit() -> Any:
-        with Lock("l", on=waiter, lease=10.0, wait=30) as mine:
-            return mine.fence
+    def visit(name: str) -> Any:
+        with Lock(name, on=waiter, lease=10.0, wait=30) as mine:
+            return mine.fence, hold.lost  # type: ignore[union-attr]
 
-    herd = Herd(visit)
-    until(lambda: waiting(holder) == 1)
-    ensemble.leader().stop()
-    began = time.monotonic()
+    herds = [Herd(partial(visit, name)) for name in ("l", "m")]
+    until(lambda: [each.waiting for each in run(holder.locks.held())] == [1, 1])
     own = holder._desk._owned["l", lock.token]  # type: ignore[index]
-    end = own.end
-    until(lambda: own.end > max(end, began), 12)
-    assert lock.held
-    fence = lock.fence
-    lock.release()
-    (mine,) = herd.join()
-    assert mine > fence
+    if how == "frozen":
+        leader.freeze()
+    else:
+        leader.stop()
+    began = time.monotonic()
+    try:
+        with suppress(EngineError):  # a follower alone knows of no session that has ended
+            assert not run(holder.locks.renew("l", lock.token, 20.0)) or any(each.leads for each in followers)
+        until(lambda: own.end > began + 20.0)
+        assert lock.held
+        assert herds[0].waiting
+        lock.release()
+        ((fence, _),) = herds[0].join()
+        ((other_fence, lost),) = herds[1].join()
+    finally:
+        if how == "frozen":
+            leader.thaw()
+        else:
+            leader.start()
+    assert lost
+    assert fence > fences[0] and other_fence > fences[1]
+    with pytest.raises(LockLost):
+        own_lock.release()

@@ -6,6 +6,7 @@ import atexit
 import shutil
 import socket
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -13,7 +14,7 @@ from typing import Any
 
 import marks
 from server_process import PATIENCE, ServerProcess, free_port
-from servers import in_memory, missing, need, to_empty
+from servers import Authority, in_memory, missing, need, to_empty, wait_until
 
 __all__ = ["ZooKeeperEnsemble", "ZooKeeperServer", "shared_zookeeper"]
 
@@ -21,6 +22,9 @@ JARS = [
     *("zookeeper", "zookeeper-jute", "slf4j-api", "slf4j-nop"),
     *("netty-all", "metrics-core", "snappy-java", "commons-cli"),
 ]
+NETTY = [f"netty-{each}" for each in ("common", "buffer", "codec", "handler", "transport", "resolver")]
+NETTY += ["netty-transport-native-unix-common", "netty-transport-native-epoll"]
+"""What TLS takes: the jar of all of them has only names in it."""
 SMALL = ["-Xmx64m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dzookeeper.admin.enableServer=false"]
 
 
@@ -31,8 +35,11 @@ class ZooKeeperServer(ServerProcess):
     kind = "zookeeper"
     _client: Any = None  # of the tests themselves
 
-    def __init__(self, *, number: int = 0, members: str = "", tick: int = 100) -> None:
-        self._number, self._members, self._tick = number, members, tick
+    def __init__(
+        self, *, number: int = 0, members: str = "", tick: int = 100, authority: Authority | None = None
+    ) -> None:
+        """With an authority it speaks TLS and nothing else, and only with whom that has signed."""
+        self._number, self._members, self._tick, self._authority = number, members, tick, authority
         self._directory = tempfile.mkdtemp(prefix="stampede-zookeeper-", dir=in_memory())
         atexit.register(shutil.rmtree, self._directory, ignore_errors=True)
         super().__init__()
@@ -42,26 +49,47 @@ class ZooKeeperServer(ServerProcess):
         return f"zookeeper://127.0.0.1:{self.port}"
 
     def command(self, port: int) -> list[str]:
-        jars = [Path(f"/usr/share/java/{each}.jar") for each in JARS]
+        jars = [Path(f"/usr/share/java/{each}.jar") for each in [*JARS, *(NETTY if self._authority else ())]]
         if not jars[0].exists():
             missing("zookeeper is not installed")
         Path(self._directory, "myid").write_text(str(self._number))
         config = Path(self._directory, "zoo.cfg")
         config.write_text(
             f"tickTime={self._tick}\ninitLimit=100\nsyncLimit=20\ndataDir={self._directory}\n"
-            f"clientPort={port}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\nminSessionTimeout=200\n"
+            f"{self._place(port)}\nmaxClientCnxns=0\nminSessionTimeout=200\n"
             f"maxSessionTimeout=200000\n4lw.commands.whitelist=*\nforceSync=no\npreAllocSize=1024\n{self._members}"
         )
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return [need("java"), *SMALL, "-cp", ":".join(map(str, jars)), main, str(config)]
 
+    def _place(self, port: int) -> str:
+        its = self._authority
+        if its is None:
+            return f"clientPort={port}\nclientPortAddress=127.0.0.1"
+        own = Path(self._directory, "own.pem")
+        own.write_text(Path(its.key).read_text() + Path(its.certificate).read_text())
+        return (
+            f"secureClientPort={port}\nsecureClientPortAddress=127.0.0.1\nssl.clientAuth=need\n"
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n"
+            f"ssl.keyStore.location={own}\nssl.trustStore.location={its.ca}"
+        )
+
     def _answers(self, port: int) -> bool:
+        if self._authority is not None:
+            socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+            return True
         return "Mode:" in self._word("srvr", port, 0.5)  # one that is asked while it starts may never answer that one
 
     def _word(self, word: str, port: int = 0, patience: float = PATIENCE) -> str:
         with socket.create_connection(("127.0.0.1", port or self.port), patience) as line:
             line.sendall(word.encode())
             return b"".join(iter(lambda: line.recv(4096), b"")).decode()
+
+    @property
+    def serves(self) -> bool:
+        with suppress(OSError):
+            return self._answers(self.port)
+        return False
 
     @property
     def leads(self) -> bool:
@@ -105,6 +133,8 @@ class ZooKeeperEnsemble:
         return "zookeeper://" + ",".join(f"127.0.0.1:{each.port}" for each in self.members)
 
     def leader(self) -> ZooKeeperServer:
+        """Once all serve."""
+        wait_until(lambda: all(each.serves for each in self.members))
         return next(each for each in self.members if each.leads)
 
 

@@ -82,7 +82,7 @@ class Desk:
     def acquire(self, name: str, token: bytes, seconds: float, waits: bool, room: float) -> Granted | Busy:
         for _ in range(TRIES):
             own = self._standing(name, token)
-            sent = time.monotonic()
+            sent, fresh = time.monotonic(), own is None
             if own is None:
                 own = self._put(name, token, _Own(self._sessions.of(seconds), sent + max(seconds, WAITING)))
                 try:
@@ -104,8 +104,11 @@ class Desk:
                 continue
             if index >= inside(queue):
                 return self._refused(name, token, own, queue, index, room, waits)
-            if not own.fence and (stat := own.session.told(own.session.client.exists_async(self._path(name, own)))):
+            if not fresh and (stat := self._seen(name, own)):
                 own.fence = stat.czxid
+            elif not fresh:
+                self._forget(name, token, own)
+                continue
             own.granted, own.end = True, sent + seconds
             if own.session.dead or own.end <= time.monotonic() or not own.fence:
                 self._owe(name, token, own)
@@ -183,11 +186,18 @@ class Desk:
                 f"and can't have one of {seconds:g}: take it with that, or with session= in the URL"
             )
         sent = time.monotonic()
-        if own.session.told(own.session.client.exists_async(self._path(name, own))) is None or own.session.dead:
+        if self._seen(name, own) is None or own.session.dead:
             self._forget(name, token, own)
             return False
         own.end = sent + seconds
         return True
+
+    def _seen(self, name: str, own: _Own) -> Any:
+        """Its node, in one round trip. A server that has lost the others knows of no session that they have ended: so
+        its leader is asked, and what is sent behind that is answered behind it."""
+        path = self._path(name, own)
+        own.session.client.sync_async(path)
+        return own.session.told(own.session.client.exists_async(path))
 
     # -- release --------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class Session:
         self.timeout = timeout
         self.seconds = 0.0  # after which the server ends it, if it hears nothing
         self.dead = False
+        self._granted = threading.Event()
         self._lock = threading.RLock()
         self._once: dict[tuple[str, bool], set[Told]] = {}
         self._always: dict[str, set[Told]] = {}
@@ -51,6 +52,7 @@ class Session:
         def connected(*args: Any) -> Any:
             answer = connect(*args)
             self.seconds = answer[0] * 1.5 / 1000  # what it reads for, in milliseconds, is two thirds of it
+            self._granted.set()
             return answer
 
         client._connection._connect = connected
@@ -59,6 +61,8 @@ class Session:
     def start(self) -> None:
         try:
             self.client.start(self.timeout)
+            if not self._granted.wait(self.timeout):  # that is later: a password has been sent by then, too
+                raise self.client.handler.timeout_exception("no session")
         except Exception as error:
             self.close()
             raise EngineError(f"zookeeper: no server of {self.client.hosts} answers: {error!r}") from error
