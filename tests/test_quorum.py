@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from servers import RedisServer, wait_until
@@ -17,7 +18,7 @@ from stampede.engines.memory import MemoryEngine
 from stampede.engines.null import NullEngine
 from stampede.engines.quorum import Quorum
 from stampede.entry import new_id
-from stampede.ports import Engine, Granted
+from stampede.ports import Busy, Engine, Granted
 from stampede.testing.conformance import LocksSuite
 from stampede.testing.conformance.suite import surely
 
@@ -171,23 +172,108 @@ def test_what_comes_late_is_given_back(three: list[RedisServer], quorum: Callabl
 # -- many at once -------------------------------------------------------------------------------------------------
 
 
-def test_split_votes_end(quorum: Callable[[], Quorum]) -> None:
-    """Of six who come at once each would have a part of the votes, and none the lock."""
-    engines, gate = [quorum() for _ in range(2)], threading.Barrier(6)
-    got: list[list[bool]] = [[] for _ in range(6)]
+class Slow:
+    """An engine's locks, to which it takes a while."""
 
-    def visit(number: int) -> None:
-        for round_ in range(5):
+    def __init__(self, port: Any, *, acquire: float = 0.0, deaf: bool = False) -> None:
+        self._port, self._acquire, self._deaf = port, acquire, deaf
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._port, verb)
+
+    async def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1) -> Any:
+        time.sleep(self._acquire)
+        return await self._port.acquire(name, token, lease)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        if self._deaf:
+            time.sleep(timeout)
+        else:
+            await self._port.wait(name, busy, timeout)
+
+
+def over(members: list[MemoryEngine], **slow: Any) -> Quorum:
+    """Another client of the same; slow to the member of a number, in its words."""
+    engines = []
+    for number, member in enumerate(members):
+        engine = MemoryEngine()
+        engine.locks = Slow(member.locks, **slow.get(f"to_{number}", {}))
+        engines.append(engine)
+    return Quorum(*engines)
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_majority_that_loses_one(renews: bool) -> None:
+    """Who has the votes of two would not know whether he has the lock when one of these is lost; or lose it, though the
+    third is free."""
+    members = [MemoryEngine() for _ in range(3)]
+    on, token = Quorum(*members), new_id()
+    locks, third = surely(on.locks), surely(members[2].locks)
+    assert isinstance(run_blocking(third.acquire("l", token[::-1], 30.0)), Granted)
+    assert isinstance(run_blocking(locks.acquire("l", token, 30.0)), Granted)
+    assert run_blocking(third.release("l", token[::-1]))
+    surely(members[0].locks).release = surely(members[0].locks).renew = _lost  # type: ignore[method-assign]
+    if renews:
+        assert run_blocking(locks.renew("l", token, 30.0))
+        assert [its for its, _ in run_blocking(surely(members[2].holds).holder("l"))] == [token]
+    assert run_blocking(locks.release("l", token)) is True
+
+
+async def _lost(*asked: object) -> bool:
+    raise EngineError("it is lost")
+
+
+def test_split_votes_end() -> None:
+    """Of two who come at once each would have a part of the votes, and none the lock."""
+    members = [MemoryEngine() for _ in range(3)]
+    members[2].close()
+    both = [over(members, to_0={"acquire": 0.02}), over(members, to_1={"acquire": 0.02})]
+    for round_ in range(5):
+        gate, got = threading.Barrier(2), []
+
+        def visit(engine: Quorum, name: str, gate: threading.Barrier, got: list[bool]) -> None:
             gate.wait(10)
-            reply = run_blocking(surely(engines[number % 2].locks).acquire(f"l{round_}", new_id(), 30.0))
-            got[number].append(isinstance(reply, Granted))
+            reply = run_blocking(surely(engine.locks).acquire(name, new_id(), 30.0))
+            got.append(isinstance(reply, Granted))
 
-    threads = [threading.Thread(target=visit, args=(number,)) for number in range(6)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(30)
-    assert [sum(each) for each in zip(*got, strict=True)] == [1] * 5
+        threads = [threading.Thread(target=visit, args=(each, f"l{round_}", gate, got)) for each in both]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(20)
+        assert sorted(got) == [False, True]
+
+
+def test_what_is_granted_late_is_given_back() -> None:
+    """Who has taken a lock of two members, and given it back, would then have it from the third."""
+    members = [MemoryEngine() for _ in range(3)]
+    one = over(members, to_2={"acquire": 0.1})
+    token = new_id()
+    assert isinstance(run_blocking(surely(one.locks).acquire("l", token, 30.0)), Granted)
+    assert run_blocking(surely(one.locks).release("l", token))
+    time.sleep(0.15)
+    assert run_blocking(surely(members[2].holds).holder("l")) == []
+
+
+def test_who_waits_is_told_by_most() -> None:
+    """He would sleep on where one of them says nothing, or ask all the time where one knows nothing of the holder."""
+    members = [MemoryEngine() for _ in range(3)]
+    holder, other = over(members), over(members, to_1={"deaf": True})
+    locks, token = surely(other.locks), new_id()
+    assert isinstance(run_blocking(surely(holder.locks).acquire("l", token, 30.0)), Granted)
+    wait_until(lambda: all(run_blocking(surely(each.holds).holder("l")) for each in members))
+    assert run_blocking(surely(members[2].locks).release("l", token))  # it forgets
+    busy = run_blocking(locks.acquire("l", new_id(), 30.0))
+    assert isinstance(busy, Busy) and busy.token == token
+    began = time.monotonic()
+    run_blocking(locks.wait("l", busy, 0.2))
+    assert time.monotonic() - began >= 0.2
+    release = threading.Timer(0.1, lambda: run_blocking(surely(holder.locks).release("l", token)))
+    release.start()
+    began = time.monotonic()
+    run_blocking(locks.wait("l", busy, 1.5))
+    assert time.monotonic() - began < 1.0
+    release.join()
 
 
 def test_nobody_is_inside_with_another(three: list[RedisServer], quorum: Callable[[], Quorum]) -> None:

@@ -18,7 +18,7 @@ from random import uniform
 from time import monotonic
 from typing import Any, TypeVar
 
-from stampede import forks
+from stampede import forks, stalls
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour, hold_task, run_blocking
 from stampede.engines import check_url as check_member
 from stampede.engines import open_engine
@@ -44,6 +44,9 @@ not tick alike."""
 
 SPLIT = 2.0
 """Seconds for which several who have each a part of the votes try again, until one of them has a majority."""
+
+STANDS = 0.1
+"""Seconds after which a part of the votes, which has not been given back, is taken for a majority, if it may be one."""
 
 LOOK = 2.0
 """Seconds after which one who waits looks for himself."""
@@ -83,8 +86,8 @@ class Quorum(Engine):
         self.shared = all(each.shared for each in engines)
         self.pushes = all(each.pushes for each in engines)
         self.breaks = all(each.breaks for each in engines)
-        renewing = _Renewing()
-        blocking, suspending = (_Locks(self._members, colour, patience, renewing) for colour in (BLOCKING, SUSPENDING))
+        ours = _Ours()
+        blocking, suspending = (_Locks(self._members, colour, patience, ours) for colour in (BLOCKING, SUSPENDING))
         self.locks, self.alocks = blocking, suspending
         if all(each.holds is not None for each in engines):
             self.holds, self.aholds = blocking, suspending
@@ -317,14 +320,17 @@ class _Vote:
 
     async def until(self, decided: Callable[[], bool], colour: Colour, seconds: float) -> None:
         """Whoever is awaited, and has given no answer by then, hangs."""
-        end = monotonic() + seconds
+        end, late = monotonic() + seconds, False
         while True:
             bell = self._bell
             if decided() or not self.open:
                 return
             left = end - monotonic()
             if left <= 0:
-                break
+                if late:
+                    break
+                late, left = True, stalls.given_back(-left, seconds)  # we may not have run meanwhile
+                end = monotonic() + left
             await colour.park(bell, left)
         for member in self.open:
             member.hangs = True
@@ -342,6 +348,10 @@ class _Vote:
     @property
     def granted(self) -> int:
         return sum(isinstance(each, Granted) for each in self.said)
+
+    @property
+    def yes(self) -> int:
+        return sum(each is True for each in self.said)
 
     def is_granted(self) -> bool:
         return self.granted >= self.most
@@ -366,8 +376,8 @@ class _Vote:
             each.leave()
 
 
-class _Renewing:
-    """The tokens that are renewed just now, and have not been given back since."""
+class _Ours:
+    """What this process holds, for both colours."""
 
     def __init__(self) -> None:
         self._start_again()
@@ -375,24 +385,47 @@ class _Renewing:
 
     def _start_again(self) -> None:
         self.lock = threading.RLock()
-        self.tokens: set[bytes] = set()
+        self.renewing: set[bytes] = set()  # tokens that have not been given back since
+        self._votes: dict[bytes, tuple[frozenset[_Member], float]] = {}
+
+    def note(self, token: bytes, vote: _Vote, ends: float) -> None:
+        """Who has granted it, until then at least."""
+        votes = frozenset(
+            each for each, said in list(vote.answers.items()) if said is True or isinstance(said, Granted)
+        )
+        with self.lock:
+            if len(self._votes) >= OWED:
+                now = monotonic()
+                self._votes = {each: its for each, its in self._votes.items() if its[1] > now}
+            self._votes[token] = votes, ends
+
+    def of_silent(self, token: bytes, vote: _Vote) -> int:
+        """How many of those who say nothing now have granted it: as long as that stands, to nobody else."""
+        votes, ends = self._votes.get(token, (frozenset(), 0.0))
+        if monotonic() >= ends:
+            return 0
+        return sum(each not in vote.answers or isinstance(vote.answers[each], BaseException) for each in votes)
+
+    def forget(self, token: bytes) -> None:
+        with self.lock:
+            self._votes.pop(token, None)
 
 
 class _Locks:
     """`Locks`, `Holds` and `Hands` of one colour."""
 
-    def __init__(self, members: Sequence[_Member], colour: Colour, patience: float, renewing: _Renewing) -> None:
+    def __init__(self, members: Sequence[_Member], colour: Colour, patience: float, ours: _Ours) -> None:
         self._members = members
         self._most = len(members) // 2 + 1
         self._colour = colour
         self._patience = patience
-        self._renewing = renewing
+        self._ours = ours
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
         # Who asks with `waits` has no place: one that was first here and third there would keep all others out.
-        end, pause, before = monotonic() + min(SPLIT, lease / 2), TICK, None
+        end, pause, seen = monotonic() + min(SPLIT, lease / 2), TICK, _Seen()
         while True:
             asked = monotonic()
             vote = self._ask("acquire", token, lambda its, colour: its.ports[colour].acquire(name, token, _more(lease)))
@@ -402,18 +435,17 @@ class _Locks:
                 self._ask("release", token, _releasing(name, token), suspending=False)
                 raise
             if vote.is_granted() and monotonic() - asked < lease:
+                self._ours.note(token, vote, asked + lease)
                 return Granted()
             await self._give_back(name, token, vote, lease)
             said = vote.said
             if len(said) < vote.most:
                 raise vote.trouble()
             busy, votes = _rival(said)
-            # Who has a part of the votes gives it back soon, unless there is a majority that we don't see.
-            if votes >= vote.most or (votes + len(self._members) - len(said) >= vote.most and busy.token == before):
+            if votes >= vote.most or monotonic() + pause >= end:
                 return busy
-            if monotonic() + pause >= end:
-                return busy
-            before = busy.token
+            if votes + len(self._members) - len(said) >= vote.most and seen.stands(busy, asked):
+                return busy  # it has a majority with those that can't be asked
             await self._colour.park(Bell(), uniform(0.0, pause))
             pause = min(2 * max(pause, monotonic() - asked), 0.2)
 
@@ -427,32 +459,36 @@ class _Locks:
         await back.until(lambda: False, self._colour, self._seconds(lease))
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        renewing = self._renewing
-        with renewing.lock:
-            renewing.tokens.add(token)
+        ours, asked = self._ours, monotonic()
+        with ours.lock:
+            ours.renewing.add(token)
         vote = self._ask("renew", token, lambda its, colour: its.ports[colour].renew(name, token, _more(lease)))
         await vote.until(lambda: False, self._colour, self._seconds(lease))
+        more: _Vote | None = None
+        with ours.lock:
+            # Who has forgotten it, or had somebody else's token when it was taken, has ours from now on; unless it is
+            # being given back.
+            if token in ours.renewing and vote.yes + ours.of_silent(token, vote) >= vote.most:
+                without = {each for each, said in list(vote.answers.items()) if said is False}
+                work: Work = lambda its, colour: its.ports[colour].acquire(name, token, _more(lease))  # noqa: E731
+                more = self._ask("acquire", token, work, among=without, suspending=False)
+            ours.renewing.discard(token)
+        if more is not None and vote.yes < vote.most:
+            await more.until(lambda: False, self._colour, self._seconds(lease))
+            vote.answers.update({each: True for each, said in more.answers.items() if isinstance(said, Granted)})
         stands = self._told(vote)
-        with renewing.lock:
-            # Who has forgotten it, or was down when it was taken, has it from now on; unless it is being given back.
-            if stands and token in renewing.tokens:
-                without = {each for each, answer in list(vote.answers.items()) if answer is False}
-                self._ask(
-                    "acquire",
-                    token,
-                    lambda its, colour: its.ports[colour].acquire(name, token, _more(lease)),
-                    among=without,
-                    suspending=False,
-                )
-            renewing.tokens.discard(token)
+        if stands:
+            ours.note(token, vote, asked + lease)
         return stands
 
     async def release(self, name: str, token: bytes) -> bool:
-        with self._renewing.lock:
-            self._renewing.tokens.discard(token)
+        with self._ours.lock:
+            self._ours.renewing.discard(token)
         vote = self._ask("release", token, _releasing(name, token))
         await vote.until(lambda: False, self._colour, self._patience)
-        return self._told(vote)
+        silent = self._ours.of_silent(token, vote)
+        self._ours.forget(token)
+        return True if vote.yes and vote.yes + silent >= vote.most else self._told(vote)
 
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
         vote = self._ask("renew", token, lambda its, colour: its.hands[colour].hand_over(name, token, _more(lease)))
@@ -538,11 +574,9 @@ class _Locks:
 
     def _told(self, vote: _Vote) -> bool:
         """Whether most say yes; EngineError if it can't be known."""
-        said = vote.said
-        yes = sum(bool(each) for each in said)
-        if yes >= vote.most:
+        if vote.yes >= vote.most:
             return True
-        if len(said) - yes > len(self._members) - vote.most:
+        if len(vote.said) - vote.yes > len(self._members) - vote.most:
             return False
         raise vote.trouble()
 
@@ -560,6 +594,19 @@ class _Locks:
 
 def _releasing(name: str, token: bytes) -> Work:
     return lambda its, colour: its.ports[colour].release(name, token)
+
+
+class _Seen:
+    """A part of the votes, as it was seen at first. Who hasn't got the others gives it back soon, and takes it anew."""
+
+    def __init__(self) -> None:
+        self._token, self._ends, self._since = b"", 0.0, 0.0
+
+    def stands(self, busy: Busy, now: float) -> bool:
+        """Whether it has, for so long that it is no try."""
+        if busy.token != self._token or now + busy.lease > self._ends + REST:
+            self._token, self._ends, self._since = busy.token, now + busy.lease, now
+        return now - self._since >= STANDS
 
 
 def _rival(said: Sequence[Granted | Busy]) -> tuple[Busy, int]:
