@@ -34,7 +34,7 @@ __all__ = ["Lock", "Release", "TryLock", "caller"]
 
 SELF = TypeVar("SELF", bound="Lock")
 
-ROOMY = "memory://, disk://, redis://, etcd://, zookeeper:// and zmq://"
+ROOMY = "memory://, disk://, redis://, postgres://, etcd://, zookeeper:// and zmq://"
 """Whose locks have room for more than one, for people."""
 
 

@@ -302,7 +302,7 @@ def test_names_are_of_any_characters(server: PostgresServer, open_: Open) -> Non
 
 def test_a_release_that_is_sent_again_is_answered_the_same(server: PostgresServer) -> None:
     """Who has lost a reply on the wire would be told that its lock was lost."""
-    acquire = "SELECT granted FROM stampede.acquire(%s, 'l', %s, 9, 'h', 1, 'p', NULL, NULL, false, '', NULL, 9, 9)"
+    acquire = "SELECT granted FROM stampede.acquire(%s, 'l', %s, 9, 'h', 1, 'p', NULL, NULL, false, '', NULL, 9, 9, 1)"
     release = "SELECT stood FROM stampede.release(%s, %s, %s, '', NULL, NULL, NULL)"
     id = b"i" * 16
     assert server.ask(acquire, id, b"mine") == [(True,)]

@@ -52,6 +52,7 @@ class PostgresEngine(Engine):
     fenced = True
     pushes = True
     fair = True
+    rooms = True
     looks = changes = True
     coherent = True
 

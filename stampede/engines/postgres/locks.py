@@ -35,7 +35,7 @@ TURN = 0.2
 
 _REMEMBERED = 1 << 16
 
-ACQUIRE = "SELECT * FROM stampede.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
+ACQUIRE = "SELECT * FROM stampede.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
 RENEW = "SELECT stampede.renew($1, $2, $3, $4, $5)"
 RELEASE = "SELECT * FROM stampede.release($1, $2, $3, $4, $5, $6, $7)"
 STANDING = "SELECT * FROM stampede.standing($1, $2, $3, $4)"
@@ -81,7 +81,7 @@ class PostgresLocks:
         home = "" if self._news.mute else self._news.home
         arrival = self._arrivals.get(token) if waits else None
         holder = *who(), *self._life()
-        terms = its.id, its.raw, token, float(lease), *holder, waits, home, arrival, *self._history.bounds
+        terms = its.id, its.raw, token, float(lease), *holder, waits, home, arrival, *self._history.bounds, float(room)
         (row,) = await self._line.ask((ACQUIRE, terms))
         granted, number, other, rest, place, ahead, told, homes = row
         if homes:

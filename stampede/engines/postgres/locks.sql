@@ -169,7 +169,7 @@ END $$;
 -- record, what is older than `_age` seconds, or than the last `_rows`, is forgotten by and by.
 CREATE FUNCTION stampede.acquire(
     _id bytea, _name bytea, _token bytea, _lease float8, _host text, _process int, _program text,
-    _pid int, _started float8, _waits boolean, _home text, _arrival bigint, _age float8, _rows bigint,
+    _pid int, _started float8, _waits boolean, _home text, _arrival bigint, _age float8, _rows bigint, _room float8,
     OUT granted boolean, OUT number bigint, OUT holder bytea, OUT rest float8, OUT place bigint, OUT ahead int,
     OUT told bytea, OUT homes text[]
 ) LANGUAGE plpgsql AS $$
@@ -183,6 +183,14 @@ BEGIN
     IF its.ends > moment + its.given THEN  -- the clock was set back: it has no more time than it was given
         its.ends := moment + its.given;
         UPDATE stampede.locks l SET ends = its.ends WHERE l.id = _id;
+    END IF;
+    IF its.crowd OR _room <> 1 THEN
+        SELECT e.* INTO granted, number, holder, rest, place, ahead, told, homes
+        FROM stampede.enter(
+            its, moment, _id, _name, _token, _lease, _host, _process, _program, _pid, _started, _waits, _home,
+            _arrival, _age, _rows, _room
+        ) e;
+        RETURN;
     END IF;
     IF its.token = _token AND its.ends > moment THEN  -- the reply was lost
         UPDATE stampede.locks l
@@ -271,7 +279,9 @@ DECLARE
     moment float8 := stampede.alone_with(_id);
 BEGIN
     SELECT * INTO its FROM stampede.locks l WHERE l.id = _id;
-    IF its.token IS DISTINCT FROM _token OR its.ends <= moment OR (its.session AND stampede.gone(its)) THEN
+    IF its.crowd THEN
+        RETURN stampede.stay(moment, _id, _token, _lease, _pid, _started);
+    ELSIF its.token IS DISTINCT FROM _token OR its.ends <= moment OR (its.session AND stampede.gone(its)) THEN
         RETURN false;
     ELSIF its.session THEN
         UPDATE stampede.locks l SET ends = moment + _lease, given = _lease WHERE l.id = _id;
@@ -289,6 +299,8 @@ CREATE FUNCTION stampede.unbind(_pid int, _started float8) RETURNS void LANGUAGE
 BEGIN
     UPDATE stampede.locks l SET pid = NULL, started = NULL
     WHERE l.pid = _pid AND l.started = _started AND NOT l.session;
+    UPDATE stampede.inside i SET pid = NULL, started = NULL
+    WHERE i.pid = _pid AND i.started = _started AND NOT i.session;
     UPDATE stampede.leases l SET pid = NULL, started = NULL WHERE l.pid = _pid AND l.started = _started;
     UPDATE stampede.waiting w SET pid = NULL, started = NULL, asked = stampede.clock()
     WHERE w.pid = _pid AND w.started = _started;
@@ -304,6 +316,11 @@ DECLARE
     moment float8 := stampede.alone_with(_id);
 BEGIN
     SELECT * INTO its FROM stampede.locks l WHERE l.id = _id;
+    IF its.crowd THEN
+        SELECT f.* INTO stood, told, homes
+        FROM stampede.leave(its, moment, _token, _call, _problem, _exception, _message, _traceback) f;
+        RETURN;
+    END IF;
     stood := false;
     IF its.token = _token THEN
         stood := its.ends > moment AND NOT (its.session AND stampede.gone(its));
@@ -341,7 +358,10 @@ DECLARE
     place bigint;
 BEGIN
     SELECT * INTO its FROM stampede.locks l WHERE l.id = _id;
-    IF its.token IS NOT NULL THEN
+    IF its.crowd THEN
+        SELECT a.* INTO stands, rest, ahead FROM stampede.awaited(its, moment, _token, _mine, _home) a;
+        RETURN;
+    ELSIF its.token IS NOT NULL THEN
         rest := its.ends - moment;
         holder := CASE WHEN rest > 0 AND NOT stampede.gone(its) THEN its.token END;
     ELSIF its.turn_ends > moment THEN
@@ -375,6 +395,14 @@ BEGIN
         SELECT date_part('epoch', a.backend_start) FROM pg_stat_activity a WHERE a.pid = pg_backend_pid()
     )
     WHERE l.id = _id AND l.token = _token AND l.ends > stampede.clock();
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    UPDATE stampede.inside i
+    SET session = true, pid = pg_backend_pid(), server = stampede.begin_run(), started = (
+        SELECT date_part('epoch', a.backend_start) FROM pg_stat_activity a WHERE a.pid = pg_backend_pid()
+    )
+    WHERE i.id = _id AND i.token = _token AND i.ends > stampede.clock();
     RETURN FOUND;
 END $$;
 
@@ -448,7 +476,11 @@ BEGIN
     );
     FOR each IN
         SELECT l.* FROM stampede.locks l
-        WHERE CASE WHEN l.token IS NULL THEN l.turn_ends < stampede.clock()
+        WHERE CASE WHEN l.crowd THEN NOT EXISTS (
+                       SELECT FROM stampede.inside i WHERE i.id = l.id AND i.ends > stampede.clock()
+                           AND NOT stampede.gone(stampede.as_lock(i))
+                   )
+              WHEN l.token IS NULL THEN l.turn_ends < stampede.clock()
               ELSE l.ends <= stampede.clock() OR stampede.gone(l) END
         LIMIT _most
     LOOP
@@ -456,7 +488,10 @@ BEGIN
         PERFORM pg_stat_clear_snapshot();  -- who has it now may have connected since we looked
         SELECT * INTO its FROM stampede.locks l WHERE l.id = each.id;
         CONTINUE WHEN its.id IS NULL OR EXISTS (SELECT FROM stampede.waiting w WHERE w.id = each.id);
-        IF its.token IS NOT NULL AND its.ends <= stampede.clock() THEN
+        IF its.crowd THEN
+            PERFORM stampede.settle(its.id, stampede.clock());
+            CONTINUE WHEN EXISTS (SELECT FROM stampede.inside i WHERE i.id = its.id);
+        ELSIF its.token IS NOT NULL AND its.ends <= stampede.clock() THEN
             PERFORM stampede.note(its, its.ends, 'expired');
         ELSIF its.token IS NOT NULL AND stampede.gone(its) THEN
             PERFORM stampede.note(its, stampede.clock(), 'disconnected');
@@ -500,7 +535,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE 'stampede decides in transactions that are READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
     ELSIF NOT EXISTS (
-        SELECT FROM stampede.locks l WHERE l.id = _id AND l.token = _token AND l.ends > stampede.clock()
+        SELECT FROM stampede.holders(_id) l WHERE l.token = _token AND l.ends > stampede.clock()
     ) THEN
         RETURN false;
     END IF;

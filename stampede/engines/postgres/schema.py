@@ -24,7 +24,15 @@ def _again(name: str, *functions: str) -> str:
 
 
 STEPS: Mapping[int, str] = {
-    1: (files(__package__) / "limits.sql").read_text() + "\n\n" + _again("locks.sql", "run", "note", "prune"),
+    1: "\n\n".join(
+        [
+            (files(__package__) / "limits.sql").read_text(),
+            "DROP FUNCTION stampede.acquire;",
+            _again("locks.sql", "run", "note", "prune", "acquire", "renew", "unbind", "release", "standing", "bind"),
+            _again("locks.sql", "reap", "release_at_commit"),
+            (files(__package__) / "rooms.sql").read_text(),
+        ]
+    ),
 }
 """By the version that it begins with: what makes the next one of it. Each alters the tables, so that what is in them
 stays, and has each function of its release that differs (`CREATE OR REPLACE`; `DROP` first, where the answer has
@@ -33,7 +41,7 @@ another shape)."""
 _ONE = 8319104481669375078
 """The lock of who makes it, or another version of it."""
 
-_PARTS = "schema.sql", "locks.sql", "limits.sql"
+_PARTS = "schema.sql", "locks.sql", "rooms.sql", "limits.sql"
 
 
 def statements(*, durable: bool = False) -> str:
