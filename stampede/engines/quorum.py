@@ -36,7 +36,7 @@ Work = Callable[["_Member", bool], Coroutine[Any, Any, Any]]  # in the suspendin
 Heard = Callable[["_Member", Any], object]
 
 PATIENCE = 0.5
-"""Seconds at most that a member has for its answer; of a short lease a quarter."""
+"""Seconds at most that a member has for its answer; of a short lease a third."""
 
 DRIFT, TICK = 0.01, 0.002
 """By how much longer than its holder a member keeps a lock: a part of the lease, and seconds beyond. Their clocks need
@@ -570,7 +570,7 @@ class _Locks:
         return vote
 
     def _seconds(self, lease: float) -> float:
-        return min(self._patience, lease / 4)
+        return min(self._patience, lease / 3)
 
     def _told(self, vote: _Vote) -> bool:
         """Whether most say yes; EngineError if it can't be known."""
