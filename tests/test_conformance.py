@@ -176,6 +176,8 @@ SABOTAGE: list[tuple[Any, str, str, Any, str]] = [
     (LocksSuite, "locks", "release", _always, "test_release_needs_the_token"),
     (LocksSuite, "locks", "release", _never, "test_released_is_free"),
     (LocksSuite, "locks", "renew", _always, "test_a_lock_ends"),
+    (LocksSuite, "locks", "release", _always, "test_a_failed_try_disturbs_nobody"),
+    (LocksSuite, "locks", "renew", _always, "test_what_was_given_back_is_of_no_use"),
 ]
 
 

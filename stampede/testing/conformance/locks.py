@@ -407,6 +407,39 @@ class LocksSuite(Suite):
                 assert await self.given_back(lock)
         assert not await self.given_back(lock)  # and what is no longer held can't be released
 
+    async def test_a_failed_try_disturbs_nobody(self) -> None:
+        """Who is refused would end, or shorten, what the holder has; or what somebody has by another name."""
+        own, another = await self.held(), await self.held("another")
+        for port in (self.locks, self.far_locks):
+            token = new_id()
+            assert isinstance(await port.acquire("l", token, self.short), Busy)
+            assert await port.release("l", token) is False
+        for name, token in (("l", own), ("another", another)):
+            assert (await self.refused(name)).lease > LONG / 2
+            assert await self.locks.renew(name, token, LONG)
+            assert await self.locks.release(name, token) is True
+
+    async def test_what_was_given_back_is_of_no_use(self) -> None:
+        """Who goes on with it would have, or end, what is somebody else's by now."""
+        lock = Lock("l", self.engine, lease=LONG, wait=0)
+        assert await self.taken(lock)
+        old = there(lock.token)
+        assert await self.given_back(lock)
+        token = await self.held()
+        for port in (self.locks, self.far_locks):
+            assert not await port.renew("l", old, LONG)
+            assert await port.release("l", old) is False
+        assert (lock.held, lock.token, lock.remaining) == (False, None, 0)
+        for verb in ("extend", "detach"):
+            try:
+                await getattr(lock, f"a{verb}")(LONG) if self.suspending else getattr(lock, verb)(LONG)
+            except LockLost:
+                continue
+            raise AssertionError(f"{verb} has done something")
+        assert not await self.given_back(lock)
+        assert not await self.taken(lock)
+        assert await self.locks.release("l", token) is True
+
     async def test_who_waits_for_a_lock_waits_no_longer_than_its_lease(self) -> None:
         """Those who wait for a dead holder would sleep on."""
         busy = await self.in_time(self.short_and_busy)
