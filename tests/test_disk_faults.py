@@ -19,6 +19,7 @@ from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines import open_engine
 from stampede.engines.disk import DiskEngine, boot
+from stampede.engines.disk.founding import file_of
 from stampede.engines.disk.stamps import MARK, Stamps
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError, TooLarge
@@ -219,7 +220,7 @@ def test_orphans_are_removed(tmp_path: Path) -> None:
     """Files of beginnings that were cut short would pile up."""
     directory = tmp_path / "cache"
     directory.mkdir()
-    old, new = directory / "cache-1-00.sqlite", directory / "cache-1-01.sqlite"
+    old, new = (file_of(directory, number) for number in ("00", "01"))
     for path in (old, new):
         path.touch()
     os.utime(old, (0, 0))

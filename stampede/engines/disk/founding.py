@@ -16,7 +16,7 @@ from stampede.interruptions import pass_on
 __all__ = ["file_of", "found", "move_aside", "replace_unreadable", "stamps_of"]
 
 SCHEMA = Path(__file__).with_name("schema.sql")
-FORMAT = 1
+FORMAT = 2
 """In the file names: another layout is another file, so that two releases can share a directory."""
 
 
