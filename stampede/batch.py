@@ -63,7 +63,7 @@ async def _fetch(
     others: Iterable[str] = keys
     start, waited, singly = monotonic(), 0.0, 1
     while True:
-        batch = _Batch(scope, colour, loader, _left(policy, waited, monotonic() - start), once, ttl_of)
+        batch = _Batch(scope, colour, loader, policy.after(waited, monotonic() - start), once, ttl_of)
         landings |= await batch.claim(others)
         waited += batch.asked
         if not batch.others:
@@ -73,7 +73,7 @@ async def _fetch(
         # all that are left be asked for a thousand times.
         for key in batch.others[:singly]:
             began = monotonic()
-            left = _with(_left(policy, waited, began - start), ttl_of(key))
+            left = _with(policy.after(waited, began - start), ttl_of(key))
             landings[key] = await scope.fetch(colour, key, loader.origin(key), left, once=once)
             if not landings[key].stored:  # or it was computed here after all
                 waited += monotonic() - began
@@ -85,15 +85,6 @@ async def _fetch(
 
 def _with(policy: Policy, ttl: Callable[[Any], Any] | None) -> Policy:
     return policy if ttl is None else policy.with_options(ttl=ttl)
-
-
-def _left(policy: Policy, waited: float, gone: float) -> Policy:
-    """One `wait` is for all that a caller waits for, one after the other; and of the others, all its time is a part."""
-    spent = {"wait": waited, "patience": gone, "deadline": gone}
-    given = {name: getattr(policy, name) for name in spent}
-    return policy.with_options(
-        **{name: max(seconds - spent[name], 0.0) for name, seconds in given.items() if seconds is not None}
-    )
 
 
 class _Led(NamedTuple):

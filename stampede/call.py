@@ -153,6 +153,7 @@ class Call:
     pace: Pace | None = None  # of its claims, from the second one on
     place: Place | None = None  # at its origin
     nested = False  # it computes for another computation, which has a lease, too
+    others = False  # what it got was computed by somebody else while it waited
 
     def __init__(
         self,

@@ -145,7 +145,7 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             return await alone(call)
         if landing.meanwhile and patience_with(call, landing) > 0:
             return None  # who led had less of it
-        call.tell(events.Waited, call.waited)
+        tell_waited(call)
         return landing.for_follower()
     if offered is not None and patience_with(call, offered) <= 0 and call.began <= offered.as_of:
         return served(call, offered.entry, "computing", until=call.policy.lease)
@@ -354,7 +354,12 @@ def tell_found(call: Call) -> None:
     if call.ask is None or call.ask.awaited is None:
         call.means.note(events.Found, call.means.scope, call.label)
     else:
-        call.tell(events.Waited, call.waited)
+        tell_waited(call)
+
+
+def tell_waited(call: Call) -> None:
+    call.others = True
+    call.tell(events.Waited, call.waited)
 
 
 # -- 4. to 6. the computation -------------------------------------------------------------------------------------

@@ -189,6 +189,15 @@ class Policy:
             checked["refuses_stale"] = checked["stale"] == 0
         return replace(self, **checked)
 
+    def after(self, waited: float, gone: float) -> Policy:
+        """One `wait` is for all that a caller waits for, one after the other; and of the others, all its time is a
+        part."""
+        spent = {"wait": waited, "patience": gone, "deadline": gone}
+        given = {name: getattr(self, name) for name in spent}
+        return self.with_options(
+            **{name: max(seconds - spent[name], 0.0) for name, seconds in given.items() if seconds is not None}
+        )
+
     def ttl_of(self, value: Any) -> float:
         """Seconds of freshness for this value, before jitter."""
         return seconds("ttl (as the function gave it)", self.ttl(value)) if callable(self.ttl) else self.ttl

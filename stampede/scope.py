@@ -213,6 +213,13 @@ class Scope(Stored):
                 landing = await _once(call)
             else:
                 landing = await (self._aside(call, sample) if policy.beside and usual else fill(call))
+            if call.others and landing.entry is not None:
+                known = self._recall() or await self.learn(colour, _left(policy, began))
+                if known != prefix:
+                    # All was cleared, perhaps before it came, and it had not been told. Who has waited for what was
+                    # computed before that would have it long after.
+                    rest = policy.after(_clock() - began, _clock() - began)
+                    return await self.fetch(colour, key, origin, rest, force=force, home=home, once=once)
         if front.tier is None:
             return landing
         resident = front.place(physical, self.called, landing, sample)

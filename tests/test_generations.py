@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare import Room
+from bare import Gate, Room, until
 from interrupting import Line, lines_in, lines_of, looked
 from memcached_server import shared_memcached
 from servers import shared_redis
@@ -123,3 +124,25 @@ def test_what_is_kept_dies_before_thousands_are_woken() -> None:
         go.set()
         leader.result(LONG)
     assert hits == [2]
+
+
+@pytest.mark.parametrize("server", ["redis", "memcached"])
+def test_who_came_after_a_clear_gets_nothing_from_before_it(server: str) -> None:
+    """Until it is told of the clear, a process joins those who wait for what was computed before; that may be long."""
+    url = (shared_redis if server == "redis" else shared_memcached)().url
+    with (
+        Cache(url, namespace="g") as one,
+        Cache(url, namespace="g") as two,
+        ThreadPoolExecutor() as pool,
+    ):
+        old = Gate("old")
+        first = pool.submit(one.get_or_compute, "k", old)
+        until(lambda: old.calls == 1)
+        one.set("told", True)
+        assert one.get("told")  # it knows the generation as of now
+        two.clear()
+        joined = pool.submit(one.get_or_compute, "k", lambda: "new")
+        elsewhere = pool.submit(two.get_or_compute, "k", lambda: "new")
+        until(lambda: one.get("told") is None)
+        old.open.set()
+        assert (first.result(LONG), elsewhere.result(LONG), joined.result(LONG)) == ("old", "new", "new")
