@@ -226,7 +226,7 @@ def test_over_tls(open_: Open) -> None:
         other_authority = Authority()
         for wrong in (place, f"{place}&ca={its.ca}", whole.replace(its.ca, other_authority.ca)):
             with pytest.raises(EngineError, match="no server"):
-                run(open_(wrong).locks.acquire("l", new_id(), 1.0))
+                run(open_(wrong.replace("timeout=2", "timeout=0.5")).locks.acquire("l", new_id(), 1.0))
     until(lambda: not any(each.name == "stampede-zookeeper-end" for each in threading.enumerate()))
     gc.collect()
 
