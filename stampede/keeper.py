@@ -180,7 +180,7 @@ class Hold:
         if stands is False or self._lost:
             return None
         if stands:
-            self.ends = max(now + lease, self._floor)
+            self.ends = max(now + lease, self.ends)  # an extension that was answered meanwhile stays
         pause = self.lease / 3 if stands else self.lease / 6  # there is less time left
         return min(time.monotonic() + max(pause, SHORTEST), self.ends)
 

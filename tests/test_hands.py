@@ -135,6 +135,21 @@ def test_a_renewal_under_way_undoes_nothing() -> None:
     assert port.asked[0] == 0.03 and 50 < port.asked[1] < 61
 
 
+def test_what_is_known_of_an_end_is_what_was_answered() -> None:
+    """A renewal would take back what an extension has got meanwhile; or an end be believed that nobody gave."""
+    keeper, port = Keeper(), Slow()
+    with Hold(keeper, port, "k", b"t", 5.0, 60.0, lambda: None) as hold:
+        attending = threading.Thread(target=hold.attend, args=[time.monotonic()])
+        attending.start()
+        assert port.begun.wait(10)
+        hold.ends = time.monotonic() + 60  # it was asked for beside the renewal, and answered
+        port.goes_on.set()
+        attending.join(10)
+        assert hold.ends > time.monotonic() + 50
+        hold.stands_until(time.monotonic() + 600)  # it is about to be asked for
+        assert hold.ends < time.monotonic() + 61
+
+
 def test_anybody_can_ask(on: str, ask: Any) -> None:
     """One would take it to see whether it is free, and so be in somebody's way."""
     lock, other = Lock("l", on=on), Lock("l", on=on)
