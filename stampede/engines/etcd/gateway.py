@@ -103,22 +103,25 @@ class Gateway:
         doubt: Callable[[], object] | None = None,
     ) -> dict[str, Any]:
         """The answer. `twice`: it may be asked again where what became of it isn't known, which `doubt` is told of."""
-        body, end, tried, anew = json.dumps(question).encode(), time.monotonic() + self.timeout, 0, False
+        body, end, anew = json.dumps(question).encode(), time.monotonic() + self.timeout, False
+        tried = refused = 0  # the latter since the last one that took the question
         while True:
             member = self.member()
             tried += 1
             try:
                 self._log_in(end)
                 return self._tried(member, path, body, end, last=not twice or len(self.members) == 1)
-            except _Unauthenticated as refused:
+            except _Unauthenticated as denied:
                 if anew or self._login is None:
-                    raise EngineError(f"{self.called}: {refused}") from refused
+                    raise EngineError(f"{self.called}: {denied}") from denied
                 anew, self._token = True, ""
             except _Unasked as trouble:
+                refused += 1
                 self.leave(member)
-                if time.monotonic() > end or tried >= 2 * len(self.members):
+                if time.monotonic() > end or refused >= 2 * len(self.members):
                     raise EngineError(f"{member}: {trouble}") from trouble.__cause__
             except _Unknown as trouble:
+                refused = 0
                 if doubt is not None:
                     doubt()
                 self.leave(member)
