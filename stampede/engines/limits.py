@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from stampede import decisions
 from stampede.engines.leases import Ending
@@ -11,7 +13,9 @@ from stampede.errors import EngineClosed
 from stampede.ports import Booked, Rate, Usage
 from stampede.window import NOTHING, SECOND, Window, ends, give_back, micros, penalize, take, used
 
-__all__ = ["NamedLimits", "booked", "usage"]
+__all__ = ["NamedLimits", "T", "WindowLimits", "booked", "usage"]
+
+T = TypeVar("T")
 
 
 def booked(window: Window, now: int, rate: Rate, cost: int, ahead: float) -> tuple[Window, Booked]:
@@ -28,39 +32,53 @@ def usage(window: Window, now: int) -> Usage:
     return Usage(rate, starts.now, starts.ahead, starts.rest / SECOND)
 
 
+class WindowLimits(ABC):
+    """Limits of one colour, whose windows are kept somewhere: each verb is a change of one."""
+
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
+        return await self._changed(name, lambda window, now: booked(window, now, rate, cost, ahead))
+
+    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
+        await self._changed(name, lambda window, now: (give_back(window, at, cost), None))
+
+    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
+        per, forbidden = micros(rate.per), micros(seconds)
+        await self._changed(name, lambda window, now: (penalize(window, now, rate.most, per, forbidden), None))
+
+    async def used(self, name: str) -> Usage:
+        return await self._changed(name, lambda window, now: (window, usage(window, now)))
+
+    async def listed(self) -> list[tuple[str, Usage]] | None:
+        """None: nobody can say which there are."""
+        return None
+
+    @abstractmethod
+    async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
+        """Its answer, once what it makes of the window is there, or it is the one that was there."""
+
+
 @dataclass(slots=True)
 class _Kept:
     window: Window
     end: float
 
 
-class NamedLimits:
-    """Limits, in both colours: no verb suspends."""
+class NamedLimits(WindowLimits):
+    """Those of both colours: no verb suspends."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.start_again()
         self.closed = False
 
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
+    async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
         with decisions.lock:
-            now = self._now()
-            after, answer = booked(self._window(name), now, rate, cost, ahead)
-            self._keep(name, after, now)
+            now, kept = self._now(), self._kept.get(name)
+            window = NOTHING if kept is None else kept.window
+            after, answer = change(window, now)
+            if after is not window:
+                self._kept.put(name, _Kept(after, (now + ends(after)) / SECOND), now / SECOND)
         return answer
-
-    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
-        with decisions.lock:
-            self._keep(name, give_back(self._window(name), at, cost), self._now())
-
-    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
-        with decisions.lock:
-            now = self._now()
-            self._keep(name, penalize(self._window(name), now, rate.most, micros(rate.per), micros(seconds)), now)
-
-    async def used(self, name: str) -> Usage:
-        with decisions.lock:
-            return usage(self._window(name), self._now())
 
     async def listed(self) -> list[tuple[str, Usage]]:
         with decisions.lock:
@@ -71,14 +89,6 @@ class NamedLimits:
         if self.closed:
             raise EngineClosed("memory")
         return int(self._clock() * SECOND)
-
-    def _window(self, name: str) -> Window:
-        kept = self._kept.get(name)
-        return NOTHING if kept is None else kept.window
-
-    def _keep(self, name: str, window: Window, now: int) -> None:
-        if window != NOTHING:
-            self._kept.put(name, _Kept(window, (now + ends(window)) / SECOND), now / SECOND)
 
     def let_go(self) -> None:
         """It is closed."""

@@ -7,45 +7,25 @@ told by the clocks of those who ask: where that of a machine is behind the other
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from stampede.engines.cells.protocol import Faster, Version
 from stampede.engines.cells.records import TRIES, Records
-from stampede.engines.limits import booked, usage
+from stampede.engines.limits import T, WindowLimits
 from stampede.engines.naming import name_of
 from stampede.errors import EngineError
-from stampede.ports import Booked, Rate, Usage
-from stampede.window import SECOND, Window, bytes_of, ends, give_back, micros, penalize, window_of
+from stampede.window import SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["CellLimits"]
-
-T = TypeVar("T")
 
 REMEMBERED = 1000
 
 
-class CellLimits:
+class CellLimits(WindowLimits):
     """Limits of one colour."""
 
     def __init__(self, records: Records, seen: dict[str, tuple[Version, Window]]) -> None:
         self._records = records
         self._seen = seen
-
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
-        return await self._changed(name, lambda window, now: booked(window, now, rate, cost, ahead))
-
-    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
-        await self._changed(name, lambda window, now: (give_back(window, at, cost), None))
-
-    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
-        per, forbidden = micros(rate.per), micros(seconds)
-        await self._changed(name, lambda window, now: (penalize(window, now, rate.most, per, forbidden), None))
-
-    async def used(self, name: str) -> Usage:
-        return await self._changed(name, lambda window, now: (window, usage(window, now)))
-
-    async def listed(self) -> None:
-        return None
 
     async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
         records, its = self._records, name_of(name, b"w").decode()

@@ -5,42 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import random
-from typing import TypeVar
 
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Write
 from stampede.engines.kit.errands import Run
-from stampede.engines.limits import booked, usage
-from stampede.ports import Booked, Rate, Usage
-from stampede.window import SECOND, Window, bytes_of, ends, give_back, micros, penalize, window_of
+from stampede.engines.limits import T, WindowLimits, usage
+from stampede.ports import Usage
+from stampede.window import SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["DiskLimits"]
-
-T = TypeVar("T")
 
 SWEPT = 0.01
 """Of the new names so many look for those that are over: with a name for each user there may be many."""
 
 
-class DiskLimits:
+class DiskLimits(WindowLimits):
     """Limits of one colour."""
 
     def __init__(self, database: Database, beside: Run) -> None:
         self._database = database
         self._beside = beside
-
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
-        return await self._changed(name, lambda window, now: booked(window, now, rate, cost, ahead))
-
-    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
-        await self._changed(name, lambda window, now: (give_back(window, at, cost), None))
-
-    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
-        per, forbidden = micros(rate.per), micros(seconds)
-        await self._changed(name, lambda window, now: (penalize(window, now, rate.most, per, forbidden), None))
-
-    async def used(self, name: str) -> Usage:
-        return await self._changed(name, lambda window, now: (window, usage(window, now)))
 
     async def listed(self) -> list[tuple[str, Usage]]:
         return await self._run(self._all)

@@ -9,20 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from random import random
-from typing import TypeVar
 
 from stampede.colour import Bell, Colour
-from stampede.engines.limits import booked, usage
+from stampede.engines.limits import T, WindowLimits
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.holds import TRIES, Line, taken
 from stampede.engines.memcached.meta import Reply
 from stampede.errors import EngineError
-from stampede.ports import Booked, Rate, Usage
-from stampede.window import NOTHING, SECOND, Window, bytes_of, ends, give_back, micros, penalize, window_of
+from stampede.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["MemcachedLimits", "Seen"]
 
-T = TypeVar("T")
 Seen = dict[bytes, tuple[bytes | None, Window]]
 """What was there last, and its number."""
 
@@ -32,29 +29,13 @@ CALM = 3
 """So often the next try comes at once; then not all who have lost try again together."""
 
 
-class MemcachedLimits:
+class MemcachedLimits(WindowLimits):
     """Limits of one colour."""
 
     def __init__(self, line: Line, colour: Colour, seen: Seen) -> None:
         self._line = line
         self._colour = colour
         self._seen = seen
-
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
-        return await self._changed(name, lambda window, now: booked(window, now, rate, cost, ahead))
-
-    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
-        await self._changed(name, lambda window, now: (give_back(window, at, cost), None))
-
-    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
-        per, forbidden = micros(rate.per), micros(seconds)
-        await self._changed(name, lambda window, now: (penalize(window, now, rate.most, per, forbidden), None))
-
-    async def used(self, name: str) -> Usage:
-        return await self._changed(name, lambda window, now: (window, usage(window, now)))
-
-    async def listed(self) -> None:
-        return None
 
     async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
         its = items.name_of(name, b"w")
