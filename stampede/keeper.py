@@ -284,6 +284,14 @@ class Keeper:
         if not kept:
             self._start()
 
+    def lend(self, job: Callable[[], object]) -> bool:
+        """Have one of our threads do it. False: none is free."""
+        with self._lock:
+            if not self._idle:
+                return False
+        self.let_go(Hold(self, _nobody, "", b"", inf, 0.0, job))
+        return True
+
     def _schedule(self, moment: float, hold: Hold) -> None:
         hold.due = moment
         heapq.heappush(self._due, (moment, next(self._count), hold))
@@ -409,4 +417,4 @@ def _quietly(action: Callable[[], object]) -> None:
 
 
 keeper = Keeper()
-at_exit(keeper.release_all)
+at_exit(keeper.release_all, keeper.lend)

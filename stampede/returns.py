@@ -39,6 +39,10 @@ it in a moment; a link that has lost it sends it again within as long as it was 
 MOST = 10_000
 """Leases to be given back: in an outage of hours the oldest have ended by themselves."""
 
+AT_EXIT = 0.5
+"""Seconds that the end of the program waits for the next answer of an engine; beyond, what is owed ends by itself. On a
+busy machine tenths are soon gone."""
+
 MOST_AGAIN = 1000
 """Those of them that are asked for again: one by one, of a server that has just come back."""
 
@@ -71,6 +75,8 @@ class _Owed(ABC):
     """What is to be given back to one engine."""
 
     def __init__(self) -> None:
+        self.answers = 0  # so far
+        self._last: _LastTry | None = None  # for the thread, as the interpreter ends
         self._start_again()
         _all.add(self)
         forks.in_child(self._start_again)
@@ -124,6 +130,15 @@ class _Owed(ABC):
             if thread is not None:
                 thread.join(patience)
 
+    def hand(self, last: _LastTry) -> bool:
+        """Have our thread make it. False: there is none."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                return False
+            self._last = last
+        self._hurry.set()
+        return True
+
     def try_all(self, *, last: bool = False) -> bool:
         """Give back what can be given back now, unless the engine has just been found down; the last time even then.
         False: it is down, as has been seen."""
@@ -172,6 +187,20 @@ class _Owed(ABC):
         """Seconds until the next try."""
         now = _clock()
         return max(min([PAUSE, *[debt.due - now for debt in [*self._again.values()]]]), 0.0)
+
+    def _one_by_one(
+        self, due: list[tuple[bytes, str]], give_back: Callable[[str, bytes], Coroutine[Any, Any, object]]
+    ) -> list[object]:
+        answers: list[object] = []
+        for token, name in due:
+            try:
+                answers.append(run_blocking(give_back(name, token)))
+                self.answers += 1
+            except EngineError as error:
+                if not error.partial:
+                    return answers + [error] * (len(due) - len(answers))
+                answers.append(error)
+        return answers
 
     @abstractmethod
     def engine(self) -> Engine | None:
@@ -237,7 +266,7 @@ class Returns(_Owed):
         if many is not None:
             return many.ask_many([Asked("abandon", (key, token)) for token, key in due])
         assert claims is not None
-        return _one_by_one(due, claims.abandon)
+        return self._one_by_one(due, claims.abandon)
 
 
 class LockReturns(_Owed):
@@ -264,26 +293,12 @@ class LockReturns(_Owed):
             return [None] * len(due)
         if engine.releases is None or not self._together:
             self._together = True
-            return _one_by_one(due, engine.locks.release)
+            return self._one_by_one(due, engine.locks.release)
         try:
             return engine.releases.release_many([(name, token) for token, name in due])
         except EngineError as error:
             self._together = False  # it may be about one of them: the next time that one fails alone
             return [error] * len(due)
-
-
-def _one_by_one(
-    due: list[tuple[bytes, str]], give_back: Callable[[str, bytes], Coroutine[Any, Any, object]]
-) -> list[object]:
-    answers: list[object] = []
-    for token, name in due:
-        try:
-            answers.append(run_blocking(give_back(name, token)))
-        except EngineError as error:
-            if not error.partial:
-                return answers + [error] * (len(due) - len(answers))
-            answers.append(error)
-    return answers
 
 
 def _tend(refer: Callable[[], _Owed | None], hurry: threading.Event) -> None:
@@ -293,6 +308,9 @@ def _tend(refer: Callable[[], _Owed | None], hurry: threading.Event) -> None:
         hurry.clear()
         returns = refer()
         if returns is None:
+            return
+        if returns._last is not None:
+            returns._last.make()
             return
         _quietly(returns)
         if returns.ended():
@@ -321,18 +339,60 @@ def _at_exit() -> None:
 
 
 def _give_back_all(owing: Sequence[_Owed]) -> None:
-    """For the last time: an engine that is down is waited for once."""
-    down: set[Engine | None] = set()
+    """For the last time: of all engines at once, and of one that is down once."""
+    owed: dict[Engine, list[_Owed]] = {}
     for returns in owing:
         engine = returns.engine()
-        if engine not in down and not _quietly(returns, last=True):
-            down.add(engine)
+        if engine is not None and returns:
+            owed.setdefault(engine, []).append(returns)
+    tries = [_LastTry(its) for its in owed.values()]
+    for each in tries:
+        each.begin()
+    for each in tries:
+        each.wait()
 
 
-def at_exit(gather: Callable[[], object]) -> None:
-    """Have this called before what is owed by then is given back: who registers later runs sooner."""
+class _LastTry:
+    """To give back what is owed to one engine, as the interpreter ends: beside us, since the engine may hang."""
+
+    def __init__(self, owing: Sequence[_Owed]) -> None:
+        self._owing = owing
+        self._ended = threading.Event()
+
+    def begin(self) -> None:
+        """By a thread of its own; or, where none can be begun by now (Python 3.12), by one that is there."""
+        if begun("stampede-closing", self.make) is not None:
+            return
+        if not any(returns.hand(self) for returns in self._owing) and not any(lend(self.make) for lend in _lenders):
+            self.make()  # as long as the engine takes
+
+    def make(self) -> None:
+        try:
+            for returns in self._owing:
+                if not _quietly(returns, last=True):
+                    return
+        finally:
+            self._ended.set()
+
+    def wait(self) -> None:
+        """For as long as there are answers."""
+        heard = self._answers
+        while not self._ended.wait(AT_EXIT) and self._answers > heard:
+            heard = self._answers
+
+    @property
+    def _answers(self) -> int:
+        return sum(returns.answers for returns in self._owing)
+
+
+def at_exit(gather: Callable[[], object], lend: Callable[[Callable[[], object]], bool]) -> None:
+    """Have this called before what is owed by then is given back: who registers later runs sooner. `lend`: has a thread
+    do something, if it has one that is free."""
     atexit.register(gather)
+    _lenders.append(lend)
 
+
+_lenders: list[Callable[[Callable[[], object]], bool]] = []
 
 _all: weakref.WeakSet[_Owed] = weakref.WeakSet()
 weakref.finalize(_all, int)  # the hook that closes engines at exit is there now: who registers later runs sooner

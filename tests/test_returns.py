@@ -31,6 +31,7 @@ from stampede.returns import LockReturns, Returns, _give_back_all
 
 Before = Callable[[RedisServer], Proxy]
 Faces = Callable[..., Face]
+Leaving = Callable[..., Callable[[], float]]
 
 
 LATER = 600.0
@@ -330,8 +331,14 @@ print(cache.get_or_compute("k", lambda: 1), flush=True)
 
 
 LEAVES = """
-import asyncio, sys, threading
+import asyncio, atexit, sys, threading
 from stampede import Cache, Lock
+
+def refused(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+if sys.argv[2:]:  # as it is since Python 3.12
+    atexit.register(setattr, threading.Thread, "start", refused)
 
 url, count = sys.argv[1], 60
 cache = Cache(url, lease=60, early=0)
@@ -355,11 +362,11 @@ input()
 
 
 @pytest.fixture
-def leaving(request: pytest.FixtureRequest) -> Callable[[str], Callable[[], float]]:
+def leaving(request: pytest.FixtureRequest) -> Leaving:
     """A process that holds 15 locks and 60 leases; how long it takes to leave."""
 
-    def made(url: str) -> Callable[[], float]:
-        command = [sys.executable, "-c", LEAVES, url]
+    def made(url: str, *terms: str) -> Callable[[], float]:
+        command = [sys.executable, "-c", LEAVES, url, *terms]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         request.addfinalizer(process.kill)
         assert process.stdout is not None
@@ -376,9 +383,6 @@ def leaving(request: pytest.FixtureRequest) -> Callable[[str], Callable[[], floa
     return made
 
 
-Leaving = Callable[[str], Callable[[], float]]
-
-
 @pytest.mark.parametrize("engine", ["redis", "memcached"])
 def test_who_leaves_a_server_that_hangs_waits_for_it_once(leaving: Leaving, engine: str) -> None:
     """Each lock, and each key that is being computed, would keep the process for a time-out of its own."""
@@ -388,6 +392,21 @@ def test_who_leaves_a_server_that_hangs_waits_for_it_once(leaving: Leaving, engi
         server.freeze()
         try:
             assert leave() < 3.0
+        finally:
+            server.thaw()
+
+
+@pytest.mark.parametrize("terms", [(), ("threadless",)], ids=["threads", "none"])
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_nor_for_as_long_as_its_time_out(leaving: Leaving, engine: str, terms: tuple[str, ...]) -> None:
+    """A script would be done, or have met its error, and stay for five seconds more, or as long as its URL says."""
+    redis = engine == "redis"
+    with closing(RedisServer() if redis else MemcachedServer()) as server:
+        option = "socket_timeout" if redis else "timeout"
+        leave = leaving(f"{engine}://127.0.0.1:{server.port}?{option}={LATER}", *terms)
+        server.freeze()
+        try:
+            assert leave() < 5.0
         finally:
             server.thaw()
 

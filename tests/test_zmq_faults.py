@@ -242,6 +242,45 @@ def test_a_broker_that_hangs_is_an_error_in_time_and_is_used_again(open_: Open) 
         server.close()
 
 
+MEETS = """
+import asyncio, atexit, sys, threading
+from stampede import EngineError, try_lock
+
+def refused(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+def meet(url):
+    with try_lock("l", on=url):
+        pass
+
+async def ameet(url):
+    async with try_lock("l", on=url):
+        pass
+
+url, colour, threads = sys.argv[1:]
+try:
+    meet(url) if colour == "sync" else asyncio.run(ameet(url))
+except EngineError:
+    if threads == "none":  # as it is since Python 3.12
+        atexit.register(setattr, threading.Thread, "start", refused)
+    print("met", flush=True)
+"""
+
+
+@pytest.mark.parametrize("threads", ["threads", "none"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_leaves_where_nobody_listens_is_gone_in_a_moment(colour: str, threads: str) -> None:
+    """A script would have met its error after a second, and stay for as long as a broker has for its answer."""
+    words = [sys.executable, "-c", MEETS, f"zmq://127.0.0.1:{free_port()}?timeout=30", colour, threads]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "met\n"
+        began = time.monotonic()
+        assert process.wait(60) == 0
+        assert time.monotonic() - began < 5.0
+        assert not process.stderr.read()
+
+
 def _answers(engine: ZmqEngine, token: bytes) -> bool:
     with suppress(EngineError):
         return took(engine, "other", token)
