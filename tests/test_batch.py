@@ -290,7 +290,9 @@ def test_what_a_batch_leaves_out_others_ask_for_themselves(tmp_path: Path) -> No
         until(lambda: there._core.flights._flights)
         origin.let_on()
         assert singles.join() == [42, 42]
-        assert first.join() + batches.join() == [{}, {}, {}]
+        ours, theirs = batches.join()
+        assert [*first.join(), ours] == [{}, {}]
+        assert theirs in ({}, {"k": 42})  # who waits elsewhere asks again, and somebody may have been faster
 
 
 def test_what_is_stale_is_served_while_a_batch_refreshes_it_beside(cache: Cache) -> None:

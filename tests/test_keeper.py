@@ -155,17 +155,17 @@ def test_renewal_ends_after_max_hold() -> None:
 def test_the_clock_tells_that_a_lease_is_lost() -> None:
     """Whoever asks, and whoever is to be told, would wait for an engine that hangs, while somebody else is in."""
     keeper, opened, lost = Keeper(), threading.Event(), threading.Event()
-    port = Port(lambda: opened.wait(LONG))
+    port, lease = Port(lambda: opened.wait(LONG)), 3 * SHORT
     began = time.monotonic()
-    with hold_of(keeper, port, since=began - SHORT / 3, on_lost=lost.set) as hold:
-        assert not hold.lost or time.monotonic() - began >= SHORT / 3
+    with hold_of(keeper, port, lease=lease, since=began - lease / 3, on_lost=lost.set) as hold:
+        assert not hold.lost or time.monotonic() - began >= lease * 2 / 3
         port.wait()
         assert lost.wait(LONG)
         assert hold.lost
         opened.set()  # the answer comes after all: it was told to be lost, and stays so
         until(lambda: not keeper._holds)
         assert hold.lost
-    assert hold_of(keeper, port, since=began - SHORT).lost  # it is counted from before the question
+    assert hold_of(keeper, port, lease=lease, since=began - lease).lost  # it is counted from before the question
 
 
 def test_what_is_not_renewed_is_lost_with_its_lease() -> None:
