@@ -354,5 +354,5 @@ def test_the_command_shows_what_is_used(tmp_path: Path, capsys: pytest.CaptureFi
     assert "git\\x1bhub" in shown and "5 per 60 s" in shown and "3.0 h" in shown
     assert main(["limits", "--json", url]) == 0
     assert json.loads(capsys.readouterr().out)[0] == {
-        "name": "git\x1bhub", "max": 5, "per": 60.0, "used": 3, "ahead": 0, "penalized": 0.0,
+        "name": "git\x1bhub", "max": 5, "per": 60.0, "used": 3, "ahead": 0, "penalized": 0.0, "on": url,
     }  # fmt: skip

@@ -343,7 +343,19 @@ def test_locks_shows_who_holds_what(run: Run, url: str) -> None:
         shown, fence = run("locks", url), lock.fence
         told = json.loads(run("locks", url, "--json"))
     assert told[0]["name"].endswith("first")
-    assert set(told[0]) == {"name", "host", "pid", "program", "fence", "since", "seconds", "lease", "bound", "waiting"}
+    assert set(told[0]) == {
+        "name",
+        "host",
+        "pid",
+        "program",
+        "fence",
+        "since",
+        "seconds",
+        "lease",
+        "bound",
+        "waiting",
+        "on",
+    }
     assert told[1]["fence"] == fence
     assert "first" in shown and f":{told[0]['pid']}" in shown
     assert "\x1b" not in shown and "\\x1b[31m\\x00" in shown
@@ -365,7 +377,7 @@ def test_history_shows_what_failed(run: Run, url: str) -> None:
     assert "raise ValueError" in bad["traceback"]
     assert set(bad) == {
         "number", "kind", "name", "host", "pid", "program", "fence", "taken", "released", "problem", "exception",
-        "message", "traceback",
+        "message", "traceback", "on",
     }  # fmt: skip
     shown = run("locks", url, "--history", "--failed")
     assert "bad" in shown and "failed" in shown and "with details" in shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from stampede.errors import CodecError, OptionError, StampedeError
 from stampede.keys import function_in, in_namespace, quoted
 from stampede.method import Method
 from stampede.ports import Engine
-from stampede.registry import configure
+from stampede.registry import Registry, configure
 from stampede.scope import Scope
 from stampede.settings import CacheSettings, Settings, discover, load
 from stampede.status import Holder, status
@@ -35,7 +35,7 @@ __all__ = [
     "NOTHING",
     "Unreadable",
     "cache_of",
-    "engine_of_locks",
+    "engine_at",
     "find",
     "holder",
     "invalidate",
@@ -43,6 +43,8 @@ __all__ = [
     "settings_of",
     "the_one",
     "url_of_locks",
+    "urls_of_limits",
+    "urls_of_locks",
 ]
 
 NOTHING = "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml"
@@ -79,20 +81,32 @@ def cache_of(settings: CacheSettings, *observers: events.Observer) -> Cache:
     return cache
 
 
-def url_of_locks(settings: Callable[[], CacheSettings], where: str | None) -> str:
-    """The address that a person has given, or of the engine that a cache of the settings has its locks on."""
-    if where is not None and "://" in where:
-        return where
-    cache = settings()
-    return cache.locks or cache.url
+def url_of_locks(settings: Settings, where: str | None) -> list[str]:
+    """Where a cache has its locks."""
+    cache = the_one(settings, where)
+    return [cache.locks or cache.url]
+
+
+def urls_of_locks(settings: Settings, where: str | None) -> list[str]:
+    """The same of a cache that a person has named; else of each, and where locks are that name none."""
+    if where is not None:
+        return url_of_locks(settings, where)
+    return [Registry.locks, *(each.locks or each.url for each in settings.caches.values())]
+
+
+def urls_of_limits(settings: Settings, where: str | None) -> list[str]:
+    """Where limits may be: a cache has them on the engine of its values, if that can, or else on that of its locks."""
+    caches = settings.caches.values() if where is None else [the_one(settings, where)]
+    those = [url for each in caches for url in (each.url, each.locks) if url is not None]
+    return [Registry.locks, *those] if where is None else those
 
 
 @contextmanager
-def engine_of_locks(url: str) -> Iterator[Engine]:
+def engine_at(url: str) -> Iterator[Engine]:
     """The one behind an address, for as long as it is asked."""
     engine = open_engine(url)
     try:
-        yield engine.lock_engine
+        yield engine
     finally:
         engine.close()
 

@@ -16,7 +16,7 @@ from stampede.cli.screen import screen
 from stampede.engines import check_url, safe_url
 from stampede.errors import MissingExtra, OptionError, StampedeError
 from stampede.policy import seconds
-from stampede.settings import CacheSettings
+from stampede.settings import CacheSettings, Settings
 
 __all__ = ["main"]
 
@@ -73,7 +73,10 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_locks(parser: argparse.ArgumentParser) -> None:
-    parser.description = "The locks that are held, where the engine can list them; or, on postgres://, how they were."
+    parser.description = (
+        "The locks that are held, where the engine can list them; or, on postgres://, how they were. With nothing "
+        "said, those of all caches of the settings, and of file://, where locks are that name none."
+    )
     _add_where(parser)
     parser.add_argument("--break", dest="name", metavar="NAME", help="take it from those who have it")
     parser.add_argument("--history", action="store_true", help="the record, newest first")
@@ -85,7 +88,10 @@ def _add_locks(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    parser.description = "What is used of each limit, booked ahead and penalized. file://, of Limiters that name none."
+    parser.description = (
+        "What is used of each limit, booked ahead and penalized. With nothing said, those of all caches of the "
+        "settings, and of file://, where limits are that name none."
+    )
     _add_where(parser)
     _add_json(parser)
     parser.set_defaults(run=_limits)
@@ -195,6 +201,7 @@ def _stats(options: argparse.Namespace) -> int:
 
 
 def _locks(options: argparse.Namespace) -> int:
+    from stampede.cli.address import urls_of_locks
     from stampede.cli.locks import break_lock, history, locks
 
     if not options.history and (options.failed or options.since is not None):
@@ -202,26 +209,24 @@ def _locks(options: argparse.Namespace) -> int:
     if options.name is not None:
         if options.history or options.json:
             raise OptionError("--break takes a lock from its holder, and shows nothing: leave --history and --json out")
-        return break_lock(screen(), _where(options), options.name)
+        return break_lock(screen(), _where(options, urls_of_locks), options.name)
     if not options.history:
-        return locks(screen(), _where(options), as_json=options.json)
+        return locks(screen(), _where(options, urls_of_locks), as_json=options.json)
     since = inf if options.since is None else options.since
     chosen = {"failed": options.failed, "since": since, "most": options.most}
-    return history(screen(), _where(options), **chosen, as_json=options.json)
+    return history(screen(), _where(options, urls_of_locks), **chosen, as_json=options.json)
 
 
 def _limits(options: argparse.Namespace) -> int:
-    from stampede.cli.address import settings_of, the_one
+    from stampede.cli.address import urls_of_limits
     from stampede.cli.limits import limits
 
-    where = options.where
-    if where is None or "://" not in where:
-        settings = settings_of(options.settings)
-        where = the_one(settings, where).url if where or settings.caches else "file://"
-    return limits(screen(), where, as_json=options.json)
+    return limits(screen(), _where(options, urls_of_limits), as_json=options.json)
 
 
 def _postgres_init(options: argparse.Namespace) -> int:
+    from stampede.cli.address import url_of_locks
+
     try:
         from stampede.cli.postgres import init, print_sql
     except ModuleNotFoundError as missing:
@@ -230,7 +235,7 @@ def _postgres_init(options: argparse.Namespace) -> int:
 
     if options.sql:
         return print_sql(screen(), durable=options.durable, role=options.grant)
-    url = _where(options)
+    (url,) = _where(options, url_of_locks)
     check_url(url)
     if not url.startswith("postgres"):
         raise OptionError(
@@ -254,10 +259,13 @@ def _serve(options: argparse.Namespace) -> int:
     return serve(screen(), options.bind, limits, quiet=options.grace, **places)
 
 
-def _where(options: argparse.Namespace) -> str:
-    from stampede.cli.address import settings_of, the_one, url_of_locks
+def _where(options: argparse.Namespace, urls: Callable[[Settings, str | None], list[str]]) -> list[str]:
+    """The address that a person has given, or those that the settings have."""
+    from stampede.cli.address import settings_of
 
-    return url_of_locks(lambda: the_one(settings_of(options.settings), options.where), options.where)
+    if options.where is not None and "://" in options.where:
+        return [options.where]
+    return list(dict.fromkeys(urls(settings_of(options.settings), options.where)))
 
 
 def _cache(options: argparse.Namespace) -> CacheSettings:

@@ -3,49 +3,53 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
+from stampede.cli.everywhere import ask
 from stampede.cli.keys import long
 from stampede.cli.screen import Screen
 from stampede.colour import run_blocking
-from stampede.engines import open_engine
 from stampede.errors import OptionError
-from stampede.ports import Rate, Usage
+from stampede.ports import Engine, Rate, Usage
 
 __all__ = ["limits"]
 
 
-def limits(screen: Screen, url: str, *, as_json: bool) -> int:
+def limits(screen: Screen, urls: Sequence[str], *, as_json: bool) -> int:
     """Print the limits of which anything is known; 0 also if there is none."""
-    engine = open_engine(url)
-    try:
-        listed = None if engine.limits is None else run_blocking(engine.limits.listed())
-    finally:
-        engine.close()
+    answers = ask(urls, _listed)
+    rows = [(name, on, its.rate, its) for _, on, some in answers.told for name, its in some if its.rate is not None]
+    if as_json:
+        screen.say(json.dumps([_plain(*each) for each in rows], indent=2))
+    elif rows:
+        several = len(urls) > 1
+        screen.table(
+            ["limit", "allowed", "used now", "booked ahead", "penalized for", *(["on"] if several else [])],
+            [(_shown(name), *_told(its, rate), *([on] if several else [])) for name, on, rate, its in rows],
+        )
+    elif answers.told:
+        screen.say("no limit is in use" + (f" on {answers.on}" if len(urls) > 1 else ""))
+    return answers.end()
+
+
+def _listed(engine: Engine) -> list[tuple[str, Usage]]:
+    listed = None if engine.limits is None else run_blocking(engine.limits.listed())
     if listed is None:
         raise OptionError(f"{engine.called} can't list its limits: file, disk, redis and postgres can")
-    if as_json:
-        rows = [
-            {
-                "name": name,
-                "max": its.rate.most,
-                "per": its.rate.per,
-                "used": its.used,
-                "ahead": its.ahead,
-                "penalized": its.penalized,
-            }
-            for name, its in listed
-            if its.rate is not None
-        ]
-        screen.say(json.dumps(rows, indent=2))
-        return 0
-    if not listed:
-        screen.say("no limit is in use")
-        return 0
-    screen.table(
-        ["limit", "allowed", "used now", "booked ahead", "penalized for"],
-        [(_shown(name), *_told(its, its.rate)) for name, its in listed if its.rate is not None],
-    )
-    return 0
+    return listed
+
+
+def _plain(name: str, on: str, rate: Rate, its: Usage) -> dict[str, Any]:
+    return {
+        "name": name,
+        "max": rate.most,
+        "per": rate.per,
+        "used": its.used,
+        "ahead": its.ahead,
+        "penalized": its.penalized,
+        "on": on,
+    }
 
 
 def _told(its: Usage, rate: Rate) -> tuple[str, ...]:

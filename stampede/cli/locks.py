@@ -9,69 +9,90 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
-from stampede.cli.address import engine_of_locks
+from stampede.cli.address import engine_at
+from stampede.cli.everywhere import Answer, ask
 from stampede.cli.keys import long
 from stampede.cli.screen import Screen
 from stampede.colour import run_blocking
 from stampede.errors import OptionError
 from stampede.hands import holds_of
-from stampede.ports import Engine, Held, Holds, Released, Reports
+from stampede.ports import Engine, Held, Released, Reports
 
 __all__ = ["break_lock", "history", "locks"]
 
 
-def locks(screen: Screen, url: str, *, as_json: bool) -> int:
+def locks(screen: Screen, urls: Sequence[str], *, as_json: bool) -> int:
     """Print the locks that are held; 0 also if there is none."""
-    with engine_of_locks(url) as engine:
-        found = run_blocking(_holds(engine).held())
-        if found is None:
-            raise OptionError(f"{engine.called} can't list its locks")
-    held = sorted(found, key=lambda each: (each.since or inf, each.name))
+    answers = ask(urls, _held)
+    held = [(on, each) for _, on, some in answers.told for each in some]
+    held.sort(key=lambda each: (each[1].since or inf, each[1].name))
     if as_json:
-        return _print_json(screen, held)
-    if not held:
-        screen.say("no lock is held")
-        return 0
+        return _print_json(screen, held) or answers.end()
+    if not held and answers.told:
+        screen.say("no lock is held" + (f" on {answers.on}" if len(urls) > 1 else ""))
+    if held:
+        _print_held(screen, held, several=len(urls) > 1)
+    return answers.end()
+
+
+def _print_held(screen: Screen, held: Sequence[tuple[str, Held]], *, several: bool) -> None:
     screen.table(
-        ["lock", "held by", "program", "since", "for", "lease left", "waiting"],
+        ["lock", "held by", "program", "since", "for", "lease left", "waiting", *(["on"] if several else [])],
         [
             (
                 _shown(each.name), _place(each), _shown(each.program or "?"), _moment(each.since),
                 "?" if each.seconds is None else long(each.seconds), long(each.lease),
-                "?" if each.waiting is None else str(each.waiting),
+                "?" if each.waiting is None else str(each.waiting), *([on] if several else []),
             )
-            for each in held
+            for on, each in held
         ],
     )  # fmt: skip
-    return 0
 
 
-def break_lock(screen: Screen, url: str, name: str) -> int:
+def break_lock(screen: Screen, urls: Sequence[str], name: str) -> int:
     """Take it from those who have it; 1 if nobody does. They are told as of any lock that is lost."""
-    with engine_of_locks(url) as engine:
-        holds = _holds(engine)
+    answers = ask(urls, lambda engine: run_blocking(holds_of(engine).holder(name)))
+    places = [each for each in answers.told if each.told]
+    if len(places) > 1:
+        both = " and ".join(each.on for each in places)
+        raise OptionError(f"the lock {_shown(name)} is held on {both}: give the address of the one that you mean")
+    taken = sum(_broken(each.url, name) for each in places)
+    if taken:
+        screen.say(f"the lock {_shown(name)} was taken from {taken} who had it{_at(places, urls)}")
+        screen.say("what runs under it goes on; it hears of the loss at the lock's next renewal, or at its block's end")
+    else:
+        screen.say(f"nobody has the lock {_shown(name)}{_at(answers.told, urls)}")
+    return answers.end(refusals=not taken) or int(not taken)
+
+
+def _broken(url: str, name: str) -> int:
+    """How many had it."""
+    with engine_at(url) as whole:
+        engine = whole.lock_engine
         if engine.locks is None or not engine.breaks:
             raise OptionError(f"nobody can take a lock of {engine.called} from its holder: end that process")
-        inside = run_blocking(holds.holder(name))
-        broken = [run_blocking(engine.locks.release(name, token)) for token, _ in inside]
-    if not any(broken):
-        screen.say(f"nobody has the lock {_shown(name)}")
-        return 1
-    screen.say(f"the lock {_shown(name)} is taken from {sum(broken)} who had it: what they do under it goes on, and")
-    screen.say("they are told at its next renewal, and at the end of their blocks")
-    return 0
+        inside = run_blocking(holds_of(engine).holder(name))
+        return sum(run_blocking(engine.locks.release(name, token)) for token, _ in inside)
 
 
-def history(screen: Screen, url: str, *, failed: bool, since: float, most: int, as_json: bool) -> int:
+def _at(places: Sequence[Answer[Any]], asked: Sequence[str]) -> str:
+    return f" on {' or '.join(each.on for each in places)}" if len(asked) > 1 and places else ""
+
+
+def history(screen: Screen, urls: Sequence[str], *, failed: bool, since: float, most: int, as_json: bool) -> int:
     """Print the record, newest first."""
-    with engine_of_locks(url) as engine:
-        reports = _reports(engine.reports, engine.called)
-        released = run_blocking(reports.released(failed=failed, since=since, most=most))
+    answers = ask(urls, lambda engine: run_blocking(_reports(engine).released(failed=failed, since=since, most=most)))
+    missing = answers.end(refusals=False)
+    if not answers.told and not missing:
+        raise OptionError("none of these engines keeps a record of its locks: postgres:// does")
+    released = [(on, each) for _, on, some in answers.told for each in some]
+    released.sort(key=lambda each: each[1].released, reverse=True)
+    del released[most:]
     if as_json:
-        return _print_json(screen, released)
+        return _print_json(screen, released) or missing
     if not released:
         screen.say("nothing has failed" if failed else "nothing is in the record")
-        return 0
+        return missing
     screen.table(
         ["lock", "held by", "program", "taken", "for", "problem", "what was said"],
         [
@@ -80,29 +101,31 @@ def history(screen: Screen, url: str, *, failed: bool, since: float, most: int, 
                 _shown(each.program or "?"), _moment(each.taken),
                 "?" if each.taken is None else long(each.released - each.taken), each.problem or "none", _said(each),
             )
-            for each in released
+            for _, each in released
         ],
     )  # fmt: skip
     if len(released) == most:
         screen.say(f"the last {most}; --most tells more, and --json all that is known of each")
-    return 0
+    return missing
 
 
-def _holds(engine: Engine) -> Holds:
-    if not engine.shared:
-        raise OptionError(f"{engine.called} lives inside each process: from here there is nothing of it to be seen")
-    return holds_of(engine)
+def _held(engine: Engine) -> list[Held]:
+    found = run_blocking(holds_of(engine).held())
+    if found is None:
+        raise OptionError(f"{engine.called} can't list its locks")
+    return list(found)
 
 
-def _reports(reports: Reports | None, called: str) -> Reports:
-    if reports is None:
-        raise OptionError(f"{called} keeps no record of its locks: postgres:// does")
-    return reports
+def _reports(whole: Engine) -> Reports:
+    engine = whole.lock_engine
+    if engine.reports is None:
+        raise OptionError(f"{engine.called} keeps no record of its locks: postgres:// does")
+    return engine.reports
 
 
-def _print_json(screen: Screen, rows: Sequence[Held | Released]) -> int:
+def _print_json(screen: Screen, rows: Sequence[tuple[str, Held | Released]]) -> int:
     """A list of objects; moments in ISO 8601."""
-    screen.say(json.dumps([_plain(asdict(each)) for each in rows], indent=2))
+    screen.say(json.dumps([_plain({**asdict(each), "on": on}) for on, each in rows], indent=2))
     return 0
 
 
