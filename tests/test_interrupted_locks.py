@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from interrupting import interrupted, ours, points_of
+from interrupting import Point, interrupted, moments_of, ours, points_of
 from memcached_server import shared_memcached
 from servers import shared_redis
 
@@ -141,13 +141,15 @@ def nothing_is_left(lock: Lock, engine: Engine, other: ThreadPoolExecutor, use: 
 
 def swept(engine: Engine, act: Callable[[], Any], still: Callable[[], Any], *, whole: bool = False) -> None:
     """Do it again and again, interrupted a little later each time; after each time, look at how things are."""
-    points: list[object] = []
+    points: list[Point] = []
     points_of(act, points.append)
     assert points
+    moments = moments_of(lambda _: act()) if engine.scheme in AT_MOST or whole else []
+    many = max(len(points), len(moments))
     at_most = EVERY if whole or os.environ.get("SWEEP") == "whole" else AT_MOST.get(engine.scheme, 40)
-    for number in count(0, max(1, len(points) // at_most)):
-        error = interrupted(act, number)
-        if error is None:
+    for number in count(0, max(1, many // at_most)):
+        error = interrupted(act, number, moments)
+        if error is None and number >= many:
             break
         still()  # while the error, and with it all frames, are kept
         del error
