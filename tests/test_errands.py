@@ -80,7 +80,7 @@ def test_who_is_cancelled_waits_for_what_has_begun() -> None:
     """What he asks next would come before it."""
 
     async def main() -> None:
-        errands, slow = Errands(), Slow()
+        errands, slow = Errands(leave=LONG), Slow()
         task = asyncio.ensure_future(errands.run(slow))
         await until(slow.begun.is_set)
         task.cancel()
@@ -163,12 +163,12 @@ def test_a_hung_call_keeps_no_other_engine_waiting() -> None:
 
 
 def test_the_program_ends_while_a_call_hangs() -> None:
-    """It would never end: a thread that is no daemon is waited for."""
+    """It would never end: a thread that is no daemon is waited for, and so is a task by the loop that ends."""
     program = (
         "import asyncio, threading\n"
         "from stampede.engines.kit.errands import Errands\n"
         "async def main():\n"
-        "    task = asyncio.ensure_future(Errands(leave=0.01).run(threading.Event().wait))\n"
+        "    task = asyncio.ensure_future(Errands().run(threading.Event().wait))\n"
         "    await asyncio.sleep(0.01)\n"
         "asyncio.run(main())\n"
     )

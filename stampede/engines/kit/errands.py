@@ -34,7 +34,11 @@ _log = logging.getLogger("stampede")
 LOOK = 0.02
 """Seconds for which one waits who isn't told: a thread for each waiter is none for work."""
 
-AT_EXIT = 1.0
+LEAVE = 0.3
+"""Seconds that a call which is cancelled waits for the end of what it has begun. An event loop that ends waits for all
+its calls, and a server that hangs would keep it for its own time-out."""
+
+AT_EXIT = 0.3
 """Seconds that the end of the program waits for what is being given back."""
 
 _UNDONE_BY = {"claim": "abandon", "acquire": "release"}
@@ -57,10 +61,10 @@ class Errands:
     """At most so many `threads`, begun when they are needed; who finds none free waits for one.
 
     `patience`: after so many seconds in the queue it is an EngineError. `leave`: so many seconds a call that is
-    cancelled waits for the end of what it has begun, so that what its caller asks next comes behind it.
+    cancelled waits for the end of what it has begun, so that what its caller asks next comes behind it, as a rule.
     """
 
-    def __init__(self, threads: int = 8, *, patience: float = inf, leave: float = inf) -> None:
+    def __init__(self, threads: int = 8, *, patience: float = inf, leave: float = LEAVE) -> None:
         self._crew = Crew(threads, "stampede-io")
         self._patience, self._leave = patience, leave
 
