@@ -48,8 +48,8 @@ async def extended(locks: PlainLocks, grip: Gripped, seconds: float) -> bool:
     assert grip.hold is not None
     hold, asked = grip.hold, monotonic()
     lasts = max(seconds, hold.lease, hold.ends - asked)
-    hold.stands_until(asked + lasts)  # before we ask: the keeper may do so too, just now
-    stood = await locks.renew(grip.name, grip.token, lasts)
+    with hold.standing_until(asked + lasts):  # before we ask: the keeper may do so too, just now
+        stood = await locks.renew(grip.name, grip.token, lasts)
     if stood:
         hold.ends = max(hold.ends, asked + lasts)
     else:
@@ -64,11 +64,12 @@ async def handed_over(engine: Engine, colour: Colour, grip: Gripped, seconds: fl
     if hands is None:
         raise OptionError(f"a lock of {engine.lock_engine.scheme}:// ends with its holder, and can't be handed over")
     hold, lasts = grip.hold, grip.hold.lease if seconds is None else seconds
-    hold.stands_until(monotonic() + lasts)
+    with hold.standing_until(monotonic() + lasts), hold.resting():
+        while hold.under_way is not None and monotonic() < hold.ends:  # a renewal behind us would make it ours again
+            await colour.park(Bell(), 0.005)
+        stood = await hands.hand_over(grip.name, grip.token, lasts)
     hold.end()
-    while hold.under_way is not None and monotonic() < hold.ends:  # a renewal behind us would make it ours again
-        await colour.park(Bell(), 0.005)
-    return await hands.hand_over(grip.name, grip.token, lasts) and not hold.lost
+    return stood and not hold.lost
 
 
 async def inside(engine: Engine, colour: Colour, name: str) -> int:

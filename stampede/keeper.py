@@ -13,7 +13,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import Any, Protocol
 
@@ -122,9 +123,29 @@ class Hold:
             self._lost = True  # for good, even if a renewal is answered after all: somebody may have been told
         return self._lost
 
-    def stands_until(self, moment: float) -> None:
-        """No renewal lets it end before this."""
-        self._floor = max(self._floor, moment)
+    @contextmanager
+    def standing_until(self, moment: float) -> Iterator[None]:
+        """No renewal lets it end before this; unless the block fails: what an engine refuses it would refuse to us."""
+        before, self._floor = self._floor, max(self._floor, moment)
+        try:
+            yield
+        except BaseException:
+            if self._floor == moment:
+                self._floor = before
+            raise
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Nobody renews it, from here on; unless the block fails."""
+        self.ended = True
+        self._keeper.remove(self)
+        try:
+            yield
+        except BaseException:
+            if not self.foreign:
+                self.ended = False
+                self._keeper.add(self)
+            raise
 
     def bound(self, seconds: float) -> None:
         """It is renewed for so long from now on."""

@@ -127,11 +127,10 @@ def test_a_renewal_under_way_undoes_nothing() -> None:
     keeper, port = Keeper(), Slow()
     with Hold(keeper, port, "k", b"t", 0.03, 60.0, lambda: None) as hold:
         assert port.begun.wait(10)
-        hold.stands_until(time.monotonic() + 60)
-        hold.end()  # handed over, say
-        port.goes_on.set()
-        while len(port.asked) < 2:
-            time.sleep(0.001)
+        with hold.standing_until(time.monotonic() + 60), hold.resting():  # it is handed over, say
+            port.goes_on.set()
+            while len(port.asked) < 2:
+                time.sleep(0.001)
     assert port.asked[0] == 0.03 and 50 < port.asked[1] < 61
 
 
@@ -146,8 +145,8 @@ def test_what_is_known_of_an_end_is_what_was_answered() -> None:
         port.goes_on.set()
         attending.join(10)
         assert hold.ends > time.monotonic() + 50
-        hold.stands_until(time.monotonic() + 600)  # it is about to be asked for
-        assert hold.ends < time.monotonic() + 61
+        with hold.standing_until(time.monotonic() + 600):  # it is about to be asked for
+            assert hold.ends < time.monotonic() + 61
 
 
 def test_anybody_can_ask(on: str, ask: Any) -> None:

@@ -170,6 +170,24 @@ def test_locks_outlive_a_broker_that_is_killed(open_: Open) -> None:
         server.close()
 
 
+@pytest.mark.parametrize("verb", ["extend", "detach"])
+def test_a_lock_outlives_what_its_broker_refuses(open_: Open, verb: str) -> None:
+    """A job that asked for more than there is would be told so, go on, and lose its lock a lease later."""
+    server = BrokerThread(limits=Limits(longest=5.0))
+    try:
+        with Lock("l", on=open_(server.url), lease=0.6) as lock:
+            with pytest.raises(
+                EngineError,
+                match="a lease of 600 s: it grants 5 s at most: start it with stampede serve --longest 600s",
+            ):
+                getattr(lock, verb)("10m")
+            began = time.monotonic()
+            until(lambda: lock.lost or time.monotonic() - began > 2.0)
+            assert lock.held and lock.remaining < 1.0
+    finally:
+        server.stop()
+
+
 def test_killed_and_restarted_under_load(open_: Open) -> None:
     """Two would be inside, or a fence come twice, or somebody wait for ever."""
     server = BrokerProcess("--grace", "0.8s", "--longest", "0.8s")

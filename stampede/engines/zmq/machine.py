@@ -368,7 +368,8 @@ class Machine:
 
     def _check(self, lease: float, room: float) -> None:
         if not 0 < lease <= self.limits.longest:
-            raise Refused(f"a lease of {lease:g} s: it grants {self.limits.longest:g} s at most: see --longest")
+            more = f": start it with stampede serve --longest {lease:g}s" if lease > 0 else ""
+            raise Refused(f"a lease of {lease:g} s: it grants {self.limits.longest:g} s at most{more}")
         if not room >= 1:
             raise Refused(f"a room of {room}")
 
