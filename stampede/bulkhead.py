@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from stampede.block import Block
 from stampede.colour import Colour
-from stampede.errors import LockTimeout, OptionError
+from stampede.errors import OptionError
 from stampede.grip import Grip
 from stampede.guarded_locks import PlainLocks
 from stampede.hands import inside
@@ -128,8 +128,8 @@ class Bulkhead(Lock):
         own = [grip for who, grip in self._by_caller() if who is me and grip.stands and not grip.owned]
         return own[-1] if own else None
 
-    def _not_had(self, block: Block | None) -> None:
-        raise LockTimeout(f"{self.concurrency} are inside {self.name!r}, and wait ran out: {self._wait:g} s")
+    def _not_had(self, block: Block | None, refusal: Busy) -> None:
+        raise self._timeout(refusal, f"{self.concurrency} are inside {self.name!r}")
 
     # -- on engines whose locks have room for one only ------------------------------------------------------------
 

@@ -59,9 +59,14 @@ class Habit:
         if seconds >= AGAIN:
             self.silent = True
 
+    @property
+    def known(self) -> bool:
+        """It has answered."""
+        return self._longest is not None
+
     def grace(self, now: float) -> float:
         """Seconds within which the next answer comes, if it is well."""
-        if self._longest is None and not self.silent:
+        if not self.known and not self.silent:
             return MOST
         return min(max(2 * self._faded(now), AGAIN if self.silent else LEAST), MOST)
 
@@ -230,7 +235,8 @@ class GuardedLocks(PlainLocks):
         server = self._engine.server_of(name, lock=True)
         names = ":".join(map(str, server)) if isinstance(server, tuple) else server
         its = "" if names is None else f"{names} of "
-        told = f"{its}{self._side.called} hangs: it has not answered for {max(seconds, 0.0):.2g} s"
+        why = self._engine.no_answer(name) or ("" if self._side.habit.known else "is it running?")
+        told = f"no answer from {its}{self._side.called} for {max(seconds, 0.0):.2g} s{why and ': '}{why}"
         if since is None:
             return EngineError(f"the lock {name!r} can't be given back now, and ends with its lease: {told}")
         return EngineError(f"the lock {name!r} can't be had, after {_clock() - since:.2g} s in all: {told}")

@@ -214,7 +214,7 @@ class Lock:
         True
         >>> lock.release()
         """
-        return run_blocking(self._taking(BLOCKING, wait))
+        return run_blocking(self._taking(BLOCKING, wait)) is None
 
     def release(self) -> None:
         """Give it back. LockLost if it had ended before.
@@ -252,7 +252,7 @@ class Lock:
         return run_blocking(self._detaching(BLOCKING, seconds))
 
     def locked(self) -> bool:
-        """Has anybody the lock? By the time that it is said, that may be otherwise.
+        """Has anybody the lock, or may have? By the time that it is said, that may be otherwise.
 
         >>> Lock("nightly").locked()
         False
@@ -261,14 +261,15 @@ class Lock:
 
     def __enter__(self: SELF) -> SELF:
         block = self._blocks.take(sys._getframe(1))
-        if not run_blocking(self._taking(BLOCKING, self._patience, block)):
-            self._not_had(block)
+        refusal = run_blocking(self._taking(BLOCKING, self._patience, block))
+        if refusal is not None:
+            self._not_had(block, refusal)
         return self
 
     # -- and their twins ------------------------------------------------------------------------------------------
 
     async def aacquire(self, wait: Seconds = None) -> bool:
-        return await self._taking(self._suspending, wait)
+        return await self._taking(self._suspending, wait) is None
 
     async def arelease(self) -> None:
         await self._releasing(self._suspending)
@@ -286,9 +287,10 @@ class Lock:
         block = self._blocks.take(sys._getframe(1))
         return self._entered(self._taking(self._suspending, self._patience, block), block)
 
-    async def _entered(self: SELF, taking: Coroutine[Any, Any, bool], block: Block | None) -> SELF:
-        if not await taking:
-            self._not_had(block)
+    async def _entered(self: SELF, taking: Coroutine[Any, Any, Busy | None], block: Block | None) -> SELF:
+        refusal = await taking
+        if refusal is not None:
+            self._not_had(block, refusal)
         return self
 
     # -- the ends of blocks ---------------------------------------------------------------------------------------
@@ -320,17 +322,26 @@ class Lock:
     _patience: float | None = None  # of its blocks; None: the object's
     _room: float = 1  # how many may be inside with it, itself included
 
-    def _not_had(self, block: Block | None) -> None:
-        """Somebody else has it, and a block is to be entered. None: by no `with`."""
+    def _not_had(self, block: Block | None, refusal: Busy) -> None:
+        """Somebody else has it, as was said at last, and a block is to be entered. None: by no `with`."""
         if self._own(caller()) is not None:
             raise LockTimeout(f"this very thread or task has the lock {self.name!r}, and would wait for itself")
-        raise LockTimeout(f"somebody else has the lock {self.name!r}, and wait ran out: {self._wait:g} s")
+        raise self._timeout(refusal, f"somebody else has the lock {self.name!r}")
+
+    def _timeout(self, refusal: Busy, why: str) -> LockTimeout:
+        if not refusal.grace:
+            return LockTimeout(f"{why}, and wait ran out: {self._wait:g} s")
+        its, left = self._engine.lock_engine.called, round(refusal.lease, 1)
+        return LockTimeout(
+            f"{self.name!r} is not to be had yet, and wait ran out: {self._wait:g} s: {its} has just been started, and "
+            f"for another {left:g} s grants nothing but what was held before"
+        )
 
     def _asked(self, colour: Colour) -> PlainLocks:
         return self._locks[colour.suspending]
 
-    def _taking(self, colour: Colour, wait: Seconds, block: Block | None = None) -> Coroutine[Any, Any, bool]:
-        """To be run, or else dropped. `block`: the one it is for."""
+    def _taking(self, colour: Colour, wait: Seconds, block: Block | None = None) -> Coroutine[Any, Any, Busy | None]:
+        """To be run, or else dropped. None: it is had; else what was said at last. `block`: the one it is for."""
         self._bind()
         grip = Grip(self, self._engine, self._asked(BLOCKING), self.name, self._token)
         work = self._acquire(grip, colour, wait, block)
@@ -343,7 +354,7 @@ class Lock:
         self._asking.add(grip)
         return work
 
-    async def _acquire(self, grip: Grip, colour: Colour, wait: Seconds, block: Block | None) -> bool:
+    async def _acquire(self, grip: Grip, colour: Colour, wait: Seconds, block: Block | None) -> Busy | None:
         me, locks = caller(), self._asked(colour)
         if block is not None:
             block.caller = ref(me)
@@ -355,7 +366,7 @@ class Lock:
                 await self._tidy_up(colour)
             if self._own(me) is not None:
                 self._asking.discard(grip)
-                return False  # waiting for ourselves would never end
+                return _OURS  # waiting for ourselves would never end
             if self._token is not None and (len(self._asking) > 1 or self._in_use):
                 raise OptionError(f"the lock {self.name!r} has a token of its own, for one caller at a time")
             pace: Pace | None = None
@@ -372,7 +383,7 @@ class Lock:
                     self._asking.discard(grip)
                     if block is None:
                         grip.belongs_to_its_lock()
-                    return True
+                    return None
                 left = end - monotonic()
                 if left <= 0:
                     break
@@ -396,7 +407,7 @@ class Lock:
         if patience > 0:  # or it would be its turn one day, and the lock be kept for it
             await colour.shielded(self._withdrawn(colour, grip))
         self._forget(grip)
-        return False
+        return reply
 
     async def _question(
         self, locks: PlainLocks, grip: Grip, waits: bool, patience: float, since: float
@@ -591,6 +602,9 @@ async def _awaited(hooked: Coroutine[Any, Any, object], colour: Colour) -> None:
     await hooked
 
 
+_OURS = Busy(b"", 0.0)
+
+
 class Release:
     """What `release_via` gets. Called, it gives the lock back: LockLost if that had ended by then."""
 
@@ -624,7 +638,7 @@ class TryLock(Lock):
     async def aacquire(self, wait: Seconds = 0) -> bool:
         return await super().aacquire(wait)
 
-    def _not_had(self, block: Block | None) -> None:
+    def _not_had(self, block: Block | None, refusal: Busy) -> None:
         if block is None or block.grip is None:
             self._refused.add(caller())
             return

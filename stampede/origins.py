@@ -103,7 +103,7 @@ class _Caps:
         began, bulkhead = _clock(), None
         if room is not None:
             bulkhead = Bulkhead(f"origin/{self._name}", self.engine, concurrency=room, lease=lease, max_hold=longest)
-            if not await bulkhead._taking(colour, wait):
+            if await bulkhead._taking(colour, wait) is not None:
                 raise self._full(f"computes {room} at once", wait)
             for grip in bulkhead._grips.values():
                 grip.belongs_to(bulkhead)  # until its loop is closed: else it is its lock's, whatever becomes of that

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
@@ -97,11 +97,12 @@ class Granted:
 
 @dataclass(slots=True)
 class Busy:
-    """Somebody computes. `entry` is what may be served meanwhile."""
+    """Somebody computes, or has the lock. `entry` is what may be served meanwhile."""
 
     token: bytes  # the standing lease's
     lease: float  # seconds it has left
     entry: Entry[Any] | None = None
+    grace: bool = field(default=False, kw_only=True)  # nobody is known to have the lock (`Engine.grace`)
 
 
 @dataclass(slots=True)
@@ -352,7 +353,10 @@ class Holds(Protocol):
     """Of an engine that can say who has its locks. Nothing is changed by these."""
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        """The tokens of those who are inside, and the seconds that they have left, unless they are renewed."""
+        """The tokens of those who are inside, and the seconds that they have left, unless they are renewed.
+
+        An empty token stands for those of whom its server doesn't know yet (`Engine.grace`).
+        """
         ...
 
     async def held(self, prefix: str = "") -> list[Held] | None:
@@ -561,10 +565,19 @@ class Engine(ABC):
         but one, or nobody knows."""
         return None
 
+    def no_answer(self, lock: str) -> str:
+        """What it knows of why the server of this lock gives none. Nothing, as a rule."""
+        return ""
+
     @abstractmethod
     def ping(self) -> float:
         """Seconds of one round trip; EngineError if there is none."""
         ...
+
+    def grace(self) -> Mapping[str, float]:
+        """Those of its servers that have just been started, know nothing of the locks of before, and grant none for so
+        many seconds, but what its holders renew."""
+        return {}
 
     def facts(self) -> Mapping[str, Mapping[str, str]]:
         """What each of its servers says of itself, by its name, for people. Nothing: they aren't asked."""

@@ -22,7 +22,8 @@ import zmq
 from broker_server import BrokerProcess, BrokerThread, Limits, Place, ZmqEngine
 from server_process import free_port, freeze
 
-from stampede import EngineError, Lock, LockLost, OptionError, StampedeError, try_lock
+from stampede import Bulkhead, EngineError, Lock, LockLost, LockTimeout, OptionError, StampedeError, try_lock
+from stampede.cli.command import main
 from stampede.colour import run_blocking as run
 from stampede.engines import open_engine
 from stampede.engines.zmq import wire
@@ -170,6 +171,54 @@ def test_locks_outlive_a_broker_that_is_killed(open_: Open) -> None:
         server.close()
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_is_refused_in_a_grace_is_told_so(
+    open_: Open, colour: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first user of a new broker heard for half a minute that somebody else has the lock, which nobody had."""
+    began = BrokerThread(quiet=30.0)
+    try:
+        engine = open_(began.url)
+        said = rf"is not to be had yet, and wait ran out: 0.1 s: {began.url} has just been started, and for another 2\d"
+
+        async def meet(lock: Lock) -> bool:
+            with pytest.raises(LockTimeout, match=said):
+                async with lock:
+                    pass
+            return await lock.alocked()
+
+        for lock in Lock("l", on=engine, wait=0.1), Bulkhead("b", concurrency=3, on=engine, wait=0.1):
+            if colour == "async":
+                assert asyncio.run(meet(lock))
+                continue
+            with pytest.raises(LockTimeout, match=said), lock:
+                pass
+            assert lock.locked()
+        told = [each for each in caplog.messages if "has just been started" in each]
+        assert len(told) == 1 and "see --grace" in told[0]
+        assert main(["locks", began.url]) == 0
+        assert (
+            capsys.readouterr().out.splitlines()[0].startswith(f"{began.url} has just been started, and for another 2")
+        )
+        assert list(engine.grace()) == [began.url]
+    finally:
+        began.stop()
+
+
+def test_a_lock_that_its_holder_has_again_in_a_grace_is_somebody_s(open_: Open) -> None:
+    """Who is refused would wait for the end of the grace, and be refused again."""
+    server = BrokerProcess("--grace", "0s")
+    try:
+        with Lock("l", on=open_(server.url)) as lock:
+            server._options = ("--grace", "20s")
+            server.restart()
+            lock.extend(20)
+            with pytest.raises(LockTimeout, match="somebody else has the lock 'l'"), Lock("l", on=server.url, wait=0):
+                pass
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize("verb", ["extend", "detach"])
 def test_a_lock_outlives_what_its_broker_refuses(open_: Open, verb: str) -> None:
     """A job that asked for more than there is would be told so, go on, and lose its lock a lease later."""
@@ -249,7 +298,7 @@ def test_a_broker_that_hangs_is_an_error_in_time_and_is_used_again(open_: Open) 
         assert engine.silence == 0.3
         engine.ping()
         server.freeze()
-        with pytest.raises(EngineError, match=r"has not answered within 0\.3 s"):
+        with pytest.raises(EngineError, match=r"no answer from zmq://[0-9.:]+ within 0\.3 s$"):
             run(engine.locks.acquire("l", new_id(), LONG))
         with pytest.raises(EngineError), try_lock("l", on=engine):
             pass
@@ -258,6 +307,21 @@ def test_a_broker_that_hangs_is_an_error_in_time_and_is_used_again(open_: Open) 
         until(lambda: _answers(engine, token))
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_who_has_no_answer_is_told_what_is_known(open_: Open, listens: bool) -> None:
+    """ "It hangs" would send people to look for a process that isn't there."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        if listens:  # and says nothing
+            door.listen()
+        place = f"zmq://127.0.0.1:{door.getsockname()[1]}"
+        known = "is it running?" if listens else "nobody listens there"
+        for options, said in ({"timeout": 20.0}, "for 1 s"), ({"timeout": 0.3}, "within 0.3 s"):
+            with pytest.raises(EngineError) as error, try_lock("l", on=open_(place, **options)):
+                pass
+            assert str(error.value).endswith(f"no answer from {place} {said}: {known}")
 
 
 MEETS = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import inf
@@ -24,12 +24,18 @@ __all__ = ["break_lock", "history", "locks"]
 def locks(screen: Screen, urls: Sequence[str], *, as_json: bool) -> int:
     """Print the locks that are held; 0 also if there is none."""
     answers = ask(urls, _held)
-    held = [(on, each) for _, on, some in answers.told for each in some]
+    held = [(on, each) for _, on, (some, _) in answers.told for each in some]
     held.sort(key=lambda each: (each[1].since or inf, each[1].name))
     if as_json:
         return _print_json(screen, held) or answers.end()
+    grace = {server: left for each in answers.told for server, left in each.told[1].items()}
+    for server, left in grace.items():
+        screen.say(
+            f"{server} has just been started, and for another {long(left)} grants nothing but what was held before"
+        )
     if not held and answers.told:
-        screen.say("no lock is held" + (f" on {answers.on}" if len(urls) > 1 else ""))
+        known = "no lock is known to be held" if grace else "no lock is held"
+        screen.say(known + (f" on {answers.on}" if len(urls) > 1 else ""))
     if held:
         _print_held(screen, held, several=len(urls) > 1)
     return answers.end()
@@ -51,7 +57,7 @@ def _print_held(screen: Screen, held: Sequence[tuple[str, Held]], *, several: bo
 
 def break_lock(screen: Screen, urls: Sequence[str], name: str) -> int:
     """Take it from those who have it; 1 if nobody does. They are told as of any lock that is lost."""
-    answers = ask(urls, lambda engine: run_blocking(holds_of(engine).holder(name)))
+    answers = ask(urls, lambda engine: _inside(engine, name))
     places = [each for each in answers.told if each.told]
     if len(places) > 1:
         both = " and ".join(each.on for each in places)
@@ -71,8 +77,12 @@ def _broken(url: str, name: str) -> int:
         engine = whole.lock_engine
         if engine.locks is None or not engine.breaks:
             raise OptionError(f"nobody can take a lock of {engine.called} from its holder: end that process")
-        inside = run_blocking(holds_of(engine).holder(name))
-        return sum(run_blocking(engine.locks.release(name, token)) for token, _ in inside)
+        return sum(run_blocking(engine.locks.release(name, token)) for token in _inside(engine, name))
+
+
+def _inside(engine: Engine, name: str) -> list[bytes]:
+    """The tokens of those who are known to be."""
+    return [token for token, _ in run_blocking(holds_of(engine).holder(name)) if token]
 
 
 def _at(places: Sequence[Answer[Any]], asked: Sequence[str]) -> str:
@@ -109,11 +119,12 @@ def history(screen: Screen, urls: Sequence[str], *, failed: bool, since: float, 
     return missing
 
 
-def _held(engine: Engine) -> list[Held]:
-    found = run_blocking(holds_of(engine).held())
+def _held(engine: Engine) -> tuple[list[Held], Mapping[str, float]]:
+    """What is held; and of servers that may not know of all yet, for how long."""
+    found, grace = run_blocking(holds_of(engine).held()), engine.lock_engine.grace()
     if found is None:
         raise OptionError(f"{engine.called} can't list its locks")
-    return list(found)
+    return list(found), grace
 
 
 def _reports(whole: Engine) -> Reports:

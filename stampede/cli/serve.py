@@ -43,6 +43,10 @@ def serve(screen: Screen, bind: Sequence[str], limits: Limits, peers: Sequence[s
             screen.say(f"serves zmq://{_whole(address)}")
         if broker.quiet > 0:
             screen.say(f"grants nothing for {long(broker.quiet)}, but what clients hold already")
+            if options.get("memory") is None:
+                screen.say(
+                    "(a new broker needs no such grace: --memory FILE remembers; --grace 0s is for its first start)"
+                )
         broker.run()
     finally:
         for each, handler in before:

@@ -615,7 +615,8 @@ def _rival(said: Sequence[Granted | Busy]) -> tuple[Busy, int]:
     if not replies:  # all was granted, too late
         return Busy(new_id(), TICK), 0
     ((token, votes),) = Counter(each.token for each in replies).most_common(1)
-    return Busy(token, _less(max(each.lease for each in replies if each.token == token))), votes
+    its = [each for each in replies if each.token == token]
+    return Busy(token, _less(max(each.lease for each in its)), grace=all(each.grace for each in its)), votes
 
 
 def _more(lease: float) -> float:

@@ -63,11 +63,17 @@ class ZmqEngine(Engine):
     def server_of(self, name: str, *, lock: bool = False) -> Hashable:
         return self._links.server_of(name)
 
+    def no_answer(self, lock: str) -> str:
+        return self._links.of(wire.name_of(lock)).why
+
     def ping(self) -> float:
         start = time.perf_counter()
         for link in self._links.links:
             run_blocking(link.ask(BLOCKING, wire.PING))
         return time.perf_counter() - start
+
+    def grace(self) -> Mapping[str, float]:
+        return run_blocking(ZmqLists(self._links, BLOCKING).grace())
 
     def facts(self) -> Mapping[str, Mapping[str, str]]:
         return run_blocking(ZmqLists(self._links, BLOCKING).facts())

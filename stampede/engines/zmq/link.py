@@ -108,8 +108,9 @@ class Link:
         self._poke: tuple[socket.socket, socket.socket] | None = None
         self._poked = False
         self._closed = False
+        self._told_of = b""  # the life of whose grace was told
         self._life = b""  # which broker it is, of those that were started here one after the other
-        self._why = ""  # what went wrong last
+        self.why = ""  # what went wrong last
         self._fd = -1
         self._wire: _Wire | None = None
         self.held = 0  # how much the broker has of ours
@@ -126,8 +127,8 @@ class Link:
         if question.error is not None:
             raise question.error
         if not question.bell.rung:
-            why = f": {self._why}" if self._why else ""
-            raise EngineError(f"{self.name} has not answered within {self._timeout:g} s{why}")
+            why = self.why or ("" if self._life else "is it running?")
+            raise EngineError(f"no answer from {self.name} within {self._timeout:g} s{why and ': '}{why}")
         if question.kind == wire.TROUBLE:
             raise EngineError(f"{self.name}: {question.payload.decode('utf-8', 'replace')}")
         return question.kind, question.payload
@@ -175,6 +176,15 @@ class Link:
     def left(self, token: bytes) -> None:
         """It has no place any more."""
         self._turns.pop(token, None)
+
+    def in_grace(self, left: float) -> None:
+        """Once for each of its lives: who is refused has no other way to know why nobody has the lock."""
+        if self._told_of != self._life:
+            self._told_of = self._life
+            _log.warning(
+                "%s has just been started, and for another %g s grants no lock but what was held before: see --grace",
+                self.name, round(left, 1),
+            )  # fmt: skip
 
     def _ring(self, kind: int, what: bytes) -> None:
         with self._lock:
@@ -256,7 +266,7 @@ class Link:
                 try:
                     _Talk(self, poke[0]).run()
                 except Exception as error:  # whatever it was, it is tried again
-                    self._why = str(error)
+                    self.why = str(error)
                     _log.debug("the connection to %s is made anew: %s", self.name, error)
                     time.sleep(AGAIN / 1000)
         finally:
@@ -284,7 +294,7 @@ class Link:
 
     def welcomed(self, life: bytes, known: bool) -> None:
         """It knows us; or it is another one, or has taken us for dead: what was told meanwhile is lost."""
-        self._why = ""
+        self.why = ""
         if not known and self._life:
             self._ring_all()
         self._life = life
@@ -350,7 +360,7 @@ class _Talk:
             if self._unanswered:
                 self._unanswered += max(late, 0.0)  # in which we did not run
                 if now - self._unanswered > DEAF:
-                    raise ConnectionError("it doesn't answer")
+                    raise ConnectionError("its connection stands, and nothing comes")
             if self._up:
                 self._say_that_we_live(now)
         wait = self._beat + (BEAT if link._busy else RARE) - time.monotonic()
@@ -379,11 +389,11 @@ class _Talk:
                 elif event == zmq.EVENT_DISCONNECTED:
                     self._up = self._known = False
                     self._link._fd = -1
-                    self._link._why = "its connection has been closed"
+                    self._link.why = "its connection has been closed"
                 elif event == zmq.EVENT_CONNECT_RETRIED:
-                    self._link._why = self._link._why or "nobody listens there"
+                    self._link.why = self._link.why or "nobody listens there"
                 else:
-                    self._link._why = "it refuses our key, or has another one than ours says"
+                    self._link.why = "it refuses our key, or has another one than ours says"
 
     def _say_that_we_live(self, now: float) -> None:
         if not self._known:

@@ -42,6 +42,16 @@ class ZmqLists:
         _, payload = await self._links.of(raw).ask(self._colour, wire.HOLDER, raw)
         return list(wire.heard_inside(payload))
 
+    async def grace(self) -> dict[str, float]:
+        """Of each that is in its grace, the seconds that are left."""
+        found = {}
+        for link in self._links.links:
+            _, payload = await link.ask(self._colour, wire.STATS)
+            left = json.loads(payload)["quiet"]
+            if left > 0:
+                found[link.name] = left
+        return found
+
     async def facts(self) -> Mapping[str, Mapping[str, str]]:
         """What each says of itself."""
         said: dict[str, Mapping[str, str]] = {}

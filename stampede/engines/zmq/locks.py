@@ -84,7 +84,10 @@ class ZmqLocks:
             self._has(link, raw, token, _Own(fence, room, asked + lease))
             return Granted(fence=fence)
         left, holder = wire.heard_busy(payload)
-        return Busy(holder, left) if turn is None else _Queued(holder, left, turn=turn)
+        grace = not holder
+        if grace:
+            link.in_grace(left)
+        return Busy(holder, left, grace=grace) if turn is None else _Queued(holder, left, turn=turn, grace=grace)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         raw = wire.name_of(name)

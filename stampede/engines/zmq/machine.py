@@ -348,10 +348,11 @@ class Machine:
 
     # -- for people -----------------------------------------------------------------------------------------------
 
-    def inside(self, name: bytes) -> list[tuple[bytes, float]]:
-        """Tokens, and when they end."""
+    def inside(self, name: bytes, now: float) -> list[tuple[bytes, float]]:
+        """Tokens, and when they end; at first, until it is known of all, one without a token."""
         lock = self._locks.get(name)
-        return [] if lock is None else [(lease.token, lease.ends) for lease in lock.inside.values()]
+        unknown = [(b"", self.quiet)] if now < self.quiet else []
+        return unknown if lock is None else unknown + [(lease.token, lease.ends) for lease in lock.inside.values()]
 
     def names(self, prefix: bytes) -> list[bytes]:
         return [name for name in self._locks if name.startswith(prefix)]

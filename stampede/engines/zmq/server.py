@@ -290,7 +290,7 @@ class Broker:
             if kind == wire.PING:
                 return wire.record(wire.YES, number)
             if kind == wire.HOLDER:
-                found = islice(machine.inside(payload), _MOST_INSIDE)
+                found = islice(machine.inside(payload, now), _MOST_INSIDE)
                 return wire.record(wire.ROWS, number, wire.inside((token, ends - now) for token, ends in found))
             if kind == wire.HELD:
                 return wire.record(wire.ROWS, number, self._page(client, number, payload, now))
