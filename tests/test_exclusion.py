@@ -72,7 +72,7 @@ SHORT = 0.6
 @pytest.mark.parametrize(
     "engine, lease",
     [
-        (zookeeper, 0.9),  # a session of two seconds, the shortest
+        (zookeeper, 0.9),  # a session of four seconds, the shortest
         (etcd, 1.0),  # of which it makes two
         (memcached, 1.0),
         (file, SHORT), (disk, SHORT), (sql, SHORT), (redis, SHORT), (postgres, SHORT), (zmq, SHORT),

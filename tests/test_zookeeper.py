@@ -25,7 +25,7 @@ from server_process import PATIENCE
 from servers import Authority
 from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer, shared_zookeeper
 
-from stampede import Cache, EngineError, Lock, LockLost
+from stampede import Cache, EngineError, Lock, LockLost, LockTimeout
 from stampede.colour import run_blocking as run
 from stampede.engines import check_url
 from stampede.engines.zookeeper import ZooKeeperEngine, from_url
@@ -272,9 +272,7 @@ def test_close_gives_back_what_is_held(open_: Open) -> None:
     assert time.monotonic() - began < LEASE
 
 
-@cache
-def _ensemble() -> ZooKeeperEnsemble:
-    return ZooKeeperEnsemble()
+_ensemble = cache(ZooKeeperEnsemble)
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
@@ -285,7 +283,7 @@ def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
     leader = ensemble.leader()
     followers = [each for each in ensemble.members if each is not leader]
     theirs = "zookeeper://" + ",".join(each.url[12:] for each in followers)
-    holder, waiter, cut_off = open_(theirs), open_(theirs), open_(leader.url)
+    holder, waiter, cut_off = open_(theirs), open_(f"{theirs}?timeout=10"), open_(leader.url)
     lock, own_lock = Lock("l", on=holder, lease=20.0), Lock("m", on=cut_off, lease=LEASE)
     assert lock.acquire() and own_lock.acquire()
     fences, hold = [lock.fence, own_lock.fence], own_lock._mine().hold  # type: ignore[union-attr]
@@ -320,3 +318,62 @@ def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
     assert fence > fences[0] and other_fence > fences[1]
     with pytest.raises(LockLost):
         own_lock.release()
+
+
+def come_back(pipe: Connection, url: str, lease: float) -> None:
+    """Take the lock, give it back, take it again when told to, and say until when it is believed in."""
+    lock = Lock("l", on=from_url(url), lease=lease)
+    with lock:
+        pass
+    pipe.send(None)
+    pipe.recv()
+    assert lock.acquire()
+    pipe.send(lock._mine().hold.ends)  # type: ignore[union-attr]
+    pipe.recv()
+
+
+@pytest.mark.parametrize("lease, silence, frozen", [(7.0, 2.2, False), (2.0, 3.9, True)], ids=["idle", "frozen"])
+def test_a_lock_that_only_a_follower_knows_of_stands(open_: Open, lease: float, silence: float, frozen: bool) -> None:
+    """It is cut off before its leader asks for signs of life: that would count from the one before, which was long ago,
+    and let another in while the holder believes in its lock."""
+    ensemble = _ensemble(500)
+    leader = ensemble.leader()
+    follower = next(each for each in ensemble.members if each is not leader)
+    engine = open_(leader.url)
+    with Lock("l", on=engine, lease=1.0):
+        pass
+    with other(come_back, follower.url, lease) as one:
+        one.hear()
+        if frozen:
+            one.freeze()
+        time.sleep(silence)  # it is what nothing happens in
+        if frozen:
+            one.thaw()
+        one.tell()
+        believed = one.hear()
+        follower.freeze()
+        try:
+            with suppress(LockTimeout), Lock("l", on=engine, wait=believed - time.monotonic()):
+                assert time.monotonic() >= believed
+        finally:
+            follower.thaw()
+
+
+def test_a_holder_leaves_a_server_that_is_silent(open_: Open) -> None:
+    """It would lose its lock with one server of three: no connection ends when a machine or its network does."""
+    shared_zookeeper().empty()
+    proxies = [Proxy(shared_zookeeper().port) for _ in range(2)]
+    engine = open_("zookeeper://" + ",".join(f"127.0.0.1:{each.port}" for each in proxies))
+    lock = Lock("l", on=engine, lease=10.0)
+    try:
+        with lock:
+            (used,) = (each for each in proxies if each.accepted)
+            hold = lock._mine().hold  # type: ignore[union-attr]
+            ends = hold.ends
+            used.hold()
+            until(lambda: hold.lost or hold.ends > ends + 2.0, PATIENCE)  # one renewal may be under way
+            until(lambda: hold.lost or hold.ends > ends + 10.0, PATIENCE)
+            assert not hold.lost
+    finally:
+        for each in proxies:
+            each.close()

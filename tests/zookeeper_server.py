@@ -55,7 +55,7 @@ class ZooKeeperServer(ServerProcess):
         Path(self._directory, "myid").write_text(str(self._number))
         config = Path(self._directory, "zoo.cfg")
         config.write_text(
-            f"tickTime={self._tick}\ninitLimit=100\nsyncLimit=20\ndataDir={self._directory}\n"
+            f"tickTime={self._tick}\ninitLimit=100\nsyncLimit={max(2000 // self._tick, 2)}\ndataDir={self._directory}\n"
             f"{self._place(port)}\nmaxClientCnxns=0\nminSessionTimeout=200\n"
             f"maxSessionTimeout=200000\n4lw.commands.whitelist=*\nforceSync=no\npreAllocSize=1024\n{self._members}"
         )
@@ -110,16 +110,16 @@ class ZooKeeperServer(ServerProcess):
 
 
 class ZooKeeperEnsemble:
-    """Three servers."""
+    """Three servers. Each half tick their leader asks the others who has given a sign of life."""
 
-    def __init__(self) -> None:
+    def __init__(self, tick: int = 100) -> None:
         ports = [(free_port(), free_port()) for _ in range(3)]
         lines = [f"server.{at + 1}=127.0.0.1:{one}:{two}\n" for at, (one, two) in enumerate(ports)]
         self.members: list[ZooKeeperServer] = []
         marks.starts("zookeeper")
 
         def begin(number: int) -> None:
-            self.members.append(ZooKeeperServer(number=number, members="".join(lines)))
+            self.members.append(ZooKeeperServer(number=number, members="".join(lines), tick=tick))
 
         threads = [Thread(target=begin, args=(number,)) for number in (1, 2, 3)]
         for thread in threads:

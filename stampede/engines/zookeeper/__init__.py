@@ -1,6 +1,6 @@
 """The ZooKeeper engine: locks by a recipe of our own over ephemeral sequential nodes, and a store of small values.
 
-session.py   sessions of kazoo's, of which a lost one is never used again
+session.py   sessions of kazoo's, of which a lost one is never used again;  line.py   what is said and heard on its line
 queue.py     what a lock's queue of nodes says;  desk.py   how it is asked;  locks.py   Locks, in both colours
 cell.py      values
 """

@@ -15,8 +15,9 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from stampede.engines.whereabouts import here, parts_of
+from stampede.engines.zookeeper.line import MARGIN
 from stampede.engines.zookeeper.queue import Place, beginning, inside, places, quoted, unquoted
-from stampede.engines.zookeeper.session import MARGIN, Session, Sessions
+from stampede.engines.zookeeper.session import Session, Sessions
 from stampede.errors import EngineError
 from stampede.ports import Busy, Granted, Held
 from stampede.threads import begun
@@ -83,8 +84,10 @@ class Desk:
         for _ in range(TRIES):
             own = self._standing(name, token)
             sent, fresh = time.monotonic(), own is None
+            session = self._sessions.of(seconds) if own is None else own.session
+            session.vouch(seconds, sent)
             if own is None:
-                own = self._put(name, token, _Own(self._sessions.of(seconds), sent + max(seconds, WAITING)))
+                own = self._put(name, token, _Own(session, sent + max(seconds, WAITING)))
                 try:
                     queue = self._made(name, token, own, seconds, room)
                 except EngineError:
@@ -186,6 +189,7 @@ class Desk:
                 f"and can't have one of {seconds:g}: take it with that, or with session= in the URL"
             )
         sent = time.monotonic()
+        own.session.vouch(seconds, sent)
         if self._seen(name, own) is None or own.session.dead:
             self._forget(name, token, own)
             return False

@@ -1,7 +1,4 @@
-"""Sessions of kazoo's. A lost one is never used again: what stood on it has gone, and kazoo would go on with another.
-
-`client._connection._connect` is the one private name here (kazoo 2.11): only it knows which time-out the server grants.
-"""
+"""Sessions of kazoo's. A lost one is never used again: what stood on it has gone, and kazoo goes on with another."""
 
 from __future__ import annotations
 
@@ -18,17 +15,14 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from stampede import forks
+from stampede.engines.zookeeper.line import MARGIN, RELAY, Line
 from stampede.errors import EngineClosed, EngineError
 from stampede.threads import begun
 
-__all__ = ["MARGIN", "Session", "Sessions"]
+__all__ = ["Session", "Sessions"]
 
-MARGIN = 1.0
-"""Seconds by which a session outlasts the leases of its locks: a server tells its leader of signs of life that much
-later, and may take them with it when it dies."""
-
-LENGTHS = [base << shift for shift in range(16) for base in (2, 3)]
-"""Seconds of sessions, so that few do for leases of all lengths."""
+LEASES = [count * 10**power for power in range(5) for count in (1, 1.5, 2, 3, 4, 5, 6, 8)]
+"""Seconds of the leases that sessions are made for, so that few do for all."""
 
 Told = Callable[[], object]
 
@@ -38,30 +32,25 @@ class Session:
 
     def __init__(self, hosts: str, asked: float, timeout: float, login: str, tls: dict[str, Any]) -> None:
         self.timeout = timeout
-        self.seconds = 0.0  # after which the server ends it, if it hears nothing
         self.dead = False
-        self._granted = threading.Event()
         self._lock = threading.RLock()
         self._once: dict[tuple[str, bool], set[Told]] = {}
         self._always: dict[str, set[Told]] = {}
         secrets: dict[str, Any] = {"auth_data": [("digest", login)], "default_acl": CREATOR_ALL_ACL} if login else {}
         again = KazooRetry(max_tries=-1, delay=0.05, backoff=1.5, max_delay=0.5)
         self.client = client = KazooClient(hosts, asked, connection_retry=again, **secrets, **tls)
-        connect = client._connection._connect
-
-        def connected(*args: Any) -> Any:
-            answer = connect(*args)
-            self.seconds = answer[0] * 1.5 / 1000  # what it reads for, in milliseconds, is two thirds of it
-            self._granted.set()
-            return answer
-
-        client._connection._connect = connected
+        self._line = Line(client, timeout)
         client.add_listener(self._changed)
+
+    @property
+    def seconds(self) -> float:
+        """After which the servers end it, if they hear nothing."""
+        return self._line.seconds
 
     def start(self) -> None:
         try:
             self.client.start(self.timeout)
-            if not self._granted.wait(self.timeout):  # that is later: a password has been sent by then, too
+            if not self._line.granted.wait(self.timeout):  # that is later: a password has been sent by then, too
                 raise self.client.handler.timeout_exception("no session")
         except Exception as error:
             self.close()
@@ -80,6 +69,20 @@ class Session:
             self.client.close()
         except Exception:  # it was never begun, or has ended
             return
+
+    def vouch(self, lease: float, asked: float) -> None:
+        """Returns when it outlasts such a lease from that moment on, as far as it has not ended by then.
+
+        Its server may be cut off from the leader as soon as it has answered. Then the leader goes by what it was told
+        before, in which nothing of now may be, nor of long before, if this process stood still.
+        """
+        if not self._outlasts(asked + lease, asked):
+            self.told(self.client.exists_async("/"))
+            if not self._outlasts(asked + lease, asked):  # nor is the connection a new one
+                time.sleep(RELAY)
+
+    def _outlasts(self, end: float, asked: float) -> bool:
+        return self._line.known(asked - RELAY) + self.seconds >= end
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -204,7 +207,7 @@ class Sessions:
         self.timeout, self._least = timeout, least
         self._terms = hosts, login, tls or {}
         self._parents: list[Session] = []
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[float, Session] = {}
         self._closed = False
         self._lock = threading.Lock()
         forks.closing(self, partial(_close, self._sessions))
@@ -217,7 +220,7 @@ class Sessions:
 
     def of(self, lease: float) -> Session:
         """One that outlasts such a lease."""
-        length = next((each for each in LENGTHS if each >= max(lease + MARGIN, self._least)), LENGTHS[-1])
+        length = max(next((each for each in LEASES if each >= lease), LEASES[-1]) + MARGIN, self._least)
         session = self._sessions.get(length)
         if session is None or session.dead:
             session = self._begun(length)
@@ -229,7 +232,7 @@ class Sessions:
             )
         return session
 
-    def _begun(self, length: int) -> Session:
+    def _begun(self, length: float) -> Session:
         if not self._lock.acquire(timeout=2 * self.timeout):
             raise EngineError("zookeeper: no server answers")
         try:
@@ -237,7 +240,7 @@ class Sessions:
             session = self._sessions.get(length)
             if session is None or session.dead:
                 hosts, login, tls = self._terms
-                session = Session(hosts, float(length), self.timeout, login, tls)
+                session = Session(hosts, length, self.timeout, login, tls)
                 session.start()
                 self._sessions[length] = session
             return session
@@ -257,6 +260,6 @@ class Sessions:
         _close(self._sessions)
 
 
-def _close(sessions: dict[int, Session]) -> None:
+def _close(sessions: dict[float, Session]) -> None:
     for session in list(sessions.values()):
         session.close()
