@@ -287,12 +287,12 @@ def test_what_waits_for_anothers_lock_has_an_end_and_does_nothing_later(
 @pytest.mark.parametrize("setting", ["statement_timeout", "idle_session_timeout", "lock_timeout"])
 def test_time_limits_of_a_role(server: PostgresServer, asking: Asking, colour: str, setting: str) -> None:
     """What was ended for idleness would be somebody's error."""
-    with server.role(**{setting: "50ms"}) as role:
+    with server.role(**{setting: "250ms"}) as role:  # of which it has as much until it has said that it wants more
         server.say(grants(role))
         asked = asking(server.url_of(user=role), colour)
         for number in range(3):
             assert isinstance(asked(asked.claims.claim(f"k{number}", new_id(), Ask(LONG))), Granted)
-            time.sleep(0.1)  # it is idle for longer than it may be
+            time.sleep(0.35)  # it is idle for longer than it may be
         asked.close()
 
 
