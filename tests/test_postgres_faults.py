@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,9 +27,9 @@ from proxy import Proxy
 from servers import Authority
 from test_fork import Child
 
-from stampede import EngineError, events
+from stampede import EngineError, events, try_lock
 from stampede.colour import run_blocking
-from stampede.engines.postgres import PostgresEngine
+from stampede.engines.postgres import PostgresEngine, from_url
 from stampede.engines.postgres.schema import grants
 from stampede.entry import Entry, new_id
 from stampede.ports import Ask, Asked, Busy, Granted
@@ -105,6 +106,19 @@ Asking = Callable[..., Asker]
 
 
 # -- servers that are away ----------------------------------------------------------------------------------------
+
+
+def test_who_closes_waits_for_no_connection_that_is_being_made() -> None:
+    """A program that has met a server which lets nobody in would stay for a second more."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        engine = from_url(f"postgres://u@127.0.0.1:{door.getsockname()[1]}/d?sslmode=disable")
+        with pytest.raises(EngineError), try_lock("l", on=engine):
+            pass
+        began = time.monotonic()
+        engine.close()
+        assert time.monotonic() - began < 0.7
 
 
 @both

@@ -55,6 +55,22 @@ def waiting(engine: ZooKeeperEngine) -> int:
     return held.waiting
 
 
+def test_a_server_that_hangs_keeps_nobody_who_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be begun at the end of the program, since Python 3.12, it would take twenty seconds."""
+    with closing(ZooKeeperServer()) as server:
+        engine = from_url(server.url)
+        with Lock("l", on=engine, lease=LEASE):
+            pass
+        monkeypatch.setattr("stampede.engines.zookeeper.session.begun", lambda *_: None)
+        server.freeze()
+        began = time.monotonic()
+        engine.close()
+        assert time.monotonic() - began < 1.0
+        server.thaw()
+        for session in engine._sessions._sessions.values():
+            session._end()
+
+
 def test_a_release_wakes_the_next_one(open_: Open) -> None:
     """All would come at each release, or the first of them last."""
     shared_zookeeper().empty()

@@ -154,6 +154,7 @@ class Feed(ABC):
         self._thread: threading.Thread | None = None
         self._poke: _Pair | None = None
         self._down = False
+        self._connects = False  # just now: that may take long
         self._closed = False
 
     # -- what an engine says ------------------------------------------------------------------------------------
@@ -228,12 +229,13 @@ class Feed(ABC):
         return
 
     def close(self) -> None:
-        """Let everybody go. The thread ends by itself: it may be connecting, for which no loop waits."""
+        """Let everybody go. The thread ends by itself: it may be connecting, for which nobody waits."""
         with self._lock:
             self._closed = True
             thread = self._thread
             self.wake()
-        if thread is not None and thread is not threading.current_thread() and running_loop() is None:
+        waits = not self._connects and thread is not threading.current_thread() and running_loop() is None
+        if thread is not None and waits:
             thread.join(TICK)
         self._lose()
         if thread is None:
@@ -299,7 +301,7 @@ class Feed(ABC):
             while self._serves(poke):
                 source, seconds = None, AGAIN
                 try:
-                    source = self.connect()
+                    source = self._connected()
                     with self._lock:
                         self._down = self.mute = False
                     self._attend(source, poke)
@@ -320,6 +322,13 @@ class Feed(ABC):
                     end.close()
                 if self._closed:
                     self.over()
+
+    def _connected(self) -> Source:
+        self._connects = True
+        try:
+            return self.connect()
+        finally:
+            self._connects = False
 
     def _attend(self, source: Source, pair: _Pair) -> None:
         """Ask what is to be asked, and hear what is said, until the connection breaks."""
