@@ -150,15 +150,25 @@ def test_a_process_that_rests_is_not_woken(
 
 def test_who_does_something_keeps_what_he_has(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy process would read each of its values anew every few seconds."""
+    looks: list[float | None] = []
+    look = opened.Opened.look
+
+    def noted(its: opened.Opened, now: float) -> float | None:
+        again = look(its, now)
+        if its is cache._core.engine._rows.database._opened:
+            looks.append(again)
+        return again
+
+    monkeypatch.setattr(opened.Opened, "look", noted)
     monkeypatch.setattr(opened, "REST", 0.01)
     monkeypatch.setattr(opened, "NOTHING", -1.0)  # it does something between any two looks
     cache = caches(local=True)
     assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
-    time.sleep(3 * opened.LOOK)
+    wait_until(lambda: len(looks) >= 3)
     reads = cache.stats().found
     assert cache.get_or_compute("k", lambda: 2) == 1
     assert cache.stats().found == reads
-    assert opened._watch._due
+    assert None not in looks
 
 
 def test_looking_is_not_doing_something(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from proxy import Proxy
 from servers import shared_redis
 
 from stampede import Cache, EngineError, Lock, LockTimeout, guarded_locks, stalls, try_lock
+from stampede.colour import run_blocking
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.engines.redis.verbs import LOOK
@@ -317,6 +318,33 @@ def test_a_slow_server_keeps_nobody_for_more_than_one_question(world: Worlds, en
     its.proxy.delay = 0.0
     held.release()
     until(its.is_free, bound=5)
+
+
+@both
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_whose_time_is_over_looks_no_more(world: Worlds, engine: str, colour: str) -> None:
+    """A slow server would be asked once more, by one who asks it for the lock anyhow."""
+    its = world(engine, colour)
+    held = Lock("looked-for", on=its.direct, lease=LEASE)
+    assert held.acquire()
+
+    async def waits(port: Any, timeout: float) -> None:
+        busy = await port.acquire("looked-for", b"waits", LEASE)
+        its.proxy.at(b"looked-for", sent=0, times=100)  # who asks from here on is cut off
+        await port.wait("looked-for", busy, timeout)
+        its.proxy.heal()
+
+    def wait(timeout: float) -> None:
+        if its.runner is None:
+            run_blocking(waits(its.cache.engine.locks, timeout))
+        else:
+            its.runner.run(waits(its.cache.engine.alocks, timeout))
+
+    wait(1e-6)  # less than anybody waits between two looks, whatever else the machine does
+    with pytest.raises(EngineError):
+        wait(3 * LOOK)
+    its.proxy.heal()
+    held.release()
 
 
 @both
