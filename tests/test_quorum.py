@@ -131,7 +131,7 @@ def test_two_lost_are_an_error(three: list[RedisServer], quorum: Callable[[], Qu
     for each in (Lock("l", on=on, wait=1), Lock("other", on=quorum(), wait=0)):
         with pytest.raises(EngineError, match="no majority of 3 servers can be asked") as told:
             each.acquire()
-        assert three[0].url in str(told.value)
+        assert str(told.value).count(f"{three[0].url}: ") == 1
     with pytest.raises(EngineError):
         Lock("l", on=on).locked()
     wait_until(lambda: lock.lost)

@@ -366,9 +366,9 @@ class _Vote:
             if isinstance(answer, Exception) and not isinstance(answer, EngineError):
                 raise answer
             if isinstance(answer, BaseException):
-                told.append(f"{member.called}: {answer}")
+                told.append(_of(member.called, str(answer)))
             elif member not in self.answers:
-                told.append(f"{member.called} hangs")
+                told.append(f"no answer from {member.called}")
         return EngineError(f"no majority of {len(self.members)} servers can be asked: {'; '.join(told)}")
 
     def leave(self) -> None:
@@ -607,6 +607,13 @@ class _Seen:
         if busy.token != self._token or now + busy.lease > self._ends + REST:
             self._token, self._ends, self._since = busy.token, now + busy.lease, now
         return now - self._since >= STANDS
+
+
+def _of(called: str, told: str) -> str:
+    """What a member has told, and which: most say so themselves, in one form or another."""
+    for each in called, called.partition("://")[2]:
+        told = told.removeprefix(f"{each}: ")
+    return told if called in told else f"{called}: {told}"
 
 
 def _rival(said: Sequence[Granted | Busy]) -> tuple[Busy, int]:
