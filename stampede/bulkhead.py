@@ -58,8 +58,8 @@ class Bulkhead(Lock):
         wait: Seconds = None,
         max_hold: Seconds = None,
     ) -> None:
-        if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
-            raise OptionError(f"concurrency is {concurrency!r}: give a whole number, 1 or more")
+        if not isinstance(concurrency, int) or isinstance(concurrency, bool) or not 0 < concurrency < 2**31:
+            raise OptionError(f"concurrency is {concurrency!r}: give a whole number, from 1 to {2**31 - 1}")
         self.concurrency = concurrency
         self._room = concurrency
         super().__init__(name, engine, lease=lease, wait=wait, max_hold=max_hold)

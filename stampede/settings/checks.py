@@ -94,8 +94,8 @@ def _optional_url(name: str, value: Any) -> str | None:
 
 def _count(name: str, value: Any) -> int:
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value) else value
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise OptionError(f"{name} is {value!r}: give a whole number, at least 1")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**31:
+        raise OptionError(f"{name} is {value!r}: give a whole number, at least 1, and {2**31 - 1} at most")
     return number
 
 
