@@ -19,6 +19,7 @@ from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import OptionError, TooLarge
 from stampede.local import Resident
 from stampede.ports import Ask, Busy, Failed, Found, Granted
+from stampede.room import TURN
 from stampede.testing.clock import FakeClock
 
 
@@ -386,3 +387,26 @@ def test_no_value_outlives_its_invalidation(store: Any) -> None:
         assert not reader.is_alive()
     assert not wrong, wrong[:3]
     assert computed[0] > 0
+
+
+@pytest.mark.parametrize("late", ["behind another", "before anybody"])
+def test_who_misses_its_turn_keeps_its_place(late: str) -> None:
+    """A loop that was busy for a second would begin at the end of the queue, each time, and perhaps for ever."""
+    clock = FakeClock()
+    engine = MemoryEngine(clock=clock)
+
+    def has(token: bytes) -> bool:
+        return isinstance(run_blocking(engine.locks.acquire("l", token, 60.0, waits=True)), Granted)
+
+    assert has(b"holder")
+    assert not has(b"first") and not has(b"second")
+    assert run_blocking(engine.locks.release("l", b"holder"))
+    clock.advance(TURN + 0.1)  # in which it was the first one's
+    if late == "behind another":
+        assert has(b"second")
+        assert not has(b"third") and not has(b"first")
+        assert run_blocking(engine.locks.release("l", b"second"))
+        assert not has(b"third")
+    assert has(b"first")
+    assert run_blocking(engine.locks.release("l", b"first"))
+    assert has(b"third" if late == "behind another" else b"second")

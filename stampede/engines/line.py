@@ -18,7 +18,7 @@ from stampede.engines.whereabouts import here, parts_of
 from stampede.pace import look_again
 from stampede.ports import Busy, Granted, Held
 from stampede.record import Lease, Record
-from stampede.room import TURN, Change, Inside, Room, Waiting
+from stampede.room import FORGOTTEN, TURN, Change, Inside, Room, Waiting
 
 __all__ = ["Queue"]
 
@@ -41,6 +41,15 @@ class _Queued(Busy):
 
 
 @dataclass(slots=True)
+class _Place:
+    """In the order of arrival."""
+
+    arrival: int
+    bell: Bell
+    end: float = 0.0  # of one whose turn has come: until then it is kept for him, also if he misses that
+
+
+@dataclass(slots=True)
 class _Shared:
     """A lock with room for more than one, and the bells of those who wait for it."""
 
@@ -57,12 +66,13 @@ class Queue(Names):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
-        self._fence = count(1)
+        self._fence, self._arrivals = count(1), count()
         self._begin()
 
     def _begin(self) -> None:
-        self._waiting: dict[str, dict[bytes, Bell]] = {}  # in the order of arrival
+        self._waiting: dict[str, dict[bytes, _Place]] = {}  # in the order of arrival
         self._turns: Ending[str, Hung] = Ending()
+        self._called: Ending[tuple[str, bytes], _Place] = Ending()
         self._shared: Ending[str, _Shared] = Ending()
 
     def acquire(self, name: str, token: bytes, seconds: float, *, waits: bool, room: float = 1) -> Granted | Busy:
@@ -77,38 +87,52 @@ class Queue(Names):
             lease, told = self.standing(name, now), None
             holder: Lease | Hung | None = lease or self._turns.living(name, now)
             if holder is None and name in self._waiting:  # its lease ended, or the one whose turn it was didn't come
+                if waits and (name, token) in self._called:
+                    self._queue(name, token)  # it is he, late: the first again
                 holder = told = self._hand_on(name, now)
             if holder is None or holder.token == token:
                 self._turns.pop(name, None)
-                if name in self._waiting:
-                    self._leave(name, token)
+                self._leave(name, token)
                 fence = next(self._fence) if lease is None else lease.fence
                 self.records.put(name, Record(lease=Lease(token, now + seconds, fence)), now)
                 return Granted(fence=fence)
             busy = Busy(holder.token, holder.end - now)
             if waits:
-                busy = self._queue(name, token, busy)
+                place, ahead = self._queue(name, token)
+                busy = _Queued(busy.token, busy.lease, bell=place.bell, ahead=ahead)
         if told is not None:
             told.bell.ring()
         return busy
 
-    def _queue(self, name: str, token: bytes, busy: Busy) -> _Queued:
+    def _queue(self, name: str, token: bytes) -> tuple[_Place, int]:
+        """Its place, and how many are before it. Who has missed his turn has his place again."""
         queue = self._waiting.setdefault(name, {})
-        ahead = list(queue).index(token) if token in queue else len(queue)
-        return _Queued(busy.token, busy.lease, bell=queue.setdefault(token, Bell()), ahead=ahead)
+        if token in queue:
+            return queue[token], list(queue).index(token)
+        missed = self._called.pop((name, token), None)
+        place = queue[token] = _Place(next(self._arrivals) if missed is None else missed.arrival, Bell())
+        if missed is None:
+            return place, len(queue) - 1
+        for other in [each for each, its in queue.items() if its.arrival > place.arrival]:
+            queue[other] = queue.pop(other)
+        return place, list(queue).index(token)
 
     def _hand_on(self, name: str, now: float) -> Hung | None:
         """Under the lock: keep it for who has waited longest. Its bell is to be rung, outside."""
         queue = self._waiting.get(name)
         if not queue:
             return None
-        token = next(iter(queue))
-        turn = Hung(token, now + TURN, queue[token])
+        token, place = next(iter(queue.items()))
+        turn = Hung(token, now + TURN, place.bell)
         self._leave(name, token)
         self._turns.put(name, turn, now)
+        place.end = now + FORGOTTEN
+        self._called.put((name, token), place, now)
         return turn
 
     def _leave(self, name: str, token: bytes) -> None:
+        if self._called:
+            self._called.pop((name, token), None)
         queue = self._waiting.get(name)
         if queue is not None:
             queue.pop(token, None)
@@ -128,6 +152,7 @@ class Queue(Names):
                 self.records.pop(name, None)
             elif turn is not None and turn.token == token:
                 self._turns.pop(name, None)
+                self._leave(name, token)
             else:
                 self._leave(name, token)
                 return False
@@ -177,7 +202,7 @@ class Queue(Names):
         now = self.clock()
         lease, turn = self.standing(name, now), self._turns.living(name, now)
         inside = () if lease is None else (Inside(lease.token, lease.end, lease.end - now, 1, lease.fence),)
-        bells = self._waiting.pop(name, {})
+        bells = {token: place.bell for token, place in self._waiting.pop(name, {}).items()}
         queue = [Waiting(token, 1, now) for token in bells]
         if turn is not None:
             queue.insert(0, Waiting(turn.token, 1, now, turn.end))
@@ -255,7 +280,7 @@ class Queue(Names):
     def let_go(self) -> None:
         with decisions.lock:
             self.closed = True  # or somebody could queue between this and the rest
-            bells = [bell for queue in self._waiting.values() for bell in queue.values()]
+            bells = [place.bell for queue in self._waiting.values() for place in queue.values()]
             bells += [bell for shared in self._shared.values() for bell in shared.bells.values()]
             self._begin()
         for bell in bells:
