@@ -421,6 +421,17 @@ def test_disabled_reaches_every_door() -> None:
     assert [f(), f()] == [9, 9]
 
 
+def test_what_few_need_is_not_imported(tmp_path: Path) -> None:
+    """Each command, and each process that a server starts, would take the longer to begin."""
+    program = """
+import sys
+import stampede
+with stampede.Cache("memory://") as cache: assert cache.get_or_compute("k", lambda: 1) == 1
+assert not {"importlib.metadata", "email", "zipfile", "sqlite3"} & sys.modules.keys()
+"""
+    run(tmp_path, program)
+
+
 def test_testing_is_light_and_holds_what_it_names(tmp_path: Path) -> None:
     """Application code may import it outside of tests, where there is no pytest."""
     program = """

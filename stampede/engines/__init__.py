@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from sys import modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stampede.engines.url import safe_url, scheme_of
 from stampede.errors import MissingExtra, OptionError, StampedeError
 from stampede.interruptions import pass_on
 from stampede.policy import nearest
 from stampede.ports import Engine
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["check_url", "engine_of", "open_engine", "safe_url", "schemes"]
 
@@ -162,6 +164,8 @@ def _whence(scheme: str) -> str:
 
 
 def _foreign() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # a tenth of what it takes to import us, and few have another's engine
+
     return {point.name: point for point in entry_points(group="stampede.engines")}
 
 
