@@ -11,8 +11,10 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from functools import partial
 from math import inf
 from typing import Any, Protocol, TypeVar
+from weakref import ref
 
 from stampede import decisions
 from stampede.errors import CodecError
@@ -250,26 +252,17 @@ class _Suspending:
         loop = asyncio.get_running_loop()
         heard: asyncio.Future[bool] = loop.create_future()
 
-        def settle(rung: bool) -> None:
-            if not heard.done():
-                heard.set_result(rung)
-
-        def ring() -> None:
-            # A thousand waiters of the leader's own loop need no thousand wake-ups. But what runs there in no task may
-            # be a signal's handler, while the loop sleeps: it doesn't look for what has come.
-            if running_loop() is loop and asyncio.current_task(loop) is not None:
-                settle(True)
-            else:
-                soon(loop, settle, True)
-
-        if not bell.listen(ring):
-            return True
         forever = timeout is None or timeout == inf
-        timer = None if forever else loop.call_later(max(timeout or 0.0, 0.0), settle, False)
+        # Who waits for a time is kept by the loop's timer, and goes with a loop that is closed: a bell may hang for
+        # long. Who waits for ever may be kept by nobody else.
+        listener = partial(_rung, (lambda: heard) if forever else ref(heard))
+        if not bell.listen(listener):
+            return True
+        timer = None if forever else loop.call_later(max(timeout or 0.0, 0.0), _settle, heard, False)
         try:
             return await heard
         finally:
-            bell.forget(ring)
+            bell.forget(listener)
             if timer is not None:
                 timer.cancel()
 
@@ -296,6 +289,24 @@ class _Suspending:
                 await _to_the_end(task)
             raise
         return task.result()
+
+
+def _settle(heard: asyncio.Future[bool], rung: bool) -> None:
+    if not heard.done():
+        heard.set_result(rung)
+
+
+def _rung(refer: Callable[[], asyncio.Future[bool] | None]) -> None:
+    heard = refer()
+    if heard is None:
+        return
+    loop = heard.get_loop()
+    # A thousand waiters of the leader's own loop need no thousand wake-ups. But what runs there in no task may be a
+    # signal's handler, while the loop sleeps: it doesn't look for what has come.
+    if running_loop() is loop and asyncio.current_task(loop) is not None:
+        _settle(heard, True)
+    else:
+        soon(loop, _settle, heard, True)
 
 
 class _Prompt(_Suspending):

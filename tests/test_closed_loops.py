@@ -13,7 +13,7 @@ from threading import Event
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import pytest
 from bare import until
@@ -21,7 +21,7 @@ from memcached_server import shared_memcached
 from postgres_server import prepared_postgres
 from servers import shared_redis
 
-from stampede import Cache
+from stampede import Cache, Limiter
 from stampede.admission import placed
 from stampede.ports import Engine
 
@@ -129,6 +129,26 @@ def test_a_loop_that_is_closed_in_a_lock_s_block(caches: tuple[Cache, Cache], co
     other.release()
     assert not lock.held
     del task
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
+def test_a_limit_keeps_no_loop_that_is_closed_under_those_who_wait() -> None:
+    """One in a module would keep the loop of each test, or of each call of asgiref's, and all that its tasks had."""
+    limiter = Limiter("l", max=1, per=60, on=Cache())
+    assert limiter.try_acquire()
+
+    async def main() -> None:
+        waiting = [asyncio.ensure_future(limiter.aacquire(wait=200)) for _ in range(3)]
+        while limiter.used().ahead < len(waiting):
+            await asyncio.sleep(0.001)
+
+    with closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(main())
+    closed = ref(loop)
+    del loop
+    gc.collect()
+    assert closed() is None
+    assert limiter.used().ahead == 3
 
 
 CAPPED = pytest.mark.parametrize("capped", ["memory", "disk", "redis"], indirect=True)
