@@ -22,6 +22,7 @@ pytest.importorskip("psycopg")
 import psycopg
 from herd import until
 from postgres_server import PgBouncer, PostgresServer, shared_postgres
+from proxy import Proxy
 
 from stampede import Cache, Lock, LockLost, OptionError
 from stampede.colour import run_blocking as run
@@ -172,6 +173,25 @@ def test_a_holder_whose_listening_connection_alone_is_gone_is_no_dead_one(server
         assert not open_().lock("l", wait=0).acquire()
         assert mine.held
     assert [problem for (problem,) in record(server, "problem")] == ["", ""]
+
+
+def test_an_unbound_lock_stands_when_its_server_alone_hears_of_a_cut(server: PostgresServer, open_: Open) -> None:
+    """Its holder can't know of that, and would have somebody beside it: who can't have that leaves it at the lease."""
+    url = f"{server.postgres_url}&bound=false"
+    with closing(Proxy(server.port)) as proxy:
+        before = set(server.ask("SELECT pid FROM pg_stat_activity"))
+        holder = open_(url.replace(f":{server.port}/", f":{proxy.port}/"))
+        lock = holder.lock("l", lease=2.0)
+        assert lock.acquire()
+        hold = lock._mine().hold  # type: ignore[union-attr]
+        theirs = set(server.ask("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")) - before
+        proxy.hold()
+        assert [server.ask("SELECT pg_terminate_backend(%s, 5000)", *each) for each in theirs]
+        with open_(url).lock("l", wait=LONG):
+            assert hold.lost  # type: ignore[union-attr]
+        proxy.let_go()
+        with pytest.raises(LockLost):
+            lock.release()
 
 
 def test_eight_processes_have_it_in_the_order_of_their_arrival(server: PostgresServer, open_: Open) -> None:
