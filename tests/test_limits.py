@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stampede import EngineError, Limiter
+from stampede import EngineError, Limiter, Lock
 from stampede.cli.command import main
 from stampede.colour import run_blocking
 from stampede.engines import open_engine
@@ -340,6 +340,42 @@ def test_it_is_full_for_all_who_reach_it(door: Backdoor, ask: Any) -> None:
     assert ours.try_acquire(cost=2)
     assert ask(lambda limits: limits.take("x", Rate(3, 60.0), 1, 0.0)).booked
     assert not ours.try_acquire()
+
+
+@pytest.mark.parametrize("name", ["ü" * 40_000, "x" + "ü" * 40_000, "damaged"], ids=["even", "odd", "damaged"])
+def test_a_file_whose_name_is_cut_or_damaged_is_a_limit_like_any_other(tmp_path: Path, name: str) -> None:
+    """It would be a UnicodeDecodeError for all who ask it, and for who lists the others."""
+    door, other = InFiles(open_engine(f"file://{tmp_path}")), Rate(5, 60.0)
+    ours = Limiter(name, max=2, per=60, on=door.engine)
+    assert ours.try_acquire()
+    if name == "damaged":
+        path = door._path(name)
+        path.write_bytes(path.read_bytes().replace(b"mag", b"\xc3ag"))
+    assert ours.used().used == 1
+    assert ours.try_acquire() and not ours.try_acquire()
+    limits = door.engine.limits
+    assert limits is not None
+    assert run_blocking(limits.take("other", other, 1, 0.0)).booked
+    assert {"other"} <= {each for each, _ in run_blocking(limits.listed()) or ()}
+    door.close()
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("verb", ["limits", "locks"])
+def test_a_key_whose_name_is_no_text_hides_no_others(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Anybody can write one on a shared server: the command would end in a traceback, and show nothing."""
+    redis = pytest.importorskip("redis")
+    from servers import shared_redis
+
+    server = shared_redis()
+    server.cli("FLUSHALL")
+    with redis.Redis.from_url(server.url) as client, Lock("ours", on=server.url):
+        assert Limiter("ours", max=5, per=60, on=server.url).try_acquire()
+        for key in client.keys():
+            if key.endswith(b"ours"):
+                client.set(key.replace(b"ours", b"\xfftheirs"), client.get(key) or b"")
+        assert main([verb, server.url]) == 0
+    assert "ours" in capsys.readouterr().out
 
 
 def test_the_command_shows_what_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,16 @@ def test_two_processes_share_a_limit(engines: list[ZmqEngine]) -> None:
     assert [name for name, _ in run(limits.listed()) or ()] == ["api", "other"]
 
 
+def test_a_name_that_was_shortened_is_listed_with_the_others(engines: list[ZmqEngine]) -> None:
+    """Its end is a hash, and no text: `stampede limits` would end in a traceback, for all who have one."""
+    limits = engines[0].limits
+    assert limits is not None
+    for name in ("api", "x" * 500, "\ud800"):
+        assert Limiter(name, max=5, per=60, on=engines[1]).try_acquire()
+    names = [name for name, _ in run(limits.listed()) or ()]
+    assert names[0] == "api" and names[1].startswith("x" * 369) and names[2] == "\ud800"
+
+
 def test_never_more_than_there_may_be_and_hardly_less(engines: list[ZmqEngine]) -> None:
     """Waiters would come at once when a window ends, or lose their turns."""
     starts, end = list[float](), time.monotonic() + 1.2

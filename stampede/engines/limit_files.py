@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stampede.engines.disk.boot import clock
 from stampede.engines.limits import booked, usage
+from stampede.engines.naming import shown
 from stampede.errors import EngineClosed, EngineError
 from stampede.interruptions import pass_on
 from stampede.ports import Booked, Rate, Usage
@@ -91,7 +92,7 @@ class LimitFiles:
 
 def _parsed(data: bytes) -> tuple[Window, str]:
     window, _, rest = data.partition(b"\n")
-    return window_of(window), rest.partition(b"\n")[0].decode("utf-8", "surrogatepass")
+    return window_of(window), shown(rest.partition(b"\n")[0])
 
 
 def _now() -> int:

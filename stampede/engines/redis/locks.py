@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from stampede.colour import Colour, run_blocking
+from stampede.engines.naming import shown
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.verbs import LOOK, PAGE, SAFETY, Line
@@ -72,7 +73,7 @@ async def listed(line: Line, kind: bytes, prefix: str = "") -> list[str]:
     ours = re.compile(rb"\{[0-9a-f]{24}\}%b:(%b.*)" % (kind, re.escape(start)), re.DOTALL)
     while True:
         cursor, found = await line.ask((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % PAGE))
-        names |= {its[1].decode("utf-8", "surrogatepass") for each in found if (its := ours.fullmatch(each))}
+        names |= {shown(its[1]) for each in found if (its := ours.fullmatch(each))}
         if cursor == b"0":
             return sorted(names)
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from stampede.colour import Colour
+from stampede.engines.naming import shown
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.locks import Links
 from stampede.ports import Booked, Rate, Usage
@@ -40,7 +41,7 @@ class ZmqLimits:
         for link in self._links.links:
             _, payload = await link.ask(self._colour, wire.LIMITS)
             for name, *told in json.loads(payload):
-                found.append((bytes.fromhex(name).decode("utf-8", "surrogatepass"), _usage(*told)))
+                found.append((shown(bytes.fromhex(name)), _usage(*told)))
         return sorted(found)
 
     async def _ask(
