@@ -136,14 +136,20 @@ class PostgresServer(ServerProcess):
 
     def prepare(self, *, durable: bool = False, database: str = "postgres") -> None:
         """The tables of the engine are there, and empty."""
-        if self.ask("SELECT to_regnamespace('stampede') IS NULL", database=database) == [(True,)]:
-            with _met(self.port, database) as line:
+        with self._line(database) as line:
+            if line.execute("SELECT to_regnamespace('stampede') IS NULL").fetchall() == [(True,)]:
                 make(line, durable=durable)
-        self.empty(database=database)
+            line.execute(_EMPTY)
 
     def empty(self, *, database: str = "postgres") -> None:
         """No row is left of what is kept here: but who listens still does, and is told of changes."""
-        self.say(_EMPTY, database=database)
+        with self._line(database) as line:
+            line.execute(_EMPTY)
+
+    @contextmanager
+    def _line(self, database: str) -> Iterator[psycopg.Connection[Any]]:
+        with _met(self.port, database) as line:
+            yield line
 
     def backends(self, application: str) -> list[int]:
         """The processes behind the connections of this `application_name`; with a % it is a pattern."""
@@ -156,7 +162,7 @@ class PostgresServer(ServerProcess):
 
     def _terminate(self, which: str, *values: str) -> int:
         # A time-out of pg_terminate_backend looks only ten times a second.
-        theirs = f"FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND {which}"
+        theirs = f"FROM pg_stat_activity WHERE application_name <> 'stampede-tests' AND {which}"
         found = self.ask(f"SELECT pid, pg_terminate_backend(pid) {theirs}", *values)
         pids = [pid for pid, _ in found]
         wait_until(lambda: not self.ask("SELECT FROM pg_stat_activity WHERE pid = ANY(%s)", pids))
@@ -358,6 +364,37 @@ class PgBouncer(ServerProcess):
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+class _Shared(PostgresServer):
+    """One that is emptied before and after each of hundreds of tests: to connect takes ten times as long as that."""
+
+    _kept: psycopg.Connection[Any] | None = None
+
+    @contextmanager
+    def _line(self, database: str) -> Iterator[psycopg.Connection[Any]]:
+        if database != "postgres":
+            with super()._line(database) as line:
+                yield line
+            return
+        line = self._kept or _met(self.port)
+        self._kept = None
+        try:
+            line.execute("")
+        except psycopg.OperationalError:  # the server has ended it, or was another
+            line.close()
+            line = _met(self.port)
+        try:
+            yield line
+        except BaseException:
+            line.close()
+            raise
+        self._kept = line
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        super().close()
+
+
 def shared_postgres() -> PostgresServer:
     """The session's server, for tests that need no other."""
     marks.starts("postgres")
@@ -373,4 +410,4 @@ def prepared_postgres() -> PostgresServer:
     return server
 
 
-_postgres = cache(PostgresServer)
+_postgres = cache(_Shared)
