@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -393,3 +394,20 @@ def test_a_holder_leaves_a_server_that_is_silent(open_: Open) -> None:
     finally:
         for each in proxies:
             each.close()
+
+
+@pytest.mark.parametrize("how", ["silent", "unreachable"])
+def test_one_server_that_does_not_answer_keeps_nobody_from_the_others(open_: Open, how: str) -> None:
+    """A process that begins, or comes back, would try it until its time is over."""
+    shared_zookeeper().empty()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, ExitStack() as stack:
+        port = silent.getsockname()[1]
+        if how == "unreachable":  # it has no room for more who connect, and says nothing
+            for _ in range(4):
+                full = stack.enter_context(socket.socket())
+                full.setblocking(False)
+                full.connect_ex(("127.0.0.1", port))
+        url = f"zookeeper://127.0.0.1:{port},127.0.0.1:{shared_zookeeper().port}?timeout=4"
+        engines = [open_(url) for _ in range(5)]  # which one they try first is chance
+        herd = Herd(*[partial(run, each.locks.acquire("l", new_id(), 30.0)) for each in engines])
+        assert sorted(type(each).__name__ for each in herd.join()) == ["Granted"] + ["Queued"] * 4

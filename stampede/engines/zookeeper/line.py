@@ -5,8 +5,8 @@ often than that is never given up, though nothing comes back. So it is told to r
 which it sends a ping; and how long there may be no answer is said here.
 
 kazoo's private names stand here and nowhere else (2.11): `_connect` alone knows which time-out the server grants, and
-all that is said and heard goes through `_submit` and `_read_header`; `ping_outstanding` would end a line by the time
-that it reads for.
+all that is said and heard goes through `_submit` and `_read_header`, what a session begins with through `_invoke`;
+`ping_outstanding` would end a line by the time that it reads for.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ MARGIN = RELAY + 2 * SIGN
 """Seconds by which a session outlasts the leases of its locks. A server that dies takes with it what it was told since
 the leader asked: a lock may have been taken just then, and the sign of life before may be as old as they get."""
 
+TAKEN_ON = 1.0
+"""Seconds that a server has at least to take us on, however many there are to be tried."""
+
 GRAIN, KEPT = 0.1, 32
 """Signs of life are remembered that lie so many seconds apart, and so many of them."""
 
@@ -49,9 +52,12 @@ class Line:
         self._silent: tuple[Any, ...] = ()  # the server that was given up last
         self._said: deque[float] = deque()  # what has no answer yet
         self._answered: tuple[tuple[float, float], ...] = ()  # when it was said, and its answer came
+        self._each = max(timeout / len(client.hosts), TAKEN_ON)
         self._connection = connection = client._connection
         self._connect, self._submit, self._read = connection._connect, connection._submit, connection._read_header
         connection._connect, connection._submit, connection._read_header = self._connected, self._say, self._hear
+        self._invoke, connection._invoke = connection._invoke, self._begin
+        self._reach, client.handler.create_connection = client.handler.create_connection, self._reached
 
     def known(self, moment: float) -> float:
         """When the newest sign of life was given that the server had heard by then. A server that takes a session over
@@ -70,6 +76,13 @@ class Line:
         self.seconds = reads * 1.5 / 1000  # what it reads for, in milliseconds, is two thirds of it
         self.granted.set()
         return min(reads, 2000 * SIGN), connects
+
+    def _reached(self, *args: Any, timeout: float, **its: Any) -> Any:
+        """kazoo tries one server for a whole session: one that is switched off would keep us from all others."""
+        return self._reach(*args, timeout=min(timeout, self._each), **its)
+
+    def _begin(self, timeout: float, *args: Any, **its: Any) -> Any:
+        return self._invoke(min(timeout, self._each), *args, **its)
 
     def _say(self, *args: Any) -> None:
         now = time.monotonic()
