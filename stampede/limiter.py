@@ -249,8 +249,11 @@ class Limiter:
         return (await limits.take(self.name, self._rate, checked(cost, self), -1.0)).delay
 
     async def _penalize(self, colour: Colour, forbidden: Seconds) -> None:
+        length = seconds("seconds", forbidden)
+        if length == inf:
+            raise OptionError(f"seconds is {forbidden!r}: give a finite number, as nobody can take a penalty back")
         self._bind()
-        await self._limits[colour.suspending].penalize(self.name, self._rate, seconds("seconds", forbidden))
+        await self._limits[colour.suspending].penalize(self.name, self._rate, length)
         told, self._penalty = self._penalty, Bell()
         told.ring()
 

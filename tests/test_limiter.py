@@ -186,6 +186,8 @@ def test_who_is_too_late_asks_anew_unless_it_always_is(engine: Engine, slow: int
         (lambda: Limiter("x", max=1, per=1, when_down="open"), "when_down is 'open'"),
         (lambda: Limiter("x", max=1, per=1).try_acquire(2), "cost is 2: it can never start, as max is 1"),
         (lambda: limited("x", max=1, per=1, cost=0), "cost is 0"),
+        (lambda: Limiter("x", max=1, per=1).penalize(None), "seconds is None: .* finite"),
+        (lambda: Limiter("x", max=1, per=1).penalize("forever"), "seconds is 'forever': .* finite"),
     ],
 )
 def test_what_can_not_be_is_refused(make: Callable[[], object], message: str) -> None:
