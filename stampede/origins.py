@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
 
+from stampede import decisions
 from stampede.adaptive import Adaptive
 from stampede.bulkhead import Bulkhead
 from stampede.colour import Colour
@@ -61,11 +61,17 @@ class OriginGate:
         most = settings.concurrency
         self.adaptive = Adaptive(most, settings.at_least) if settings.adaptive and most is not None else None
         self._fleet = _Caps(name, settings, engine)
+        self._own: _Caps | None = None
 
-    @cached_property
+    @property
     def _here(self) -> _Caps:
-        """The same caps, of this process alone."""
-        return _Caps(self.name, self._settings, MemoryEngine())
+        """The same caps, of this process alone, and of all its threads together."""
+        if self._own is None:
+            made = _Caps(self.name, self._settings, MemoryEngine())
+            with decisions.lock:
+                if self._own is None:
+                    self._own = made
+        return self._own
 
     @property
     def room(self) -> int | None:
@@ -82,9 +88,8 @@ class OriginGate:
         return _Place(self, bulkhead, colour)
 
     def close(self) -> None:
-        here = self.__dict__.get("_here")
-        if here is not None:
-            here.engine.close()
+        if self._own is not None:
+            self._own.engine.close()
 
 
 class _Caps:

@@ -14,7 +14,8 @@ import pytest
 from bare import Gate, until
 from servers import RedisServer, shared_redis, to_empty, wait_until
 
-from stampede import Cache, OriginFull, SettingsError, WaitTimeout
+from stampede import Cache, OriginFull, SettingsError, WaitTimeout, origins
+from stampede.engines.memory import MemoryEngine
 from stampede.testing import isolated
 
 ENGINES = ["memory", "disk", "redis"]
@@ -261,6 +262,24 @@ def test_a_cap_fails_open_for_the_fleet_and_holds_for_the_process(own: RedisServ
     own.stop()
     assert ask(cache, origin, range(100, 110), 5) == [f"row {key}" for key in range(100, 110)]
     assert origin.most <= 2
+
+
+def test_a_cap_of_the_process_is_one_for_all_its_threads(
+    own: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that are the first to find the engine down would each have the whole of it."""
+    met = threading.Barrier(2)
+
+    class Slow(MemoryEngine):
+        def __init__(self) -> None:
+            super().__init__()
+            met.wait(10)
+
+    monkeypatch.setattr(origins, "MemoryEngine", Slow)
+    origin, cache = Origin(0.1), open_(own.url, concurrency=1)
+    own.stop()
+    assert ask(cache, origin, range(2), 2) == ["row 0", "row 1"]
+    assert origin.most == 1
 
 
 def test_an_adaptive_cap_follows_the_origin(open_: Open) -> None:
