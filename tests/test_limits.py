@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -334,6 +335,25 @@ def test_it_lists_what_is_used(door: Backdoor, ask: Any) -> None:
     ]
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("number", [b"9e99", b"inf", b"nan", b"0x10", b"9" * 20])
+@pytest.mark.parametrize("place", range(1, 10))
+def test_numbers_that_are_none_are_nothing_to_redis_either(place: int, number: bytes) -> None:
+    """They would be infinite there: a try would never end, or the limit be one for ever."""
+    redis = pytest.importorskip("redis")
+    from servers import shared_redis
+
+    server = shared_redis()
+    server.cli("FLUSHALL")
+    numbers = [b"1", b"2", b"60000000", b"60100000", b"60100000", b"0", b"%d" % micros(time.time()), b"0", b"0", b"2"]
+    numbers[place] = number
+    ours = Limiter("x", max=2, per=60, on=server.url)
+    with redis.Redis.from_url(server.url) as client:
+        client.set(InRedis._key("x"), b" ".join(numbers))
+        assert ours.try_acquire() and ours.try_acquire() and not ours.try_acquire()
+        assert ours.used()[:3] == (Rate(2, 60.0), 2, 0)
+
+
 def test_it_is_full_for_all_who_reach_it(door: Backdoor, ask: Any) -> None:
     """The face over each, and what a start costs is counted there."""
     ours = Limiter("x", max=3, per=60, on=door.engine)
@@ -357,6 +377,27 @@ def test_a_file_whose_name_is_cut_or_damaged_is_a_limit_like_any_other(tmp_path:
     assert limits is not None
     assert run_blocking(limits.take("other", other, 1, 0.0)).booked
     assert {"other"} <= {each for each, _ in run_blocking(limits.listed()) or ()}
+    door.close()
+
+
+def test_a_full_disk_forgets_no_start(tmp_path: Path) -> None:
+    """Of a window that is written by half nothing is known: as many would start again as may, in the same moment."""
+    door, rate = InFiles(open_engine(f"file://{tmp_path}")), Rate(1, 1.0)
+    limits = door.engine.limits
+    assert limits is not None
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for _ in range(3):
+        assert run_blocking(limits.take("x", rate, 1, 60.0)).booked
+    before = door.read("x")
+    assert before is not None
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 8, hard))  # as a disk that has so much room
+    try:
+        with pytest.raises(EngineError, match="can't keep limits"):
+            run_blocking(limits.take("x", rate, 1, 60.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert door.read("x") == before
+    assert run_blocking(limits.used("x"))[1:3] == (1, 2)
     door.close()
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import ENOSPC
 from hashlib import blake2b
 from pathlib import Path
 
@@ -73,11 +74,12 @@ class LimitFiles:
     def _changed(self, name: str, change: Callable[[Window, int], Window]) -> None:
         try:
             with _locked(self._path(name)) as fd:
-                window, _ = _parsed(os.pread(fd, _LENGTH, 0))
+                before = os.pread(fd, _LENGTH, 0)
+                window, _ = _parsed(before)
                 after = change(window, _now())
                 if after is not window:
                     data = bytes_of(after) + b"\n" + name.encode("utf-8", "surrogatepass") + b"\n"
-                    os.pwrite(fd, data, 0)
+                    _put(fd, data, before)
         except OSError as error:
             pass_on(error)
             raise EngineError(f"can't keep limits in {self._directory}: {error}") from error
@@ -97,6 +99,14 @@ def _parsed(data: bytes) -> tuple[Window, str]:
 
 def _now() -> int:
     return int(clock() * SECOND)
+
+
+def _put(fd: int, data: bytes, before: bytes) -> None:
+    """The data, or what was there before and an OSError: a disk that is nearly full takes a part."""
+    if os.pwrite(fd, data, 0) < len(data):
+        os.pwrite(fd, before, 0)
+        os.ftruncate(fd, len(before))
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
 
 
 @contextmanager

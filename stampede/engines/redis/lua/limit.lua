@@ -14,11 +14,13 @@ if verb == 'used' then
   return {now, text}
 end
 
-local n = {}
+-- What window.py would not read, either: `tonumber` takes "inf", "nan" and hexadecimals.
+local n, sound = {}, true
 for each in string.gmatch(text, '%S+') do
-  n[#n + 1] = tonumber(each) or -1
+  n[#n + 1] = tonumber(each)
+  sound = sound and #each <= 16 and string.match(each, '^-?%d+$')
 end
-if #n < 7 or (#n - 7) % 3 ~= 0 or n[1] ~= 1 then
+if not sound or #n < 7 or (#n - 7) % 3 ~= 0 or n[1] ~= 1 then
   n = {1, 0, 0, 0, 0, 0, 0}
 end
 local most, per, long, seen = n[2], n[3], n[4], n[7]
