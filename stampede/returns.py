@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 from stampede import forks
@@ -73,6 +73,8 @@ class _Debt:
 
 class _Owed(ABC):
     """What is to be given back to one engine."""
+
+    locks = False  # what there is
 
     def __init__(self) -> None:
         self.answers = 0  # so far
@@ -192,7 +194,12 @@ class _Owed(ABC):
         self, due: list[tuple[bytes, str]], give_back: Callable[[str, bytes], Coroutine[Any, Any, object]]
     ) -> list[object]:
         answers: list[object] = []
+        engine, down = self.engine(), dict[Hashable, EngineError]()
         for token, name in due:
+            server = None if engine is None else engine.server_of(name, lock=self.locks)
+            if server in down:
+                answers.append(down[server])
+                continue
             try:
                 answers.append(run_blocking(give_back(name, token)))
                 self.answers += 1
@@ -200,6 +207,8 @@ class _Owed(ABC):
                 if not error.partial:
                     return answers + [error] * (len(due) - len(answers))
                 answers.append(error)
+                if server is not None:  # the next question to it would take as long
+                    down[server] = error
         return answers
 
     @abstractmethod
@@ -271,6 +280,8 @@ class Returns(_Owed):
 
 class LockReturns(_Owed):
     """The locks of one engine, which closes itself when nobody has it any more: as long as there are any, this does."""
+
+    locks = True
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

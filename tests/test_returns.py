@@ -160,7 +160,14 @@ def test_nor_is_that_of_one_who_was_interrupted(server: RedisServer, before: Bef
         until(lambda: not unknown)
 
 
-class Place:
+class One:
+    """An engine of one server."""
+
+    def server_of(self, name: str, *, lock: bool = False) -> None:
+        return None
+
+
+class Place(One):
     """Where every lock is as `there` says."""
 
     releases: Any = None
@@ -262,7 +269,7 @@ def test_an_engine_that_is_down_is_asked_for_the_last_time_once() -> None:
     assert (down.asked, well.asked) == (1, 1)
 
 
-class Shaken:
+class Shaken(One):
     """An engine of which nothing is known, and whose first answer an interruption takes the place of."""
 
     many = None

@@ -115,7 +115,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.description = "A broker, a small server of locks that keeps nothing on disk: zmq://HOST. SIGTERM ends it."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """examples:
-  stampede serve                                       # for this machine: zmq://localhost
+  stampede serve --memory broker.json                  # for this machine: zmq://localhost
   stampede serve --make-keys /etc/stampede             # once, before it serves others
   stampede serve --bind 0.0.0.0 --keys /etc/stampede --memory /var/lib/stampede/broker.json"""
     parser.add_argument("--bind", action="append", default=[], metavar="HOST[:PORT]", help="127.0.0.1:7867; or several")
@@ -126,7 +126,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--grace", type=_duration, metavar="30s",
         help="for so long it grants nothing but what clients held when its predecessor ended; else --longest",
     )  # fmt: skip
-    parser.add_argument("--memory", type=Path, metavar="FILE", help="remembers how long --grace has to be")
+    parser.add_argument("--memory", type=Path, metavar="FILE", help="remembers how long --grace has to be: 0s at first")
     parser.add_argument(
         "--peer", action="append", default=[], metavar="HOST[:PORT]", help="another broker, with which it shares limits"
     )

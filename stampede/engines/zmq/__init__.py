@@ -52,7 +52,7 @@ class ZmqEngine(Engine):
             raise OptionError(f"timeout is {timeout!r}: give more than 0 seconds")
         known = None if keys is None else client_keys(Path(keys).expanduser())
         self.silence = timeout
-        self._links = links = Links([Link(place, known, timeout) for place in places])
+        self._links = links = Links([Link(place, known, timeout, alone=len(places) == 1) for place in places])
         self.locks = self.hands = ZmqLocks(links, BLOCKING)
         self.alocks = self.ahands = ZmqLocks(links, SUSPENDING)
         self.limits, self.alimits = ZmqLimits(links, BLOCKING), ZmqLimits(links, SUSPENDING)

@@ -86,10 +86,11 @@ class _Wire(NamedTuple):
 
 
 class Link:
-    """To one broker. `busy` says whether it has anything of ours, and has to hear of us often."""
+    """To one broker. `alone`: there is no other, so that its trouble is all of the engine's."""
 
-    def __init__(self, place: Place, keys: ClientKeys | None, timeout: float) -> None:
+    def __init__(self, place: Place, keys: ClientKeys | None, timeout: float, *, alone: bool = True) -> None:
         self.place = place
+        self._alone = alone
         self.name = f"zmq://{place.text}"
         self.fence = 0  # the highest that we were given
         self._keys = keys
@@ -128,10 +129,15 @@ class Link:
             raise question.error
         if not question.bell.rung:
             why = self.why or ("" if self._life else "is it running?")
-            raise EngineError(f"no answer from {self.name} within {self._timeout:g} s{why and ': '}{why}")
+            raise self._trouble(f"no answer from {self.name} within {self._timeout:g} s{why and ': '}{why}")
         if question.kind == wire.TROUBLE:
-            raise EngineError(f"{self.name}: {question.payload.decode('utf-8', 'replace')}")
+            raise self._trouble(f"{self.name}: {question.payload.decode('utf-8', 'replace')}")
         return question.kind, question.payload
+
+    def _trouble(self, why: str) -> EngineError:
+        error = EngineError(why)
+        error.partial = not self._alone
+        return error
 
     def _asked(self, kind: int, payload: bytes) -> Question:
         with self._lock:
