@@ -22,7 +22,17 @@ __all__ = ["abandon", "capped", "had", "vacate"]
 
 T = TypeVar("T")
 
-_inside: ContextVar[frozenset[str]] = ContextVar("stampede_origins", default=frozenset())
+
+class _Stay:
+    """A computation's time at its origin. What it leaves running has its context, and so this, for longer."""
+
+    __slots__ = ("origin", "over")
+
+    def __init__(self, origin: str) -> None:
+        self.origin, self.over = origin, False
+
+
+_inside: ContextVar[tuple[_Stay, ...]] = ContextVar("stampede_origins", default=())
 
 
 async def had(
@@ -58,14 +68,15 @@ async def capped(call: Call, kept: Entry[Any] | None, begin: Callable[[], object
 
 async def placed(call: Call, place: Place, work: Coroutine[Any, Any, T]) -> T:
     """What it gives. What it calls meanwhile needs no other place there."""
-    began, before, failed = call.now, _inside.get(), False
-    _inside.set(before | {place.origin})
+    began, before, stay, failed = call.now, _inside.get(), _Stay(place.origin), False
+    _inside.set((*before, stay))
     try:
         return await work
     except Exception:
         failed = True
         raise
     finally:
+        stay.over = True
         _inside.set(before)  # no reset: one that is destroyed ends in another context
         place.ended(call.means.scope, call.now - began, failed=failed)
 
@@ -87,7 +98,7 @@ def abandon(call: Call) -> None:
 def gate_of(call: Call) -> Gate | None:
     """The caps under which this call computes. One that computes at this origin already has its place there."""
     origin = call.policy.origin
-    if origin is None or origin in _inside.get():
+    if origin is None or any(each.origin == origin and not each.over for each in _inside.get()):
         return None
     return None if call.means.gates is None else call.means.gates.gate_of(origin)
 

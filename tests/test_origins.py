@@ -164,6 +164,29 @@ def test_what_a_computation_calls_needs_no_other_place(open_: Open) -> None:
     assert value == "rows"
 
 
+def test_what_a_computation_leaves_running_needs_places_when_it_has_ended(open_: Open) -> None:
+    """It has its context, and would be past the cap for as long as it lives."""
+    origin, cache, ended = Origin(0.01), open_(concurrency=1), asyncio.Event()
+
+    async def asks_later() -> None:
+        await ended.wait()
+        keys = [str(number) for number in range(6)]
+        await asyncio.gather(*(cache.aget_or_compute(key, origin.arow, origin="db") for key in keys))
+
+    async def main() -> None:
+        async def begun() -> Any:
+            tasks.append(asyncio.create_task(asks_later()))
+            return await cache.aget_or_compute("inner", origin.arow, origin="db")
+
+        tasks: list[asyncio.Task[None]] = []
+        assert await cache.aget_or_compute("outer", begun, origin="db") == "row None"
+        ended.set()
+        await tasks[0]
+
+    asyncio.run(main())
+    assert (origin.calls, origin.most) == (7, 1)
+
+
 @pytest.fixture
 def busy(open_: Open) -> Iterator[Callable[..., tuple[Cache, Gate]]]:
     """A cache whose origin is full, until the gate is opened."""
