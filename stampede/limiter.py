@@ -64,7 +64,6 @@ class Limiter:
             raise OptionError(f"per is {per!r}: give a number of seconds between a thousandth and a year")
         self._wait = seconds("wait", wait)
         self._alone = NamedLimits(monotonic) if when_down == "allow" else None
-        self._nearest = inf  # seconds that its engine took for an answer at least
         self._penalty = Bell()
         self._use(engine)
 
@@ -177,15 +176,17 @@ class Limiter:
         """None: now. Else it is as many seconds until the next, which are more than its caller waits."""
         self._bind()
         end, tries = monotonic() + patience, 0
+        nearest = inf  # seconds that an answer has taken at least: now, whatever it took before
         while True:
             tries += 1
-            limits, penalty, sent = self._limits[colour.suspending], self._penalty, monotonic()
+            limits, penalty = self._limits[colour.suspending], self._penalty
             mine: list[tuple[Limits, Booked]] = []
             try:
-                answer = await colour.shielded(self._booked(limits, cost, max(end - sent, 0.0), mine))
+                answer, sent = await colour.shielded(self._booked(limits, cost, max(end - monotonic(), 0.0), mine))
                 replied = monotonic()
-                self._nearest = min(self._nearest, replied - sent)
-                if answer.booked and await self._in_time(colour, answer, penalty, sent, replied, tries):
+                nearest = min(nearest, replied - sent)
+                far = nearest if tries > 2 else 0.0
+                if answer.booked and await self._in_time(colour, answer, penalty, sent, replied, far):
                     return None
             except GeneratorExit:  # its loop was closed: nothing can be awaited any more
                 raise
@@ -200,8 +201,11 @@ class Limiter:
             else:  # it has no place for one that is so far away
                 await _asleep(colour, penalty, min(monotonic() + max(answer.delay / 2, 0.01), end))
 
-    async def _booked(self, limits: Limits, cost: int, ahead: float, mine: list[tuple[Limits, Booked]]) -> Booked:
-        """The answer, also for who is interrupted in the moment in which it comes."""
+    async def _booked(
+        self, limits: Limits, cost: int, ahead: float, mine: list[tuple[Limits, Booked]]
+    ) -> tuple[Booked, float]:
+        """The answer, also for who is interrupted in the moment in which it comes; and when its question was sent."""
+        sent = monotonic()
         try:
             answer = await limits.take(self.name, self._rate, cost, ahead)
         except EngineClosed:
@@ -209,13 +213,13 @@ class Limiter:
         except EngineError:
             if self._alone is None:
                 raise
-            limits = self._alone
+            limits, sent = self._alone, monotonic()
             answer = await limits.take(self.name, self._rate, cost, ahead)
         mine.append((limits, answer))
-        return answer
+        return answer, sent
 
     async def _in_time(
-        self, colour: Colour, mine: Booked, penalty: Bell, sent: float, replied: float, tries: int
+        self, colour: Colour, mine: Booked, penalty: Bell, sent: float, replied: float, far: float
     ) -> bool:
         """Sleep until a start that was booked. False: it is too late for that by now, or forbidden.
 
@@ -230,8 +234,7 @@ class Limiter:
             if mine.delay > SHORT and await self._penalized(colour):
                 return False
         allowed = slack(micros(self._rate.per)) / SECOND
-        far = self._nearest if tries > 2 and self._nearest > allowed else 0.0
-        return monotonic() - (sent + mine.delay) <= allowed + far
+        return monotonic() - (sent + mine.delay) <= allowed + (far if far > allowed else 0.0)
 
     async def _penalized(self, colour: Colour) -> bool:
         try:

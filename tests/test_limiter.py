@@ -177,6 +177,42 @@ def test_who_is_too_late_asks_anew_unless_it_always_is(engine: Engine, slow: int
     assert ours.acquire(wait=30)
 
 
+def test_who_asks_an_engine_that_became_slow_comes_to_an_end(engine: Engine) -> None:
+    """Whatever it was before: each start would be too late, be given back, and be booked again, for ever."""
+    ours = limiter(engine, max=3, per=0.5)
+    assert ours.try_acquire()
+    limits: Any = _Slow(engine.limits, 10)
+    ours._limits = limits, limits
+    assert ours.try_acquire()
+    assert limits.slow >= 5
+    assert asyncio.run(ours.aacquire())
+
+
+class _Hung(_Down):
+    """One that says so late."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def take(self, *asked: object) -> Booked:
+        self.asked += 1
+        if self.asked < 10:
+            time.sleep(0.03)
+        return await super().take(*asked)
+
+
+def test_an_engine_that_hangs_makes_no_start_of_this_process_late(engine: Engine) -> None:
+    """Who may go on without it would wait for it again and again, for as long as it hangs."""
+    ours = limiter(engine, max=2, per=0.5, when_down="allow")
+    assert ours.try_acquire()
+    limits: Any = _Hung()
+    ours._limits = limits, limits
+    assert ours.try_acquire()
+    assert limits.asked == 1
+    assert asyncio.run(ours.atry_acquire())
+    assert limits.asked == 2
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
