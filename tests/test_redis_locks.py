@@ -23,6 +23,7 @@ from servers import PATIENCE, RedisServer
 from stampede import Cache, WaitTimeout, room
 from stampede.colour import run_blocking as run
 from stampede.engines.redis import RedisEngine, locks, wire
+from stampede.engines.whereabouts import here, parts_of
 from stampede.entry import new_id
 from stampede.ports import Busy, Granted
 
@@ -201,6 +202,23 @@ def calls(server: RedisServer) -> int:
     """Scripts that were run so far."""
     stats = re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", server.cli("INFO", "commandstats"))
     return sum(map(int, stats))
+
+
+@pytest.mark.parametrize("places", [1, inf, 3])
+def test_who_holds_it_is_told(server: RedisServer, open_: Open, places: float) -> None:
+    """Names alone would be shown, and nobody be found who could be asked; or who came first, after a renewal."""
+    ours = open_(server.url).locks
+    token, began = new_id(), time.time()
+    granted = run(ours.acquire("l", token, 20.0, room=places))
+    assert isinstance(granted, Granted)
+    run(open_(server.url).locks.acquire("l", new_id(), 20.0, waits=True))
+    for _ in range(2):
+        (held,) = run(open_(server.url).locks.held())
+        assert (held.host, held.pid) == parts_of(here())
+        assert (held.fence, held.waiting) == (granted.fence, 1)
+        assert held.since is not None and began - 1 < held.since < time.time() + 1
+        assert held.seconds is not None and 0 <= held.seconds < PATIENCE
+        assert run(ours.renew("l", token, 20.0))
 
 
 def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:

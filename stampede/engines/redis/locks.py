@@ -28,6 +28,7 @@ from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.verbs import LOOK, PAGE, SAFETY, Line
 from stampede.engines.redis.wire import ms
+from stampede.engines.whereabouts import here, parts_of
 from stampede.pace import FARTHEST, look_again
 from stampede.ports import Busy, Granted, Held
 
@@ -110,7 +111,8 @@ class RedisLocks:
         home, arrival = (self._news.home.encode(), self._arrivals.get(token, b"")) if waits else (b"", b"")
         keys = (its.lock, its.fence, its.queue, its.homes, its.turn, its.inside, its.rooms, its.terms)
         places = b"inf" if room == inf else b"%d" % room
-        command = self._scripts.acquire(keys, token, ms(lease), its.channel, home, arrival, ms(QUEUE), places)
+        terms = token, ms(lease), its.channel, home, arrival, ms(QUEUE), places, here().encode("utf-8", "replace")
+        command = self._scripts.acquire(keys, *terms)
         taken, what, *place = await self._line.ask(command)
         if taken:
             self._arrivals.pop(token, None)
@@ -142,17 +144,27 @@ class RedisLocks:
     hand_over = renew
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        its = _names(name)
-        told = await self._line.ask(self._scripts.holder((its.lock, its.inside)))
-        return [(token, left / 1000) for token, left in zip(told[::2], told[1::2], strict=True)]
+        return [(token, left / 1000) for token, left, *_ in (await self._inside(name))[1]]
 
     async def held(self, prefix: str = "") -> list[Held]:
-        names = await listed(self._line, b"L", prefix)
-        return [
-            Held(name, None, None, None, None, None, None, left, False, None)
-            for name in names
-            for _, left in await self.holder(name)
-        ]
+        found = []
+        for name in await listed(self._line, b"L", prefix):
+            (waiting, now), those = await self._inside(name)
+            for _, left, fence, home in those:
+                host, pid = parts_of(home.decode("utf-8", "replace"))
+                since = (
+                    fence / 1e6 if 0 < fence <= now else None
+                )  # that is when it was given, or the clock was set back
+                seconds = None if since is None else now / 1e6 - since
+                found.append(Held(name, host, pid, None, fence or None, since, seconds, left / 1000, False, waiting))
+        return found
+
+    async def _inside(self, name: str) -> tuple[tuple[int, int], list[tuple[bytes, int, int, bytes]]]:
+        """How many wait and the server's microseconds; and of each who is inside token, ms left, fence, who it is."""
+        its = _names(name)
+        keys = its.lock, its.inside, its.fence, its.terms, its.queue
+        waiting, now, *told = await self._line.ask(self._scripts.holder(keys))
+        return (waiting, now), list(zip(told[::4], told[1::4], told[2::4], told[3::4], strict=True))
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         its, end, ahead = _names(name), monotonic() + timeout, 0

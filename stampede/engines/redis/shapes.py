@@ -75,6 +75,12 @@ def _locked(reply: Any) -> bool:
     return type(told) is bytes and len(more) == 3 and all(type(each) is int for each in more)
 
 
+def _inside(reply: Any) -> bool:
+    """{how many wait, microseconds, and of each: token, ms left, fence, who it is}."""
+    kinds = [type(each) for each in reply] if type(reply) is list else []
+    return len(kinds) % 4 == 2 and kinds == [int, int] + [bytes, int, int, bytes] * (len(kinds) // 4)
+
+
 def _limited(reply: Any) -> bool:
     """{delay, 1 if it is booked, when} or {now, window}."""
     return type(reply) is list and [type(each) for each in reply] in ([int, int, int], [int, bytes])
@@ -85,7 +91,7 @@ SCRIPTS: dict[str, Shape] = {
     "get": _kept,
     "acquire": _locked,
     "generation": _texts,
-    "holder": _some,
+    "holder": _inside,
     "limit": _limited,
 }
 """By verb; all others answer with a number."""

@@ -2,13 +2,13 @@
 --
 -- KEYS: lock, fence, queue, homes, turn, inside, rooms, terms
 -- ARGV: token, lease in ms, channel, where this process listens ('' if this caller won't wait), its arrival ('' if this
--- is the first time it asks), ms for which the queue is kept, its room
+-- is the first time it asks), ms for which the queue is kept, its room, who it is
 -- Answers {1, fence} or {0, token, ms left, arrival, how many are before it}.
 local token, home, now = ARGV[1], ARGV[4], clock()
 local fence, length = granted(KEYS[2])
 local holder, its = redis.call('GET', KEYS[1])
 if holder == token then
-  last(KEYS[1], KEYS[2], ARGV[2])
+  last(KEYS[1], KEYS[2], ARGV[2], ARGV[8])
   return {1, fence}
 end
 if holder == '' or ARGV[7] ~= '1' then
@@ -21,7 +21,7 @@ if holder == '' then
   some = holder and its
   if some and redis.call('ZSCORE', its.inside, token) then
     local mine = terms_of(its, token)
-    stand(its, token, mine, ARGV[2], now)
+    stand(its, token, mine, ARGV[2], now, ARGV[8])
     return {1, mine}
   end
 end
@@ -47,9 +47,9 @@ if some or not holder then
         redis.call('DEL', its.lock, its.inside, its.rooms, its.terms)
       end
       redis.call('ZADD', its.rooms, ARGV[7], token)
-      stand(its, token, fence, ARGV[2], now)
+      stand(its, token, fence, ARGV[2], now, ARGV[8])
     end
-    redis.call('SET', KEYS[2], fence .. ' ' .. ARGV[2], 'PX', kept)
+    redis.call('SET', KEYS[2], fence .. ' ' .. ARGV[2] .. ' ' .. ARGV[8], 'PX', kept)
     redis.call('DEL', KEYS[5])
     leave(KEYS[3], KEYS[4], token)
     if ARGV[7] ~= '1' then  -- the next may follow

@@ -1,18 +1,27 @@
--- Who is inside: {token, ms left, ...}.
+-- Who is inside: {how many wait, the clock's microseconds, and of each: token, ms left, fence, who it is}.
 --
--- KEYS: lock, inside
-local holder = glance(KEYS[1])
-if not holder then
-  return {}
-end
-if holder ~= '' then
-  return {holder, redis.call('PTTL', KEYS[1])}
-end
-local told, now = {}, math.floor(clock() / 1000)
-for _, token in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  local left = redis.call('ZSCORE', KEYS[2], token) - now
-  if left > 0 then
-    told[#told + 1], told[#told + 2] = token, left
+-- KEYS: lock, inside, fence, terms, queue
+local now = clock()
+local told = {redis.call('ZCARD', KEYS[5]), now}
+
+local function tell(...)
+  for _, each in ipairs({...}) do
+    told[#told + 1] = each
   end
+end
+
+local holder = glance(KEYS[1])
+if holder == '' then
+  roomy()
+  for _, token in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    local left = redis.call('ZSCORE', KEYS[2], token) - math.floor(now / 1000)
+    local fence, _, home = terms_of({terms = KEYS[4]}, token)
+    if left > 0 then
+      tell(token, left, fence, home)
+    end
+  end
+elseif holder then
+  local fence, _, home = granted(KEYS[3])
+  tell(holder, redis.call('PTTL', KEYS[1]), fence, home)
 end
 return told

@@ -2,7 +2,7 @@
 --
 -- lock: the token of who is alone inside, or '' while some are who have room for others. inside: a sorted set of these,
 -- by the ms at which each ends. rooms: another, by how many may be inside as far as each is concerned. terms: for each,
--- its fence and the ms for which it was granted.
+-- its fence, the ms for which it was granted, and who it is. (Of one that is alone these stand with the lock's fence.)
 -- queue: a sorted set of tokens, by the microsecond of their arrival. homes: for each, when it asked last (in ms), its
 -- room if that is more than 1, when it was called to say that it lives, and where its process listens.
 -- turn: the token for which a place is kept just now.
@@ -42,16 +42,16 @@ local function roomy()
     redis.call('HDEL', its.terms, token)
   end
 
-  -- The fence of one who is inside, and the ms for which it was granted.
+  -- The fence of one who is inside, the ms for which it was granted, and who it is.
   function terms_of(its, token)
-    local fence, ms = string.match(redis.call('HGET', its.terms, token) or '', '^(%d+) (%d+)$')
-    return tonumber(fence) or 0, tonumber(ms) or 0
+    local fence, ms, home = string.match(redis.call('HGET', its.terms, token) or '', '^(%d+) (%d+) ?(.*)$')
+    return tonumber(fence) or 0, tonumber(ms) or 0, home or ''
   end
 
   -- Let one who is inside stand for so many ms from now, and the lock at least for as long.
-  function stand(its, token, fence, ms, now)
+  function stand(its, token, fence, ms, now, home)
     redis.call('ZADD', its.inside, whole(math.floor(now / 1000) + ms), token)
-    redis.call('HSET', its.terms, token, whole(fence) .. ' ' .. ms)
+    redis.call('HSET', its.terms, token, whole(fence) .. ' ' .. ms .. ' ' .. home)
     if redis.call('PTTL', its.lock) < tonumber(ms) then
       redis.call('SET', its.lock, '', 'PX', ms)
       for _, key in ipairs({its.inside, its.rooms, its.terms}) do
@@ -132,15 +132,16 @@ local function hand_on(queue, homes, turn, channel, now, its)
   end
 end
 
--- The last fence, and the ms for which the lock was granted then.
+-- The last fence, the ms for which the lock was granted then, and to whom.
 local function granted(key)
-  local fence, ms = string.match(redis.call('GET', key) or '', '^(%d+) ?(%d*)$')
-  return tonumber(fence) or 0, tonumber(ms)
+  local fence, ms, home = string.match(redis.call('GET', key) or '', '^(%d+) ?(%d*) ?(.*)$')
+  return tonumber(fence) or 0, tonumber(ms), home or ''
 end
 
 -- Let the one who is alone inside stand for so many ms from now. They are noted, or who comes next would take more than
 -- the ones before for a clock that was set back.
-local function last(lock, fence, ms)
-  redis.call('SET', fence, whole(granted(fence)) .. ' ' .. ms, 'PX', ms + FENCED)
+local function last(lock, key, ms, home)
+  local fence, _, before = granted(key)
+  redis.call('SET', key, whole(fence) .. ' ' .. ms .. ' ' .. (home or before), 'PX', ms + FENCED)
   return redis.call('PEXPIRE', lock, ms)
 end

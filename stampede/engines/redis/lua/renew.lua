@@ -9,7 +9,8 @@ if holder == '' then
   if not redis.call('ZSCORE', its.inside, ARGV[1]) then
     return 0
   end
-  stand(its, ARGV[1], terms_of(its, ARGV[1]), ARGV[2], now)
+  local fence, _, home = terms_of(its, ARGV[1])
+  stand(its, ARGV[1], fence, ARGV[2], now, home)
   redis.call('PEXPIRE', KEYS[2], math.max(ARGV[3], redis.call('PTTL', KEYS[2])))
   return 1
 end
