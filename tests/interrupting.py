@@ -39,13 +39,15 @@ def ours(frame: FrameType) -> bool:
     return name.startswith((OURS, "<stampede"))
 
 
-def lines_of(act: Callable[[], object], at: Callable[[Line], object]) -> None:
+def lines_of(
+    act: Callable[[], object], at: Callable[[Line], object], where: Callable[[FrameType], bool] = ours
+) -> None:
     """Do `act`, and tell of each line of ours before it runs: any of them may be interrupted by a finalizer."""
     busy = False
 
     def trace(frame: Any, event: str, _: object) -> Any:
         nonlocal busy
-        if busy or not ours(frame):
+        if busy or not where(frame):
             return None
         if event == "line":
             busy = True

@@ -134,7 +134,7 @@ def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, ur
                 except (RecursiveComputation, EngineError):
                     pass  # said at once, and not waited for
 
-        lines_of(lambda: function(1), at)
+        lines_of(lambda: function(1), at, lambda frame: frame.f_code.co_filename == where[0])
         return reached
 
     tried: set[Line] = set()
