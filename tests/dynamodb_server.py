@@ -73,16 +73,17 @@ def _serve(port: int) -> None:
 
     (Its own program reads the machine's credentials and configuration, too.)
     """
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server.werkzeug_app import create_backend_app
     from werkzeug.serving import WSGIRequestHandler, run_simple
 
-    answer, one = DomainDispatcherApplication(create_backend_app), threading.Lock()
+    # Its dispatcher lists the directory of all services that it plays, at each question, to find which is meant.
+    dynamodb, own, one = create_backend_app("dynamodb"), create_backend_app("moto_api"), threading.Lock()
 
     def one_by_one(environ: Any, start_response: Any) -> Any:
         said = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))  # by a client that freezes, perhaps
         environ["wsgi.input"] = io.BytesIO(said)
         with one:
-            return answer(environ, start_response)
+            return (own if environ["PATH_INFO"].startswith("/moto-api/") else dynamodb)(environ, start_response)
 
     run_simple("127.0.0.1", port, one_by_one, threaded=True, request_handler=WSGIRequestHandler)
 
