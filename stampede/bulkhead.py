@@ -19,6 +19,7 @@ from stampede.hands import inside
 from stampede.lock import Lock, caller
 from stampede.policy import Seconds
 from stampede.ports import Busy, Engine, Granted
+from stampede.signatures import is_async
 
 __all__ = ["Bulkhead"]
 
@@ -66,9 +67,7 @@ class Bulkhead(Lock):
 
     def __call__(self, function: F) -> F:
         """The same function, which takes a place for each of its calls."""
-        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-            raise OptionError(f"{function.__qualname__} is a generator function: take the place inside, by `with`")
-        if inspect.iscoroutinefunction(function):
+        if is_async(function, f"a place of {self.name!r}"):
 
             @functools.wraps(function)
             async def asked(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +79,14 @@ class Bulkhead(Lock):
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
             with self:
-                return function(*args, **kwargs)
+                value = function(*args, **kwargs)
+                if inspect.iscoroutine(value):
+                    value.close()  # it will never be awaited, and needn't warn of that
+                    raise OptionError(
+                        f"the coroutine that {function!r} returns begins when its place is given back: "
+                        "make it an async def, or take the place inside, by `async with`"
+                    )
+                return value
 
         return cast(F, called)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import inf
 from time import monotonic
@@ -16,7 +16,7 @@ from stampede.engines.limits import NamedLimits
 from stampede.errors import EngineClosed, EngineError, LimitTimeout, OptionError
 from stampede.policy import Seconds, seconds
 from stampede.ports import Booked, Engine, Limits, Rate, Usage
-from stampede.signatures import with_twins
+from stampede.signatures import is_async, with_twins
 from stampede.window import SECOND, micros, slack
 
 __all__ = ["Limiter", "checked", "defaults", "limiting"]
@@ -290,16 +290,12 @@ def checked(cost: object, limiter: Limiter) -> int:
 
 def limiting(limiter: Limiter, function: Callable[P, T], cost: int) -> Callable[P, T]:
     """The function, each call of which is a start."""
-    if not callable(function) or isinstance(function, (type, staticmethod, classmethod)):
-        raise OptionError(f"@limited stands on {function!r}: put it on a function, below @staticmethod or @classmethod")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise OptionError(f"@limited stands on the generator {function.__qualname__}: use `with Limiter(...)` inside")
-    if inspect.iscoroutinefunction(function):
+    if is_async(function, "@limited"):
 
         @functools.wraps(function)
         async def asked(*args: P.args, **kwargs: P.kwargs) -> Any:
             await limiter._enter(limiter._suspending, cost)
-            return await function(*args, **kwargs)
+            return await cast("Callable[P, Awaitable[Any]]", function)(*args, **kwargs)
 
         return cast("Callable[P, T]", asked)
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from stampede.errors import OptionError
 from stampede.policy import DEFAULT, OPTIONS
 from stampede.settings import CacheSettings
 
-__all__ = ["showing", "with_twins"]
+__all__ = ["is_async", "showing", "with_twins"]
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,3 +60,15 @@ def with_twins(kind: C) -> C:
         if name[:1] == "a" and hasattr(kind, name[1:]) and not verb.__doc__:
             verb.__doc__ = f"`{name[1:]}`, awaited."
     return kind
+
+
+def is_async(function: Any, decorator: str) -> bool:
+    """Is a coroutine function decorated so, or one that is called plainly? OptionError: it is neither."""
+    if not callable(function) or isinstance(function, (type, staticmethod, classmethod)):
+        raise OptionError(
+            f"{decorator} stands on {function!r}: put it on a function, below @staticmethod or @classmethod"
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        name = getattr(function, "__qualname__", function)
+        raise OptionError(f"{decorator} stands on {name}, which is a generator function: say `with` inside of it")
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))

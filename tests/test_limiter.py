@@ -100,6 +100,8 @@ async def test_decorated_functions_of_both_colours_share_the_limit_of_their_name
         assert not cache.limiter("api", max=3, per=60).try_acquire()
         with pytest.raises(OptionError, match="generator"):
             limited("api", max=3, per=60)(lambda: (yield))  # type: ignore[misc]
+        with pytest.raises(OptionError, match="generator"):
+            limited("api", max=3, per=60)(functools.partial(lambda: (yield)))  # type: ignore[misc]
         with pytest.raises(OptionError, match="below @staticmethod"):
             limited("api", max=3, per=60)(staticmethod(len))  # type: ignore[arg-type]
 

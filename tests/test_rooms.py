@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,6 +170,30 @@ def test_what_an_engine_can_t_is_said(tmp_path: Path) -> None:
             Bulkhead("b", concurrency=wrong, on="memory://")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="is a generator function"):
         Bulkhead("b", on="memory://")(lambda: (yield))
+    with pytest.raises(OptionError, match="is a generator function"):
+        Bulkhead("b", on="memory://")(functools.partial(lambda: (yield)))
+    for no_function in (None, 5, Lock, staticmethod(len), property(len)):
+        with pytest.raises(OptionError, match=r"stands on .* below @staticmethod"):
+            Bulkhead("b", on="memory://")(no_function)  # type: ignore[type-var]
+
+
+def test_a_place_is_kept_for_as_long_as_what_is_decorated_runs() -> None:
+    """It would be given back before any of it has run, where only its call says that it is a coroutine."""
+    bulkhead = Bulkhead("as long", concurrency=1, on="memory://")
+
+    class Report:
+        async def __call__(self) -> bool:
+            return await bulkhead.alocked()
+
+    assert asyncio.run(bulkhead(Report())())
+
+    @bulkhead
+    def begun() -> Any:
+        return Report()()
+
+    with pytest.raises(OptionError, match="begins when its place is given back"):
+        begun()
+    assert not bulkhead.locked()
 
 
 HOLDER = """
