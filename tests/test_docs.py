@@ -22,6 +22,7 @@ from servers import shared_redis
 import stampede.engines
 from stampede import Cache
 from stampede.engines import open_engine
+from stampede.errors import MissingExtra
 from stampede.settings import load
 
 HOME = "https://stampede-guard.readthedocs.io/en/latest/"
@@ -318,3 +319,30 @@ def _leads_somewhere(dotted: str) -> bool:
             return False
         found = getattr(found, part)
     return True
+
+
+LOCKS_AT = {
+    "memory://": "memory://", "file://": "file://{}/f", "disk://": "disk://{}/d", "redis://": "redis://127.0.0.1:1",
+    "postgres://": "postgres://a@127.0.0.1:1/b", "etcd://": "etcd://127.0.0.1:1", "zmq://": "zmq://127.0.0.1:1",
+    "zookeeper://": "zookeeper://127.0.0.1:1", "memcached://": "memcached://127.0.0.1:1",
+    "sql://": "sql+sqlite:///{}/s", "dynamodb://": "dynamodb://eu-west-1/table",
+}  # fmt: skip
+
+
+def test_the_table_of_locks_is_what_engines_declare(tmp_path: Path) -> None:
+    """Who plans by it would find out in production what an engine refuses."""
+    rows = re.findall(r"^\| (`\w+://`[^|]*) \|[^|]+\| (\w+) \| (\w+) \| (\w+) \|$", _guide("locks"), re.MULTILINE)
+    told = {url: words for urls, *words in rows for url in re.findall(r"`(\w+://)`", urls)}
+    assert told.keys() == LOCKS_AT.keys()
+    for url, words in told.items():
+        try:
+            engine = open_engine(LOCKS_AT[url].format(tmp_path))
+        except MissingExtra:
+            continue
+        declared = engine.breaks and engine.shared, engine.hands is not None, engine.rooms
+        engine.close()
+        assert words == ["yes" if each else "no" for each in declared], url
+
+
+def _guide(name: str) -> str:
+    return (DOCS / "guides" / f"{name}.md").read_text()
