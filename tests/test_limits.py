@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import resource
 import time
@@ -378,6 +379,36 @@ def test_a_file_whose_name_is_cut_or_damaged_is_a_limit_like_any_other(tmp_path:
     assert run_blocking(limits.take("other", other, 1, 0.0)).booked
     assert {"other"} <= {each for each, _ in run_blocking(limits.listed()) or ()}
     door.close()
+
+
+def test_a_name_of_several_lines_is_listed_as_it_is(tmp_path: Path) -> None:
+    """It would be shown as another's, up to its first end of a line."""
+    names = ["x\ny", "x", "\\n", "\n\\", "\\\\n"]
+    for name in names:
+        assert Limiter(name, max=3, per=60, on=f"file://{tmp_path}").try_acquire()
+    engine = open_engine(f"file://{tmp_path}")
+    assert engine.limits is not None
+    listed = run_blocking(engine.limits.listed())
+    assert listed is not None and [name for name, _ in listed] == sorted(names)
+    engine.close()
+
+
+def test_a_file_that_somebody_keeps_blocks_no_loop(tmp_path: Path) -> None:
+    """All tasks would stand still, for as long as a frozen process has it."""
+    ours = Limiter("x", max=3, per=60, on=f"file://{tmp_path}")
+    assert ours.try_acquire()
+    (file,) = tmp_path.glob("limit-*")
+
+    async def beside() -> bool:
+        with file.open("rb") as kept:
+            fcntl.flock(kept, fcntl.LOCK_EX)
+            asked = asyncio.create_task(ours.atry_acquire())
+            for _ in range(20):  # they would never have their turns
+                await asyncio.sleep(0.001)
+            assert not asked.done()
+        return await asked
+
+    assert asyncio.run(beside())
 
 
 def test_a_full_disk_forgets_no_start(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def limits(screen: Screen, urls: Sequence[str], *, as_json: bool) -> int:
 def _listed(engine: Engine) -> list[tuple[str, Usage]]:
     listed = None if engine.limits is None else run_blocking(engine.limits.listed())
     if listed is None:
-        raise OptionError(f"{engine.called} can't list its limits: file, disk, redis and postgres can")
+        raise OptionError(f"{engine.called} can't list its limits: file, disk, redis, postgres and zmq can")
     return listed
 
 

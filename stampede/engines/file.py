@@ -51,12 +51,13 @@ class FileEngine(Engine):
         names.prepare()
         self.locks = self.holds = NamedLocks(names, BLOCKING)
         self.alocks = self.aholds = NamedLocks(names, SUSPENDING)
-        self.limits = self.alimits = self._limits = LimitFiles(self.directory)
+        self.limits, self.alimits = self._limits = [LimitFiles(self.directory, its) for its in (BLOCKING, SUSPENDING)]
         self._closing = forks.closing(self, names.close)
         forks.in_child(names.start_again)
 
     def close(self) -> None:
-        self._limits.closed = True
+        for each in self._limits:
+            each.closed = True
         self._closing()
 
     def ping(self) -> float:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from errno import ENOSPC
 from hashlib import blake2b
 from pathlib import Path
 
+from stampede.colour import Bell, Colour
 from stampede.engines.disk.boot import clock
-from stampede.engines.limits import booked, usage
+from stampede.engines.limits import T, WindowLimits, usage
 from stampede.engines.naming import shown
 from stampede.errors import EngineClosed, EngineError
 from stampede.interruptions import pass_on
-from stampede.ports import Booked, Rate, Usage
-from stampede.window import NOTHING, SECOND, Window, bytes_of, give_back, micros, penalize, window_of
+from stampede.ports import Usage
+from stampede.window import NOTHING, SECOND, Window, bytes_of, window_of
 
 __all__ = ["LimitFiles"]
 
@@ -28,34 +30,16 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LENGTH = 65_536
 
 
-class LimitFiles:
-    """Limits of both colours in one directory. The clock is the machine's, from its start, and nobody can set it.
+class LimitFiles(WindowLimits):
+    """Limits of one colour in one directory. The clock is the machine's, from its start, and nobody can set it.
 
     A file holds the window in its first line and the name in the second; what a killed writer has left behind them is
     not read.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, colour: Colour) -> None:
+        self._directory, self._colour = directory, colour
         self.closed = False
-
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
-        answers: list[Booked] = []
-
-        def decided(window: Window, now: int) -> Window:
-            after, answer = booked(window, now, rate, cost, ahead)
-            answers.append(answer)
-            return after
-
-        self._changed(name, decided)
-        return answers[-1]
-
-    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
-        self._changed(name, lambda window, now: give_back(window, at, cost))
-
-    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
-        per, forbidden = micros(rate.per), micros(seconds)
-        self._changed(name, lambda window, now: penalize(window, now, rate.most, per, forbidden))
 
     async def used(self, name: str) -> Usage:
         path = self._path(name)
@@ -71,15 +55,15 @@ class LimitFiles:
         digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         return self._directory / f"limit-{digest}"
 
-    def _changed(self, name: str, change: Callable[[Window, int], Window]) -> None:
+    async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
         try:
-            with _locked(self._path(name)) as fd:
+            async with _locked(self._path(name), self._colour) as fd:
                 before = os.pread(fd, _LENGTH, 0)
                 window, _ = _parsed(before)
-                after = change(window, _now())
+                after, answer = change(window, _now())
                 if after is not window:
-                    data = bytes_of(after) + b"\n" + name.encode("utf-8", "surrogatepass") + b"\n"
-                    _put(fd, data, before)
+                    _put(fd, bytes_of(after) + b"\n" + _line_of(name) + b"\n", before)
+                return answer
         except OSError as error:
             pass_on(error)
             raise EngineError(f"can't keep limits in {self._directory}: {error}") from error
@@ -92,9 +76,17 @@ class LimitFiles:
             return NOTHING, ""
 
 
+_ESCAPED = re.compile(rb"\\[n\\]")
+
+
+def _line_of(name: str) -> bytes:
+    """In one line, whatever is in it."""
+    return name.encode("utf-8", "surrogatepass").replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+
+
 def _parsed(data: bytes) -> tuple[Window, str]:
-    window, _, rest = data.partition(b"\n")
-    return window_of(window), shown(rest.partition(b"\n")[0])
+    window, name, *_ = [*data.split(b"\n", 2), b""]
+    return window_of(window), shown(_ESCAPED.sub(lambda its: b"\n" if its[0] == b"\\n" else b"\\", name))
 
 
 def _now() -> int:
@@ -109,8 +101,8 @@ def _put(fd: int, data: bytes, before: bytes) -> None:
         raise OSError(ENOSPC, os.strerror(ENOSPC))
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
+@asynccontextmanager
+async def _locked(path: Path, colour: Colour) -> AsyncIterator[int]:
     """The file of this name, while nobody else decides by it."""
     end = time.monotonic() + PATIENCE
     while True:
@@ -119,7 +111,7 @@ def _locked(path: Path) -> Iterator[int]:
             while not _had(fd):
                 if time.monotonic() > end:
                     raise EngineError(f"{path} has been locked for {PATIENCE:g} s: by a process that is frozen?")
-                time.sleep(0.001)
+                await colour.park(Bell(), 0.001)
             try:
                 there = os.path.samestat(os.fstat(fd), path.stat())
             except FileNotFoundError:
