@@ -221,6 +221,20 @@ def test_who_holds_it_is_told(server: RedisServer, open_: Open, places: float) -
         assert run(ours.renew("l", token, 20.0))
 
 
+@pytest.mark.parametrize("places", [1, inf, 3])
+def test_terms_are_as_older_versions_read_them(server: RedisServer, open_: Open, places: float) -> None:
+    """They read them to the last byte. One more word, and one of theirs that asks ends the lease of a shared lock."""
+    ours = open_(server.url).locks
+    token, its = new_id(), locks._names("l")
+    run(ours.acquire("l", token, 20.0, room=places))
+    for _ in range(2):
+        assert re.fullmatch(r"\d+ \d+", server.cli("GET", its.fence.decode()).strip())
+        if places != 1:
+            told = server.cli("EVAL", "return redis.call('HGET', KEYS[1], ARGV[1])", "1", its.terms, token)
+            assert re.fullmatch(r"\d+ \d+", told.strip())
+        assert run(ours.renew("l", token, 20.0))
+
+
 def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:
     """A lock for each user would fill the server, with keys that can't even be evicted."""
     engine = open_(server.url)
@@ -229,7 +243,7 @@ def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:
     queued(engine, waiter)
     assert run(engine.locks.renew("l", holder, LONG))
     its = [key for key in server.cli("KEYS", "{*").split("\n") if key.startswith("{" + locks.tag_of("l").decode())]
-    assert len(its) == 4
+    assert len(its) == 5
     for key in its:
         assert 0 < int(server.cli("PTTL", key)) <= 1000 * (LONG + locks.QUEUE)
     run(engine.locks.release("l", waiter))

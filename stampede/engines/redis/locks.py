@@ -58,6 +58,7 @@ class _Names(NamedTuple):
     inside: bytes
     rooms: bytes
     terms: bytes
+    whose: bytes
     channel: bytes
 
 
@@ -83,7 +84,9 @@ async def listed(line: Line, kind: bytes, prefix: str = "") -> list[str]:
 def _names(name: str) -> _Names:
     raw = name.encode("utf-8", "surrogatepass")
     tag = b"{%s}" % tag_of(name)
-    return _Names(tag + b"L:" + raw, *(tag + part for part in (b"F", b"Q", b"H", b"T", b"D", b"I", b"R", b"E", b"C")))
+    return _Names(
+        tag + b"L:" + raw, *(tag + part for part in (b"F", b"Q", b"H", b"T", b"D", b"I", b"R", b"E", b"W", b"C"))
+    )
 
 
 @dataclass(slots=True)
@@ -109,7 +112,7 @@ class RedisLocks:
     ) -> Granted | Busy:
         its = _names(name)
         home, arrival = (self._news.home.encode(), self._arrivals.get(token, b"")) if waits else (b"", b"")
-        keys = (its.lock, its.fence, its.queue, its.homes, its.turn, its.inside, its.rooms, its.terms)
+        keys = (its.lock, its.fence, its.queue, its.homes, its.turn, its.inside, its.rooms, its.terms, its.whose)
         places = b"inf" if room == inf else b"%d" % room
         terms = token, ms(lease), its.channel, home, arrival, ms(QUEUE), places, here().encode("utf-8", "replace")
         command = self._scripts.acquire(keys, *terms)
@@ -125,7 +128,7 @@ class RedisLocks:
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         its = _names(name)
-        keys = (its.lock, its.fence, its.inside, its.rooms, its.terms)
+        keys = (its.lock, its.fence, its.inside, its.rooms, its.terms, its.whose)
         return bool(await self._line.ask(self._scripts.renew(keys, token, ms(lease), ms(lease + FENCED))))
 
     async def release(self, name: str, token: bytes) -> bool:
@@ -134,7 +137,18 @@ class RedisLocks:
     def _releasing(self, name: str, token: bytes) -> Command:
         its = _names(name)
         self._arrivals.pop(token, None)
-        keys = (its.lock, its.queue, its.homes, its.turn, its.done, its.fence, its.inside, its.rooms, its.terms)
+        keys = (
+            its.lock,
+            its.queue,
+            its.homes,
+            its.turn,
+            its.done,
+            its.fence,
+            its.inside,
+            its.rooms,
+            its.terms,
+            its.whose,
+        )
         return self._scripts.release(keys, token, its.channel, os.urandom(8))
 
     def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
@@ -162,7 +176,7 @@ class RedisLocks:
     async def _inside(self, name: str) -> tuple[tuple[int, int], list[tuple[bytes, int, int, bytes]]]:
         """How many wait and the server's microseconds; and of each who is inside token, ms left, fence, who it is."""
         its = _names(name)
-        keys = its.lock, its.inside, its.fence, its.terms, its.queue
+        keys = its.lock, its.inside, its.fence, its.terms, its.queue, its.whose
         waiting, now, *told = await self._line.ask(self._scripts.holder(keys))
         return (waiting, now), list(zip(told[::4], told[1::4], told[2::4], told[3::4], strict=True))
 

@@ -17,7 +17,7 @@ from stampede.ports import Hears
 __all__ = ["REMEDIES", "Command", "Script", "Scripts", "is_damage", "is_passing"]
 
 _CALLS = (b"EVALSHA", b"EVAL")
-_COUNTS = [b"%d" % number for number in range(10)]
+_COUNTS = [b"%d" % number for number in range(11)]
 
 REMEDIES = 3
 """So many of them for one command: somebody may damage its keys faster than they can be mended."""

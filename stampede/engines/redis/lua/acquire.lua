@@ -1,6 +1,6 @@
 -- Enter, or say who is inside, and take a place in the queue. Who came first is first, however the lock came free.
 --
--- KEYS: lock, fence, queue, homes, turn, inside, rooms, terms
+-- KEYS: lock, fence, queue, homes, turn, inside, rooms, terms, whose
 -- ARGV: token, lease in ms, channel, where this process listens ('' if this caller won't wait), its arrival ('' if this
 -- is the first time it asks), ms for which the queue is kept, its room, who it is
 -- Answers {1, fence} or {0, token, ms left, arrival, how many are before it}.
@@ -8,7 +8,8 @@ local token, home, now = ARGV[1], ARGV[4], clock()
 local fence, length = granted(KEYS[2])
 local holder, its = redis.call('GET', KEYS[1])
 if holder == token then
-  last(KEYS[1], KEYS[2], ARGV[2], ARGV[8])
+  last(KEYS[1], KEYS[2], ARGV[2])
+  redis.call('SET', KEYS[9], token .. ' ' .. ARGV[8], 'PX', ARGV[2])
   return {1, fence}
 end
 if holder == '' or ARGV[7] ~= '1' then
@@ -41,6 +42,7 @@ if some or not holder then
     local kept = ARGV[2] + FENCED
     if ARGV[7] == '1' then
       redis.call('SET', KEYS[1], token, 'PX', ARGV[2])
+      redis.call('SET', KEYS[9], token .. ' ' .. ARGV[8], 'PX', ARGV[2])
     else
       kept = math.max(kept, redis.call('PTTL', KEYS[2]))
       if not some then
@@ -49,9 +51,11 @@ if some or not holder then
       redis.call('ZADD', its.rooms, ARGV[7], token)
       stand(its, token, fence, ARGV[2], now, ARGV[8])
     end
-    redis.call('SET', KEYS[2], fence .. ' ' .. ARGV[2] .. ' ' .. ARGV[8], 'PX', kept)
-    redis.call('DEL', KEYS[5])
-    leave(KEYS[3], KEYS[4], token)
+    redis.call('SET', KEYS[2], fence .. ' ' .. ARGV[2], 'PX', kept)
+    if called then  -- else nobody waits: the queue is empty, and no place is kept
+      redis.call('DEL', KEYS[5])
+      leave(KEYS[3], KEYS[4], token)
+    end
     if ARGV[7] ~= '1' then  -- the next may follow
       hand_on(KEYS[3], KEYS[4], KEYS[5], ARGV[3], now, its)
     end

@@ -2,7 +2,9 @@
 --
 -- lock: the token of who is alone inside, or '' while some are who have room for others. inside: a sorted set of these,
 -- by the ms at which each ends. rooms: another, by how many may be inside as far as each is concerned. terms: for each,
--- its fence, the ms for which it was granted, and who it is. (Of one that is alone these stand with the lock's fence.)
+-- its fence and the ms for which it was granted; and, behind an @ before the token, who it is.
+-- whose: of one that is alone, its token and who it is. (Older versions read what they have written to its last byte, and
+-- would end a lease whose terms have one more word.)
 -- queue: a sorted set of tokens, by the microsecond of their arrival. homes: for each, when it asked last (in ms), its
 -- room if that is more than 1, when it was called to say that it lives, and where its process listens.
 -- turn: the token for which a place is kept just now.
@@ -39,19 +41,24 @@ local function roomy()
   function go(its, token)
     redis.call('ZREM', its.inside, token)
     redis.call('ZREM', its.rooms, token)
-    redis.call('HDEL', its.terms, token)
+    redis.call('HDEL', its.terms, token, '@' .. token)
   end
 
-  -- The fence of one who is inside, the ms for which it was granted, and who it is.
+  -- The fence of one who is inside, and the ms for which it was granted.
   function terms_of(its, token)
-    local fence, ms, home = string.match(redis.call('HGET', its.terms, token) or '', '^(%d+) (%d+) ?(.*)$')
-    return tonumber(fence) or 0, tonumber(ms) or 0, home or ''
+    local fence, ms = string.match(redis.call('HGET', its.terms, token) or '', '^(%d+) (%d+)$')
+    return tonumber(fence) or 0, tonumber(ms) or 0
   end
 
-  -- Let one who is inside stand for so many ms from now, and the lock at least for as long.
+  -- Let one who is inside stand for so many ms from now, and the lock at least for as long. `home`: who it is, if it
+  -- has just come.
   function stand(its, token, fence, ms, now, home)
     redis.call('ZADD', its.inside, whole(math.floor(now / 1000) + ms), token)
-    redis.call('HSET', its.terms, token, whole(fence) .. ' ' .. ms .. ' ' .. home)
+    if home then
+      redis.call('HSET', its.terms, token, whole(fence) .. ' ' .. ms, '@' .. token, home)
+    else
+      redis.call('HSET', its.terms, token, whole(fence) .. ' ' .. ms)
+    end
     if redis.call('PTTL', its.lock) < tonumber(ms) then
       redis.call('SET', its.lock, '', 'PX', ms)
       for _, key in ipairs({its.inside, its.rooms, its.terms}) do
@@ -132,16 +139,15 @@ local function hand_on(queue, homes, turn, channel, now, its)
   end
 end
 
--- The last fence, the ms for which the lock was granted then, and to whom.
+-- The last fence, and the ms for which the lock was granted then.
 local function granted(key)
-  local fence, ms, home = string.match(redis.call('GET', key) or '', '^(%d+) ?(%d*) ?(.*)$')
-  return tonumber(fence) or 0, tonumber(ms), home or ''
+  local fence, ms = string.match(redis.call('GET', key) or '', '^(%d+) ?(%d*)$')
+  return tonumber(fence) or 0, tonumber(ms)
 end
 
 -- Let the one who is alone inside stand for so many ms from now. They are noted, or who comes next would take more than
 -- the ones before for a clock that was set back.
-local function last(lock, key, ms, home)
-  local fence, _, before = granted(key)
-  redis.call('SET', key, whole(fence) .. ' ' .. ms .. ' ' .. (home or before), 'PX', ms + FENCED)
+local function last(lock, fence, ms)
+  redis.call('SET', fence, whole(granted(fence)) .. ' ' .. ms, 'PX', ms + FENCED)
   return redis.call('PEXPIRE', lock, ms)
 end

@@ -1,6 +1,6 @@
 -- Give the lock back (or the turn, or the place in the queue), and keep it for the one who has waited longest.
 --
--- KEYS: lock, queue, homes, turn, done, fence, inside, rooms, terms
+-- KEYS: lock, queue, homes, turn, done, fence, inside, rooms, terms, whose
 -- ARGV: token, channel, this call's id
 -- 1: it was ours.
 local done = glance(KEYS[5])
@@ -33,7 +33,7 @@ if holder == '' then
 end
 local ours = holder == ARGV[1]
 if ours then
-  redis.call('DEL', KEYS[1])
+  redis.call('DEL', KEYS[1], KEYS[10])
   redis.call('SET', KEYS[5], ARGV[3], 'PX', 10000)
   redis.call('PEXPIRE', KEYS[6], FENCED)
 elseif glance(KEYS[4]) == ARGV[1] then

@@ -1,6 +1,6 @@
 -- Let the lock stand for so long from now, and its fence be remembered for longer. 0: it is lost.
 --
--- KEYS: lock, fence, inside, rooms, terms   ARGV: token, ms, ms for the fence
+-- KEYS: lock, fence, inside, rooms, terms, whose   ARGV: token, ms, ms for the fence
 local holder = glance(KEYS[1])
 if holder == '' then
   roomy()
@@ -9,12 +9,12 @@ if holder == '' then
   if not redis.call('ZSCORE', its.inside, ARGV[1]) then
     return 0
   end
-  local fence, _, home = terms_of(its, ARGV[1])
-  stand(its, ARGV[1], fence, ARGV[2], now, home)
+  stand(its, ARGV[1], terms_of(its, ARGV[1]), ARGV[2], now)
   redis.call('PEXPIRE', KEYS[2], math.max(ARGV[3], redis.call('PTTL', KEYS[2])))
   return 1
 end
 if holder ~= ARGV[1] then
   return 0
 end
+redis.call('PEXPIRE', KEYS[6], ARGV[2])
 return last(KEYS[1], KEYS[2], ARGV[2])
