@@ -321,6 +321,7 @@ class Lock:
 
     _patience: float | None = None  # of its blocks; None: the object's
     _room: float = 1  # how many may be inside with it, itself included
+    _denied: WeakKeyDictionary[object, int] | None = None  # callers, and which of their grips wasn't granted last
 
     def _not_had(self, block: Block | None, refusal: Busy) -> None:
         """Somebody else has it, as was said at last, and a block is to be entered. None: by no `with`."""
@@ -407,6 +408,7 @@ class Lock:
         if patience > 0:  # or it would be its turn one day, and the lock be kept for it
             await colour.shielded(self._withdrawn(colour, grip))
         self._forget(grip)
+        self.__dict__.setdefault("_denied", WeakKeyDictionary())[me] = grip.number
         return reply
 
     async def _question(
@@ -574,11 +576,15 @@ class Lock:
         return None if grip is None or (grip.owned and grip is not self._grips.get(me)) else grip
 
     def _mine(self) -> Grip | None:
-        grip = self._grips.get(caller())
+        me = caller()
+        grip = self._grips.get(me)
         if grip is not None:
             return grip if grip.stands else None
         standing = [each for each in list(self._grips.values()) if each.stands]
-        return standing[0] if len(standing) == 1 else None  # taken by another thread or task, and handed on
+        denied = -1 if self._denied is None else self._denied.get(me, -1)
+        if len(standing) != 1 or standing[0].number < denied:  # it is why this caller was refused
+            return None
+        return standing[0]  # taken by another thread or task, and handed on
 
     @property
     def _in_use(self) -> bool:

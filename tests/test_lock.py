@@ -282,6 +282,34 @@ def test_another_thread_does_not_give_away_what_it_merely_waits_for(on: str) -> 
     assert free("a", on)
 
 
+@pytest.mark.parametrize("kind", [Lock, try_lock])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_was_refused_gives_back_nobody_s_lock(on: str, kind: type[Lock], colour: str) -> None:
+    """A `finally: lock.release()` behind an `acquire` that said no would end the lock of the thread that has it."""
+    lock = kind("a", on=on)
+
+    def refused() -> None:
+        assert not lock.acquire(wait=0)
+        assert lock.token is None
+        lock.release()
+
+    async def refused_too() -> None:
+        assert not await lock.aacquire(wait=0)
+        await lock.arelease()
+
+    with ThreadPoolExecutor(1) as other:
+        assert lock.acquire()
+        asking = other.submit(refused if colour == "sync" else lambda: asyncio.run(refused_too()))
+        with pytest.raises(LockLost, match="not held by this thread or task"):
+            asking.result(PATIENCE)
+        assert lock.held
+        assert not free("a", on)
+        lock.release()
+        assert lock.acquire()
+        other.submit(lock.release).result(PATIENCE)  # another one, that was handed on to it
+        assert free("a", on)
+
+
 def test_try_lock(on: str) -> None:
     """False at once where somebody has it; leaving the block then takes nothing from the holder."""
     with Lock("a", on=on) as lock:
