@@ -31,6 +31,7 @@ from stampede import (
     refreshing,
 )
 from stampede.flight import Flights
+from stampede.ports import Busy
 from stampede.workers import Workers
 
 ENGINES = ["memory", "disk", "redis", "memcached", "postgres"]
@@ -671,10 +672,22 @@ def test_a_computation_that_asks_for_its_own_key_is_told(asked: Asked) -> None:
         asked("k", between if asked.colour == "sync" else between_in_a_loop)
 
 
-def test_who_computes_for_himself_alone_has_a_deadline_too(asked: Asked, gates: Gates) -> None:
+def test_who_computes_for_himself_alone_has_a_deadline_too(
+    asked: Asked, gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who is told that a value isn't kept computes it himself, and would do so for as long as it takes."""
-    if not asked.cache.engine.shared:
+    engine = asked.cache.engine
+    if not engine.shared:
         pytest.skip("nobody else is there")
+    claims = engine.claims if asked.colour == "sync" else engine.aclaims
+    assert claims is not None
+    wait, there_too = claims.wait, threading.Event()
+
+    async def noted(key: str, busy: Busy, timeout: float) -> None:
+        there_too.set()
+        await wait(key, busy, timeout)
+
+    monkeypatch.setattr(claims, "wait", noted)
     theirs, ours, fails = gates(), gates(), gates(LookupError("no row"))
     for mine, error in ((ours, WaitTimeout), (fails, LookupError)):
         theirs.begun.clear()
@@ -682,8 +695,9 @@ def test_who_computes_for_himself_alone_has_a_deadline_too(asked: Asked, gates: 
         with Cache(asked.cache.name, namespace=asked.cache.namespace) as there, Room() as room:
             unkept = room.run(lambda: there.get_or_compute("k", theirs, cache_if=lambda value: False))
             assert theirs.begun.wait(LONG)
-            waits = asked.begin("k", mine, deadline=8 * BRIEF if mine is ours else LONG)
-            time.sleep(BRIEF)  # nothing tells that somebody waits there
+            waits = asked.begin("k", mine, deadline=20 * BRIEF if mine is ours else LONG)
+            assert there_too.wait(LONG)  # before: he would be the first of those who ask now, and hold the key
+            there_too.clear()
             theirs.open.set()
             if mine is fails:
                 assert fails.begun.wait(LONG)

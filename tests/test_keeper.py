@@ -23,7 +23,7 @@ from stampede.events import Computed, LeaseLost
 from stampede.keeper import Hold, Keeper
 from stampede.policy import Policy
 
-SHORT = 0.4  # a lease: a machine that stands still for half of it ends none
+SHORT = 0.6  # a lease: a machine that stands still for half of it ends none
 
 
 class Port:
