@@ -108,6 +108,8 @@ def test_an_engine_that_is_down_hides_no_other(run: Run, files: Engine, tmp_path
         shown = run("locks", code=1)
         assert "plain" in shown and dead[8:] in shown
     assert dead[8:] in run("locks", "--break", "other", code=1)
+    with pytest.raises(LockLost), Lock("theirs", on=f"disk://{tmp_path}/cache"):
+        assert dead[8:] in run("locks", "--break", "theirs")  # it was there, whatever else is where
     assert dead[8:] in run("limits", code=1)
     assert dead[8:] in run("locks", "dead", code=2)
 

@@ -68,7 +68,8 @@ def break_lock(screen: Screen, urls: Sequence[str], name: str) -> int:
         screen.say("what runs under it goes on; it hears of the loss at the lock's next renewal, or at its block's end")
     else:
         screen.say(f"nobody has the lock {_shown(name)}{_at(answers.told, urls)}")
-    return answers.end(refusals=not taken) or int(not taken)
+    answers.end(refusals=not taken)
+    return int(not taken)
 
 
 def _broken(url: str, name: str) -> int:
