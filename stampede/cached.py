@@ -16,10 +16,12 @@ from typing import Any, Protocol
 from stampede import forks
 from stampede.codec import make_codec, returns_of
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
+from stampede.definitions import signature_of
 from stampede.entry import Entry
 from stampede.errors import EngineClosed, KeyingError, OptionError
 from stampede.hot import Hot
 from stampede.keys import (
+    BY_CODE,
     Identity,
     Parameters,
     arguments_named,
@@ -75,7 +77,7 @@ class Cached(Verbs):
         self.options = dict(options)
         self.bound = bound
         self.suspending = inspect.iscoroutinefunction(function)
-        self._of_class = bound and next(iter(inspect.signature(function).parameters), None) == "cls"
+        self._of_class = bound and next(iter(signature_of(function).parameters), None) == "cls"
         self.colour = SUSPENDING if self.suspending else BLOCKING
         self.parameters = Parameters(function, options.get("ignore", ()))
         self._ttl, self._ttl_asks = ttl_of_call(options.get("ttl"), self.parameters)
@@ -109,7 +111,11 @@ class Cached(Verbs):
         return self
 
     def _told_by(self) -> Identity:
-        return told_apart(identity_of(self.function, self.options.get("ignore", ())))
+        return self._identity_of(self.function)
+
+    def _identity_of(self, function: Callable[..., Any]) -> Identity:
+        objects = self.options.get("version") in (None, BY_CODE)
+        return told_apart(identity_of(function, self.options.get("ignore", ()), objects=objects))
 
     def _returns(self) -> Any:
         """The type of its values, as far as its annotation says."""
@@ -213,13 +219,29 @@ class Cached(Verbs):
             return self._scope
 
     def _warn_of_captured(self, home: Home) -> None:
-        if self._identity.untold and not self._identity.named and self.options.get("version") is None and home.shared:
-            _log.warning(
-                "%s has captured %s, which nothing in its keys can tell: another process that has captured another one "
-                "is served the same values. A version= says that all are alike, or tells them apart",
-                self._identity.name,
-                " and ".join(self._identity.untold),
-            )
+        identity = self._identity
+        if identity.named or not home.shared:
+            return
+        for names, what_then in (
+            (
+                identity.untold,
+                "which nothing in its keys can tell: another process that has captured another one is served the same "
+                "values",
+            ),
+            (
+                [name for name, _ in identity.captured if name not in identity.untold],
+                "whose state is part of its keys: a process in which it differs shares no values with this one, and "
+                "does not see its invalidations",
+            ),
+        ):
+            if names:
+                _log.warning(
+                    "%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which says "
+                    "that all are alike, or tells them apart",
+                    identity.name,
+                    " and ".join(names),
+                    what_then,
+                )
 
     def unbind(self) -> None:
         """Forget the cache: the next call finds it again."""
@@ -247,7 +269,7 @@ class Cached(Verbs):
         """The arguments of a call, where those that are no part of the key are not given."""
         if not self._absent:
             return args, kwargs
-        signature = inspect.signature(self.function)
+        signature = signature_of(self.function)
         parts = [part for name, part in signature.parameters.items() if name not in self._absent]
         given = signature.replace(parameters=parts).bind(*args, **kwargs)
         bound = signature.bind_partial()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
+from stampede.codec.envelope import AnotherVersion
 from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError
-from stampede.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Versioned
+from stampede.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Ticket, Versioned
 
 __all__ = ["CodedClaims", "CodedStore", "Trial"]
 
@@ -42,6 +44,8 @@ class _Coded:
             entry = self._codec.decode(key, sealed.value)
             if lease is not None and entry.id != lease:
                 raise CodecError("it was sent as another computation's")
+        except AnotherVersion:
+            return None
         except CodecError as error:
             self._bad(key, sealed.id, error)
             return None
@@ -55,25 +59,49 @@ class _Coded:
         return entry
 
 
-class CodedClaims(_Coded):
-    """`Claims` of entries over an engine's `Claims` of bytes."""
+Beside = dict[tuple[str, bytes], str]
+"""By key and token: the keys of leases that stand beside another version's entry, of holders here and elsewhere. (A
+token alone may be that of several keys, as memcached's are.)"""
 
-    def __init__(self, port: Claims, codec: Coder, bad: BadBytes) -> None:
+MOST_BESIDE = 10_000
+"""Such leases of which one function knows. The oldest is forgotten, and lost if it still stands."""
+
+LEFT_ALONE = 3600.0
+"""Seconds for which an entry of another version of the application is left alone. Then one's own takes its place."""
+
+
+class CodedClaims(_Coded):
+    """`Claims` of entries over an engine's `Claims` of bytes.
+
+    While a new version of an application is deployed, two versions share a key, and one can't read the other's entry.
+    Whichever comes second leaves the first one's entry alone. Its own stands beside it, under a key that is made from
+    the first entry's id: with that entry, it is gone. So an invalidation by either version concerns both.
+    """
+
+    def __init__(self, port: Claims, codec: Coder, bad: BadBytes, store: Store, beside: Beside) -> None:
+        """`beside` is shared by all ports of a scope."""
         super().__init__(codec, bad)
         self._port = port
+        self._store = store
+        self._beside = beside
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        physical, ticket = key, None
         for _ in range(4):
-            reply = await self._port.claim(key, token, ask)
-            entry = self.decoded(key, reply.entry)
+            reply = await self._port.claim(physical, token, ask)
+            entry = self.decoded(physical, reply.entry)
             match reply:
                 case Found() if entry is not None:
-                    return Found(entry, reply.ticket)
+                    return Found(entry, reply.ticket if physical is key else ticket)  # both end with the key's own
+                case Found(sealed) if physical is key and self._is_left_alone(key, sealed):
+                    physical, ticket = _beside(key, sealed.id), reply.ticket
                 case Found(sealed):
                     ask = replace(ask, seen=sealed.id)  # a miss: the right to replace just these bytes
                 case Granted(fence=fence):
+                    self._note(token, key, physical)
                     return Granted(entry, fence)
                 case Busy(token=holder, lease=lease):
+                    self._note(holder, key, physical)
                     return Busy(holder, lease, entry)
                 case Failed(verdict=verdict, rest=rest):
                     return Failed(verdict, entry, rest)
@@ -81,13 +109,38 @@ class CodedClaims(_Coded):
         restless.partial = True  # of all others it may have what is good
         raise restless
 
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
-        return await self._port.fill(key, token, self.encoded(key, entry))
+    def _is_left_alone(self, key: str, sealed: Entry[Any]) -> bool:
+        try:
+            self._codec.decode(key, sealed.value)
+        except AnotherVersion as other:
+            return other.ttl - sealed.fresh < LEFT_ALONE  # never true without an end: its age is not known
+        except CodecError:
+            pass
+        return False
+
+    def _note(self, token: bytes, key: str, physical: str) -> None:
+        if physical is not key:
+            if len(self._beside) >= MOST_BESIDE:
+                with suppress(StopIteration, RuntimeError):  # another thread makes room, too
+                    self._beside.pop(next(iter(self._beside)), None)
+            self._beside[key, token] = physical
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
+        physical = self._beside.get((key, token), key)
+        stored = await self._port.fill(physical, token, self.encoded(physical, entry))
+        self._beside.pop((key, token), None)
+        if stored and physical is not key:
+            (first,) = await self._store.get([key])
+            return first is not None and _beside(key, first.id) == physical  # or the key was changed meanwhile
+        return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        return await self._port.abandon(key, token, verdict, rest)
+        stood = await self._port.abandon(self._beside.get((key, token), key), token, verdict, rest)
+        self._beside.pop((key, token), None)
+        return stood
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        key = self._beside.get((key, busy.token), key)
         news = await self._port.wait(key, busy, timeout)
         if news is None:
             return None
@@ -96,7 +149,11 @@ class CodedClaims(_Coded):
         return Found(entry, news.ticket) if entry is not None else None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return await self._port.renew(key, token, lease)
+        return await self._port.renew(self._beside.get((key, token), key), token, lease)
+
+
+def _beside(key: str, id: bytes) -> str:
+    return f"{key}#{id.hex()}"
 
 
 class CodedStore(_Coded, Versioned):

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from stampede.cached import Cached, Home
+from stampede.definitions import signature_of
 from stampede.errors import OptionError
 from stampede.many import Many, ManyMethod
 from stampede.method import Method
@@ -46,7 +47,7 @@ def _in_class_body(function: Any) -> bool:
 
 
 def _first(function: Any) -> str | None:
-    return next(iter(inspect.signature(function).parameters), None)
+    return next(iter(signature_of(function).parameters), None)
 
 
 def _refuse(function: Any) -> None:

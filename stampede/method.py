@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from stampede.cached import Cached, LateCache
+from stampede.definitions import signature_of
 from stampede.verbs import VERBS
 
 __all__ = ["Bound", "Method", "OfAnObject", "coroutine_marks"]
@@ -107,7 +108,7 @@ class OfAnObject:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__wrapped__)
+        return signature_of(self.__wrapped__)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__func__, name)  # as of any method; what is asked for in a hit is found before

@@ -69,7 +69,7 @@ class Namesakes:
             raise OptionError(
                 f"{identity.qualname} is decorated once more, and has captured another {', '.join(others)}: nothing "
                 "in its keys would tell whose value is whose. Make that a parameter, or decorate one function in a "
-                "module; or tell them apart yourself, by a version=, a namespace= or a key="
+                "module; or tell them apart yourself, by a version= (other than 'code'), a namespace= or a key="
             )
 
 

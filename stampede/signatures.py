@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from stampede.definitions import signature_of
 from stampede.errors import OptionError
 from stampede.policy import DEFAULT, OPTIONS
 from stampede.settings import CacheSettings
@@ -16,7 +17,7 @@ __all__ = ["is_async", "showing", "with_twins"]
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FIRST = ("url", "caches", "origins", *OPTIONS)
+_FIRST = ("url", "caches", "origins", "observers", *OPTIONS)
 _DEFAULTS: dict[str, Any] = {
     **{field.name: field.default for field in fields(CacheSettings)},
     **{name: getattr(DEFAULT, name) for name in OPTIONS},
@@ -36,7 +37,7 @@ def showing(options: type, **defaults: Any) -> Callable[[F], F]:
     names = sorted(types, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
 
     def shown(function: F) -> F:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
         own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
         more = [
             inspect.Parameter(

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
-from inspect import get_annotations, getclosurevars
+from inspect import getclosurevars
 from types import NoneType, SimpleNamespace
 from typing import Any, ForwardRef, TypeVar, get_args, get_origin
 
 from stampede.codec.data import package_of
 from stampede.codec.rows import is_row, related
 from stampede.codec.values import STANDARD
+from stampede.definitions import annotations_of
 from stampede.interruptions import pass_on
 from stampede.keys.names import inmost_of
 
@@ -41,7 +42,7 @@ BUILTIN |= {shape.type for shape in STANDARD}
 def returns_of(function: Callable[..., Any]) -> Any:
     """A function's return annotation, resolved; None if it has none, or one that can't be resolved."""
     function = getattr(function, "__func__", function)
-    annotation = getattr(function, "__annotations__", {}).get("return")
+    annotation = annotations_of(function).get("return")
     if not unresolved(annotation):
         return annotation
     function = inmost_of(function)  # where the annotation was written; a decorator's wrapper has other names around it
@@ -103,7 +104,7 @@ def fields_of(kind: type) -> dict[str, Any]:
     elif is_namedtuple(kind):
         names = kind._fields  # type: ignore[attr-defined]
     elif typing.is_typeddict(kind):
-        names = kind.__annotations__
+        names = annotations_of(kind)
     else:
         return {}
     hints = _hints(kind)
@@ -115,7 +116,7 @@ def _hints(kind: type) -> dict[str, Any]:
     for base in reversed(kind.__mro__ if not typing.is_typeddict(kind) else (kind,)):
         globalns = vars(sys.modules.get(base.__module__, typing))
         localns = {**vars(base), base.__name__: base}
-        for name, annotation in get_annotations(base).items():
+        for name, annotation in annotations_of(base).items():
             resolved = _resolve(annotation, globalns, localns)
             found[name] = annotation if resolved is None else resolved
     return found

@@ -21,6 +21,10 @@ PACKAGES = {"numpy": "arrays", "pandas": "frames", "polars": "tables", "pyarrow"
 """Whose types they are, and the module here that knows how they travel."""
 
 
+TEXTS = ("django.utils.safestring:SafeString", "markupsafe:Markup")
+"""Texts that are marked as safe HTML, which templates give. They travel without being named."""
+
+
 def package_of(kind: type) -> str | None:
     """The package of ours to know that a type comes from."""
     package = getattr(kind, "__module__", None)
@@ -30,6 +34,9 @@ def package_of(kind: type) -> str | None:
 
 def shape_for(kind: type) -> Shape | None:
     """How values of exactly this type travel; None: it is none of theirs, or none that travels."""
+    tag = f"{kind.__module__}:{kind.__qualname__}"
+    if tag in TEXTS:
+        return _text(tag, kind)
     package = package_of(kind)
     return None if package is None else _shapes(package).of(kind)
 
@@ -64,6 +71,9 @@ def known_tag(tag: Any) -> bool:
 
 def rebuilder(tag: Any) -> Raise:
     """Values from what their shape has made of them. CodecError: there is no such tag, or its package is not here."""
+    if tag in TEXTS:
+        module, _, name = tag.partition(":")
+        return _text(tag, getattr(importlib.import_module(module), name)).rebuild
     if not known_tag(tag):
         raise CodecError("bytes with a value of a type that is not known here")
     package = tag.partition(".")[0]
@@ -74,6 +84,12 @@ def rebuilder(tag: Any) -> Raise:
     if make is None:
         raise CodecError("bytes with a value of a type that is not known here")
     return make
+
+
+def _text(tag: str, kind: type) -> Shape:
+    from stampede.codec.values import text_shape  # which needs what is here
+
+    return text_shape(kind, tag)
 
 
 @cache

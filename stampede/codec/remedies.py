@@ -21,11 +21,12 @@ from stampede.codec.data import advice, package_of
 from stampede.codec.models import why_not
 from stampede.codec.rows import advice as rows_advice
 from stampede.codec.rows import is_row
-from stampede.codec.shapes import is_model
+from stampede.codec.shapes import is_model, is_text
 from stampede.interruptions import pass_on
 
 __all__ = ["foreign", "left_out", "not_alike", "where"]
 
+_ANNOTATION = "the return annotation of the @cached function"
 _ONCE = (GeneratorType, AsyncGeneratorType, CoroutineType, map, filter, zip)
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 
@@ -49,20 +50,21 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
     if instead is not None:
         return instead
     if hasattr(kind, "__struct_fields__"):
-        return "it is a msgspec.Struct: use codec='msgpack', and name it in the function's return annotation"
+        return f"it is a msgspec.Struct: use codec='msgpack', and name it in {_ANNOTATION}"
     if issubclass(kind, tzinfo):
         return "use a zoneinfo.ZoneInfo, or a datetime.timezone"
     sealed = codec == "sealed"
     if not sealed and kind in BUILTIN and kind is not object:
         return "use codec='sealed', which holds it"
     named = f"trust=[{kind.__qualname__}]"
-    if is_row(kind) and not sealed:
-        return f"use codec='sealed', and name it in the function's return annotation, or in {named}"
+    if is_model(kind) and (refused := _refused(value, kind)) is not None:
+        return refused
+    if (is_row(kind) or is_text(kind)) and not sealed:
+        return f"use codec='sealed', and name it in {named}, or in {_ANNOTATION}"
     if is_model(kind):
-        naming = f"name it in the function's return annotation, or in {named}"
-        return naming if sealed else f"name it in the function's return annotation, or use codec='sealed' with {named}"
-    base = next((base for base in (str, int, float, bytes, list, dict, tuple, set) if issubclass(kind, base)), None)
-    plain = f"return {base.__name__}(it)" if base else "return plain values, or a dataclass"
+        naming = f"name it in {named}, or in {_ANNOTATION}"
+        return naming if sealed else f"name it in {_ANNOTATION}, or use codec='sealed' with {named}"
+    plain = f"return {_plain(value, kind)}"
     if kind is memoryview:
         return "return bytes(it)"
     if not _reduces(value):
@@ -71,6 +73,18 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
         return f"{plain}, or use codec='pickle' with a signing_key"
     trust = f"{'give' if sealed else 'use codec=' + repr('sealed') + ' with'} {named}, which has its __reduce__ called"
     return f"{plain}; or {trust}, and what that says run by who reads it; or use codec='pickle' with a signing_key"
+
+
+def _plain(value: Any, kind: type) -> str:
+    """How to make a builtin of it, if that works for this value."""
+    builtins: tuple[Any, ...] = (str, int, float, bytes, list, dict, tuple, set)
+    for base in builtins:
+        try:
+            if issubclass(kind, base) and type(base(value)) is base:
+                return f"{base.__name__}(it)"
+        except Exception as error:
+            pass_on(error)
+    return "plain values, or a dataclass"
 
 
 def _reduces(value: Any) -> bool:
@@ -130,18 +144,22 @@ def _annotation(value: Any, kind: type, codec: str) -> str:
     if codec == "json" and kind is float:
         return "JSON has no word for it: use codec='msgpack' or 'sealed'"
     if kind in (tuple, set, frozenset):
-        return f"say {kind.__name__}[...] in the function's return annotation, or use codec='sealed'"
-    if package_of(kind) is not None or is_model(kind):
-        return f"name {_named(kind)} in the function's return annotation, or use codec='sealed'" + (
+        return f"say {kind.__name__}[...] in {_ANNOTATION}, or use codec='sealed'"
+    if package_of(kind) is not None or (is_model(kind) and not is_text(kind)):
+        return f"name {_named(kind)} in {_ANNOTATION}, or use codec='sealed'" + (
             "" if package_of(kind) else f" with trust=[{kind.__qualname__}]"
         )
     if kind in BUILTIN:
-        return "say what it is in the function's return annotation, or use codec='sealed'"
+        return f"say what it is in {_ANNOTATION}, or use codec='sealed'"
     return _remedy(value, kind, codec)
 
 
 def _sealed(value: Any, kind: Any) -> str:
-    """Whether the other codec holds it, by asking it."""
+    return _refused(value, kind) or "use codec='sealed', which keeps all of it"
+
+
+def _refused(value: Any, kind: Any) -> str | None:
+    """Why the sealed codec refuses it although its type is named; None: it does not, which was tried."""
     from stampede.codec.sealed import Sealed  # which asks here
     from stampede.codec.shapes import shapes_of
 
@@ -150,4 +168,4 @@ def _sealed(value: Any, kind: Any) -> str:
     except Exception as error:
         pass_on(error)
         return str(error)
-    return "use codec='sealed', which keeps all of it"
+    return None

@@ -5,10 +5,13 @@ the stack holds nodes, that one callable (a bound C method: nothing on it can be
 BUILD, REDUCE, APPEND and the like find no method and no attribute of ours, the user's or the standard library's.
 Only when the last opcode has run are nodes replaced by the values they stand for, by the tables of this process.
 
-Not promised: that hostile bytes cost little. A few of them ask for much memory (a memo with a place 2^31), for a hash
-that takes for ever (a key in which one tuple is shared 2^60 times), or for more C stack than there is (a key of 10^6
-nested tuples). `signing_key` keeps such bytes out, and msgpack has no such opcodes. A look at every opcode would keep
-out the first only, and doubles the price of a hit.
+Hostile bytes can't end the process by their depth (see `depth.py`). One exception remains: a dict whose keys are of a
+type that hashes only some of its fields, read in a thread whose stack is too small for Python's recursion limit (less
+than 256 KiB for 1000 levels). There, lists in the other fields are compared in C.
+
+Not promised: that hostile bytes cost little. A few of them ask for much memory (a memo with a place 2^31), or for a
+hash that takes for ever (a key in which one tuple is shared 2^60 times). `signing_key` keeps such bytes out, and
+msgpack has no such opcodes. A look at every opcode would double the price of a hit.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from types import MethodType
 from typing import Any
 
 from stampede.codec.data import rebuilder, shape_for
+from stampede.codec.depth import check_pickle
 from stampede.codec.remedies import foreign
 from stampede.codec.values import STANDARD, Lower, Raise, Shape
 from stampede.errors import CodecError
@@ -29,6 +33,7 @@ from stampede.errors import CodecError
 SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 DEPTH = 1000  # nested containers, beyond which a value could hardly be printed, compared or stored again
+SHALLOW = 200  # bytes in which nothing nests too deeply for a small stack: 200 tuples, or two of 100 that are compared
 _scalar = SCALARS.issuperset  # of the types of some values
 
 # The memo's place 0 is the node maker's in every body, so that a sealed body needs no import and no Python name.
@@ -72,13 +77,19 @@ class Sealed:
         sealer.found = self._found
         sealer.memo = {id(_node): (0, _node)}
         sealer.dump(value)
-        if out.tell() > DEPTH:
+        body = (_NAMES if sealer.used else _PLAIN) + out.getvalue()
+        if len(body) > SHALLOW:
+            check_pickle(body)
+        if len(body) > DEPTH:
             _refuse_depth(value)
-        return (_NAMES if sealer.used else _PLAIN) + out.getvalue()
+        return body
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
         if copyreg._extension_registry or copyreg._extension_cache:  # type: ignore[attr-defined]
             _refuse_extensions(body)
+        if len(body) > SHALLOW:
+            body = bytes(body)
+            check_pickle(body)
         source = BytesIO(body)
         unsealer = _Unsealer(source)
         value = unsealer.load()

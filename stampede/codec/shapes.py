@@ -12,13 +12,14 @@ from typing import Any
 
 from stampede.codec.alike import lazy, slots_of
 from stampede.codec.annotations import BUILTIN, fields_of, is_namedtuple, is_pydantic, reach
+from stampede.codec.data import package_of
 from stampede.codec.pydantics import plain_shape
 from stampede.codec.reduced import class_in, reduced_shape, within
 from stampede.codec.rows import row_shape
-from stampede.codec.values import Lower, Shape
+from stampede.codec.values import Lower, Shape, text_shape
 from stampede.errors import CodecError, OptionError
 
-__all__ = ["is_model", "shapes_of", "trusted"]
+__all__ = ["is_model", "is_text", "shapes_of", "trusted"]
 
 
 def shapes_of(returns: Any, trust: Iterable[type] = (), modules: Sequence[str] = ()) -> list[Shape]:
@@ -62,6 +63,11 @@ def is_model(kind: type) -> bool:
     return _shape(kind, "") is not None
 
 
+def is_text(kind: type) -> bool:
+    """Whether it is a class of texts, such as one that marks them as safe HTML; no enum, and not numpy's."""
+    return issubclass(kind, str) and not issubclass(kind, Enum) and package_of(kind) is None
+
+
 def _shape(kind: type, tag: str) -> Shape | None:
     row = row_shape(kind, tag)  # which may be a dataclass or a pydantic model, too
     if row is not None:
@@ -70,6 +76,8 @@ def _shape(kind: type, tag: str) -> Shape | None:
         return _enum(kind, tag)
     if is_pydantic(kind):
         return _model(kind, tag)
+    if is_text(kind):
+        return text_shape(kind, tag)
     plain = plain_shape(kind, tag)
     if plain is not None:
         return plain

@@ -9,6 +9,7 @@ from typing import Any, get_origin
 from stampede.codec.alike import alike
 from stampede.codec.annotations import fingerprint_of, is_pydantic, reach
 from stampede.codec.data import package_of, shape_for
+from stampede.codec.depth import check_containers
 from stampede.codec.models import model_of, tree_of_model
 from stampede.codec.pydantics import plain_shape
 from stampede.codec.remedies import foreign, left_out, not_alike, where
@@ -48,6 +49,7 @@ class Structured:
             body: bytes = self._encode(value)
         except OverflowError as error:
             raise CodecError(f"{self._name} has no such large numbers ({error}): use codec='sealed'") from error
+        check_containers(self._name, body)
         if raised or not self._certain([value]):
             read = self._read(value, body, raised)
             if not self._comes_back(value, read):
@@ -75,6 +77,7 @@ class Structured:
         return alike(value, read) or (self._exactly and alike(without_scalars(value), without_scalars(read)))
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
+        check_containers(self._name, body)
         if raised:
             type_name, args, *facts = self._decode_raised(body)
             return type_name, tuple(args), *facts

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from itertools import chain
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
-from stampede.codec.alike import lazy
+from stampede.codec.alike import lazy, slots_of
 from stampede.errors import CodecError
 
 Lower: TypeAlias = Callable[[Any], tuple[Any, ...]]
@@ -94,6 +95,18 @@ def _text(tag: str, type_: Any) -> Shape:
         return (str(value),)
 
     return _plain(tag, type_, lower, str)
+
+
+def text_shape(kind: Any, tag: str) -> Shape:
+    """A subclass of str, made without its `__new__`. Its characters travel, and nothing that it holds besides."""
+    slots = slots_of(kind)
+
+    def lower(value: Any) -> tuple[Any, ...]:
+        if lost := {*getattr(value, "__dict__", ()), *(name for name in slots if hasattr(value, name))}:
+            raise CodecError(f"{_lost(value, lost)}: return str.__str__(it)")
+        return (str.__str__(value),)
+
+    return _plain(tag, kind, lower, str, make=partial(str.__new__, kind))
 
 
 def _lost(value: Any, names: Iterable[str]) -> CodecError:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, get_args
+from typing import Any, ForwardRef, get_args
 
+from stampede.definitions import annotations_of
 from stampede.errors import KeyingError
 from stampede.keys.contents import Contents
 from stampede.keys.names import GENERATED, MAIN, found_by_name, found_for_good, inmost_of, module_of, name_of
@@ -31,7 +32,7 @@ class Identity:
     qualname: str
     named: bool  # its name alone tells
     code: str  # the fingerprint of its code, and of what its closure captured
-    captured: tuple[tuple[str, Any], ...]  # what that may not tell: names and objects that may change, or have no text
+    captured: tuple[tuple[str, Any], ...]  # names and objects that are no data: they may change, or have no text
     complete: bool  # nothing was captured that isn't there yet
     untold: tuple[str, ...] = ()  # of these names, those of the latter
     classes: tuple[type, ...] = ()  # that its code and its annotations name, and that may be made anew
@@ -42,10 +43,14 @@ class Identity:
         return f"{self.module}:{self.qualname}"
 
 
-def identity_of(function: Callable[..., Any], ignored: Collection[str] = ()) -> Identity:
-    """Of a function that is decorated. What is in its key goes without saying, and so do `ignored` parameters."""
+def identity_of(function: Callable[..., Any], ignored: Collection[str] = (), *, objects: bool = True) -> Identity:
+    """Of a function that is decorated. What is in its key goes without saying, and so do `ignored` parameters.
+
+    Without `objects`, captured objects are left out: a `version` of the user's tells which functions are alike. Data
+    that was captured is never left out.
+    """
     inmost = inmost_of(function)
-    seen = _Seen({ignored} if isinstance(ignored, str) else ignored)
+    seen = _Seen({ignored} if isinstance(ignored, str) else ignored, objects=objects)
     text = seen.function(function)
     return Identity(
         module=module_of(function),
@@ -62,7 +67,8 @@ def identity_of(function: Callable[..., Any], ignored: Collection[str] = ()) -> 
 def _classes(function: Any) -> Iterator[type]:
     """Those of Python code that it knows by a name of its module."""
     variables = getattr(function, "__globals__", {})
-    annotated = (getattr(function, "__annotations__", None) or {}).get("return")
+    annotated = annotations_of(function).get("return")
+    annotated = annotated.__forward_arg__ if isinstance(annotated, ForwardRef) else annotated
     names = [
         *_names(getattr(function, "__code__", None)),
         *(_WORD.findall(annotated) if type(annotated) is str else ()),
@@ -108,8 +114,9 @@ def _is_named(function: Any, inmost: Any) -> bool:
 class _Seen:
     """Writes down what functions are made of, and notes what can't be written down for good."""
 
-    def __init__(self, ignored: Collection[str]) -> None:
+    def __init__(self, ignored: Collection[str], *, objects: bool) -> None:
         self._ignored = ignored
+        self._objects = objects
         self.captured: list[tuple[str, Any]] = []
         self.untold: list[str] = []
         self.empty = False
@@ -168,16 +175,20 @@ class _Seen:
                 yield f",{name}={self._told(name, value)}"
 
     def _told(self, name: str, value: Any) -> str:
-        """The text of something captured; its class's name where it has none."""
-        contents = Contents(self._named)
+        """The text of something captured; its class's name where it has none, or where objects are left out."""
+        contents, told = Contents(self._named), True
         try:
             text = contents.text(value)
         except KeyingError:
-            self.untold.append(name)
-            text = f"<a {name_of(type(value))}>"
-        if name in self.untold or not contents.is_data:
+            told = False
+        if told and contents.is_data:
+            return text
+        if self._objects:
             self.captured.append((name, value))
-        return text
+            if told:
+                return text
+            self.untold.append(name)
+        return f"<a {name_of(type(value))}>"
 
     def _named(self, value: Any) -> str | None:
         """The text of what goes by its name, or is code."""

@@ -8,6 +8,7 @@ from functools import partial
 from inspect import _ParameterKind as Kind
 from typing import Any
 
+from stampede.definitions import signature_of
 from stampede.errors import KeyingError, OptionError
 from stampede.keys.compose import quoted
 from stampede.keys.maker import Code, KeyMaker
@@ -22,7 +23,7 @@ def arguments_named(option: str, function: Callable[..., Any], parameters: Param
     if inspect.iscoroutinefunction(function):
         raise OptionError(f"{option} is {function!r}: give a plain function")
     try:
-        asked = list(inspect.signature(function).parameters.values())[after:]
+        asked = list(signature_of(function).parameters.values())[after:]
     except (TypeError, ValueError):
         return []  # a builtin that doesn't tell
     names = []

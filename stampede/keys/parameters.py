@@ -10,6 +10,7 @@ from string import Formatter
 from types import BuiltinFunctionType, NoneType
 from typing import Any
 
+from stampede.definitions import signature_of
 from stampede.errors import OptionError
 from stampede.policy import nearest
 
@@ -151,7 +152,7 @@ def _unused_suffix(names: list[str]) -> str:
 
 def _signature(fn: Callable[..., object]) -> inspect.Signature:
     try:
-        signature = inspect.signature(fn)
+        signature = signature_of(fn)
     except ValueError:  # a builtin that doesn't tell
         return _ANYTHING
     inmost = inspect.unwrap(fn)
