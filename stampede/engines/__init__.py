@@ -42,11 +42,7 @@ _KNOWN = {
     "etcd": ("stampede.engines.etcd", "etcd"),
     "zookeeper": ("stampede.engines.zookeeper", "zookeeper"),
     "zmq": ("stampede.engines.zmq", "zmq"),
-    "quorum": ("stampede.engines.quorum", "quorum"),
 }
-
-# those behind whose `+` stands what only they know
-_OPEN = {"sql", "quorum"}
 
 # package of a client object's class, or of one above it: scheme, whose module has `of_client(client) -> Engine | Cell`
 _CLIENTS = {"redis": "redis", "sqlalchemy": "sql", "psycopg_pool": "postgres"}
@@ -118,8 +114,10 @@ def _scheme(url: str) -> str:
     """The one that has an engine: all of it, or what stands before its first `+`."""
     scheme = scheme_of(url)
     family, _, _ = scheme.partition("+")
-    if scheme in _KNOWN or family in _OPEN:
-        return scheme if scheme in _KNOWN else family
+    if scheme in _KNOWN:
+        return scheme
+    if family == "sql":  # SQLAlchemy knows what follows the `+`
+        return family
     for name in (scheme, family):
         if name in _foreign():
             return name

@@ -183,6 +183,8 @@ def _code(refused: ClientError) -> str:
 def _parsed(url: str, **options: Any) -> tuple[str, dict[str, Any]]:
     parts = parts_of(url)
     table, place = parts.path.strip("/"), {"region_name": parts.netloc} if parts.netloc else {}
+    if "@" in parts.netloc:
+        raise OptionError(f"{safe_url(url)!r} has a user: give aws_access_key_id= and its like in the query")
     if not table or "/" in table:
         raise OptionError(f"{safe_url(url)!r} names no table: give a URL such as 'dynamodb://eu-central-1/cache'")
     if ":" in parts.netloc:

@@ -60,6 +60,10 @@ class News(Protocol):
 
     stamps: Stamps
 
+    def ticket(self, slot: int, stamp: int) -> Ticket:
+        """A ticket of what was read after this stamp was."""
+        ...
+
     @property
     def told(self) -> int:
         """Which connection is told of changes; 0 while there is none, and no tickets."""
@@ -150,7 +154,7 @@ class Generations:
             # Where entries have tickets it needs one too: of the next bump nobody would be told.
             return name if now < until and not self._news.told else None
         sure = self._news.believed is None or now < until
-        return name if sure and self._news.stamps[ticket.slot] == ticket.stamp else None
+        return name if sure and ticket.pulse.holds(now) and ticket.stamps[ticket.slot] == ticket.stamp else None
 
     def sample(self) -> tuple[int, int]:
         """To be taken before one is read."""
@@ -158,7 +162,7 @@ class Generations:
 
     def put(self, scope: str, name: str, sample: tuple[int, int], told: int, now: float) -> None:
         bumps, stamp = sample
-        ticket = Ticket(self._news.stamps, self._slot, stamp) if told and told == self._news.told else None
+        ticket = self._news.ticket(self._slot, stamp) if told and told == self._news.told else None
         with self._lock:
             known = self._known.get(scope)
             if bumps == self._bumps and (known is None or known[3] <= now):  # or it was asked before that one

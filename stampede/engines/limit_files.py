@@ -7,9 +7,10 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from errno import ENOSPC
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
 
 from stampede.colour import Bell, Colour
@@ -19,12 +20,16 @@ from stampede.engines.naming import shown
 from stampede.errors import EngineClosed, EngineError
 from stampede.interruptions import pass_on
 from stampede.ports import Usage
-from stampede.window import NOTHING, SECOND, Window, bytes_of, window_of
+from stampede.threads import Crew
+from stampede.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["LimitFiles"]
 
 PATIENCE = 2.0
 """Seconds for which one waits for a file that somebody has locked: he is frozen, or this machine stands still."""
+
+SWEEP = 1.0
+"""Seconds from one removal of files to the next, at least; and twenty times as long as the last one took."""
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LENGTH = 65_536
@@ -34,20 +39,21 @@ class LimitFiles(WindowLimits):
     """Limits of one colour in one directory. The clock is the machine's, from its start, and nobody can set it.
 
     A file holds the window in its first line and the name in the second; what a killed writer has left behind them is
-    not read.
+    not read. Files of limits that are over are removed by a thread beside the callers, and by those who list them.
     """
 
     def __init__(self, directory: Path, colour: Colour) -> None:
         self._directory, self._colour = directory, colour
         self.closed = False
+        self._crew = Crew(1, "stampede-limit-files")
+        self._sweep_at = 0.0
 
     async def used(self, name: str) -> Usage:
         path = self._path(name)
         return usage(self._read(path)[0] if path.exists() else NOTHING, _now())
 
     async def listed(self) -> list[tuple[str, Usage]]:
-        found = [self._read(path) for path in self._directory.glob("limit-*")]
-        return sorted((name, usage(window, _now())) for window, name in found if name)
+        return sorted((name, usage(window, _now())) for window, name in self._living() if name)
 
     def _path(self, name: str) -> Path:
         if self.closed:
@@ -63,10 +69,30 @@ class LimitFiles(WindowLimits):
                 after, answer = change(window, _now())
                 if after is not window:
                     _put(fd, bytes_of(after) + b"\n" + _line_of(name) + b"\n", before)
-                return answer
         except OSError as error:
             pass_on(error)
             raise EngineError(f"can't keep limits in {self._directory}: {error}") from error
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = inf
+            self._crew.do(self._sweep)
+        return answer
+
+    def _sweep(self) -> None:
+        began = time.monotonic()
+        self._living()
+        now = time.monotonic()
+        self._sweep_at = now + max(SWEEP, 20 * (now - began))
+
+    def _living(self) -> list[tuple[Window, str]]:
+        """The limits that are not over. The files of the others are removed."""
+        found = []
+        for path in self._directory.glob("limit-*"):
+            window, name = self._read(path)
+            if _is_over(window):
+                _remove(path)
+            else:
+                found.append((window, name))
+        return found
 
     def _read(self, path: Path) -> tuple[Window, str]:
         try:
@@ -93,6 +119,30 @@ def _now() -> int:
     return int(clock() * SECOND)
 
 
+def _is_over(window: Window) -> bool:
+    return window.seen + ends(window) <= _now()
+
+
+def _remove(path: Path) -> None:
+    """Unless another process decides by this file now, or has just written to it."""
+    with suppress(OSError):  # what can't be removed stays
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            # Who waits for the file sees afterwards that another one has its name, or none.
+            if _had(fd) and _is_there(fd, path) and _is_over(_parsed(os.pread(fd, _LENGTH, 0))[0]):
+                path.unlink()
+        finally:
+            os.close(fd)
+
+
+def _is_there(fd: int, path: Path) -> bool:
+    """Whether this open file is the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def _put(fd: int, data: bytes, before: bytes) -> None:
     """The data, or what was there before and an OSError: a disk that is nearly full takes a part."""
     if os.pwrite(fd, data, 0) < len(data):
@@ -112,11 +162,7 @@ async def _locked(path: Path, colour: Colour) -> AsyncIterator[int]:
                 if time.monotonic() > end:
                     raise EngineError(f"{path} has been locked for {PATIENCE:g} s: by a process that is frozen?")
                 await colour.park(Bell(), 0.001)
-            try:
-                there = os.path.samestat(os.fstat(fd), path.stat())
-            except FileNotFoundError:
-                there = False
-            if there:  # else it was removed meanwhile, and others decide by another
+            if _is_there(fd, path):  # else it was removed meanwhile, and others decide by another
                 yield fd
                 return
         finally:

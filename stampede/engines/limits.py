@@ -18,10 +18,10 @@ __all__ = ["NamedLimits", "T", "WindowLimits", "booked", "usage"]
 T = TypeVar("T")
 
 
-def booked(window: Window, now: int, rate: Rate, cost: int, ahead: float) -> tuple[Window, Booked]:
+def booked(window: Window, now: int, rate: Rate, cost: int, ahead: float, was: int) -> tuple[Window, Booked]:
     """As `window.take`, in seconds."""
     most_ahead = -1 if ahead < 0 else micros(ahead)
-    after, delay, at = take(window, now, rate.most, micros(rate.per), cost, most_ahead)
+    after, delay, at = take(window, now, rate.most, micros(rate.per), cost, most_ahead, was)
     return after, Booked(delay / SECOND, at is not None, at or 0)
 
 
@@ -35,8 +35,8 @@ def usage(window: Window, now: int) -> Usage:
 class WindowLimits(ABC):
     """Limits of one colour, whose windows are kept somewhere: each verb is a change of one."""
 
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
-        return await self._changed(name, lambda window, now: booked(window, now, rate, cost, ahead))
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
+        return await self._changed(name, lambda window, now: booked(window, now, rate, cost, ahead, was))
 
     async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
         await self._changed(name, lambda window, now: (give_back(window, at, cost), None))

@@ -66,6 +66,7 @@ class MemoryEngine(Engine):
 
     def ping(self) -> float:
         start = time.perf_counter()
+        self._parts[0].check()
         self._parts[0].kept("", self._parts[0].clock())
         return time.perf_counter() - start
 

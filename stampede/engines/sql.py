@@ -17,13 +17,15 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
 from stampede.engines.database import Database, Where, is_overtaken
-from stampede.engines.url import Kind, flag, number, safe_url, text
+from stampede.engines.url import Kind, flag, integer, number, safe_url, text
 from stampede.errors import EngineError, OptionError
 
 __all__ = ["SqlCell", "check_url", "from_url", "of_client", "schema"]
 
 TABLE = "stampede"
-OURS: dict[str, Kind] = {"table": text, "create": flag, "timeout": number}
+POOL: dict[str, Kind] = {"pool_size": integer, "max_overflow": integer, "pool_recycle": integer, "pool_pre_ping": flag}
+OURS: dict[str, Kind] = {"table": text, "create": flag, "timeout": number, **POOL}
+"""What may be in the query of the URL. Everything else there is the driver's."""
 
 MOMENT = "CAST(EXTRACT(EPOCH FROM CURRENT_TIMESTAMP) * 1000000 AS BIGINT)"
 MOMENTS = {
@@ -151,7 +153,7 @@ class SqlCell(Cell):
 
 
 def from_url(url: str, **options: Any) -> SqlCell:
-    """Behind `sql+`, a URL of SQLAlchemy's. Its query may have `table`, `create` and `timeout`, too."""
+    """Behind `sql+`, a URL of SQLAlchemy's. Its query may have the options of `OURS`, too."""
     database, ours = _parsed(url)
     return SqlCell(database, **ours | options)
 

@@ -30,6 +30,7 @@ Kind: TypeAlias = Callable[[str, Any], Any]
 _ASKS = r"(?!\d{1,5}(?:/[^?#@]*)?\?[^@]*=)"  # a port, and a query in which the @ is
 # Also where a slash, or the scheme, is missing, or a password has in it what ends one elsewhere.
 _PASSWORD = re.compile(rf"(:/{{1,2}}[^/?#:]*:|^[^/?#:]*:(?!/))(?:[^?#]*|{_ASKS}.*)@", re.DOTALL)
+_ODD = re.compile(r"[^:/]*://[^/?#@:]*:(?!\d{1,5}[/?#])[^/?#@]*[/?#][^=]*@")
 _SECRET = re.compile(  # `listen` is an address, of whatever form
     r"([?&][^=&#]*(?:pass|secret|token|signing|listen|_key)[^=&#]*=)[^&]*", re.IGNORECASE
 )
@@ -50,6 +51,8 @@ def scheme_of(url: str) -> str:
 
 def parts_of(url: str) -> SplitResult:
     """The parts of a URL; OptionError if it is none."""
+    if _ODD.match(url):  # or a piece of the password would be taken for a port, and shown
+        raise OptionError(f"{safe_url(url)!r} is no URL: percent-encode what is odd in a password (/ as %2F)")
     try:
         return urlsplit(url)
     except ValueError as exc:
@@ -59,11 +62,17 @@ def parts_of(url: str) -> SplitResult:
 
 
 def path_of(url: str, example: str) -> str:
-    """What stands behind `scheme://`, as a path of this machine; OptionError if it can be none."""
+    """What stands behind `scheme://`, as a path of this machine: absolute, or it begins with `~`, `.` or `..`."""
     parts = parts_of(url)
     path = unquote(parts.netloc + parts.path)
     if "\0" in path:
         raise OptionError(f"{safe_url(url)!r} names no directory: write {example}")
+    if path and path[0] != "/" and path.split("/")[0] not in (".", "..") and path[0] != "~":
+        absolute, relative = (safe_url(url).replace("://", behind, 1) for behind in (":///", "://./"))
+        raise OptionError(
+            f"{safe_url(url)!r} has two slashes: write {absolute} if the path begins at the root, or {relative} if it "
+            "begins at the working directory"
+        )
     return path.removeprefix("/") if path.startswith("/~") else path
 
 

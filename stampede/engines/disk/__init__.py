@@ -82,7 +82,7 @@ class DiskEngine(Engine):
 
 
 def from_url(url: str, **options: Any) -> DiskEngine:
-    """`disk:///var/cache/app?max_bytes=1000000000&timeout=2`; `disk://~/app` is in the home, `disk://app` here."""
+    """`disk:///var/cache/app?max_bytes=1000000000&timeout=2`; `disk://~/app` is in the home, `disk://./app` here."""
     return DiskEngine(directory_of(url), **options_of(url, options, _KINDS))
 
 

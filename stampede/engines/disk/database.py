@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import ref
@@ -37,6 +36,9 @@ T = TypeVar("T")
 
 NOTE = 60.0
 """Seconds between two notes of what both clocks show."""
+
+_UNWRITABLE = "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR_WRITE"
+"""Nothing can be written, but what is stored can be read."""
 
 _log = logging.getLogger("stampede")
 
@@ -81,7 +83,8 @@ class Database:
         self._pool = Pool(timeout)
         self._begin()
         if running_loop() is None:
-            self.open()
+            with suppress(EngineError):  # the first call raises it; cached functions go on without the engine
+                self.open()
 
     def _begin(self) -> None:
         self._opening = threading.RLock()  # it may be wanted by a finalizer, or a signal, that interrupts us
@@ -225,7 +228,7 @@ class Database:
 
     def writing(self) -> AbstractContextManager[Write]:
         """One transaction, with no other writer in any process. It holds if the block ends well, else nothing does."""
-        turn = Turn(sys._getframe(1))
+        turn = Turn()
         block = self._transaction(turn)
         turn.steps = ref(block.gen)
         return block
@@ -269,13 +272,8 @@ class Database:
         raise EngineError(f"another thread has been writing to {self.directory} for {waits:g} s")
 
     def tidy_up(self) -> None:
-        """After an error: if a write was left at a moment that no `finally` covers, other processes wait for it."""
-        if self._turns.left:
-            turn = Turn(sys._getframe())
-            try:
-                self._turns.take(turn, Patience(0.0))
-            finally:
-                self._turns.end(turn)
+        """After an error: let the next writer in, if the error left a write of this thread unfinished."""
+        self._turns.tidy_up()
 
     def _gate(self, turn: Turn, patience: Patience) -> Opened:
         """The gate of what the directory means at this moment, locked."""
@@ -322,7 +320,7 @@ class Database:
 
     def mend(self, opened: Opened, slot: int) -> None:
         """Put a stamp where a writer that was killed left its mark. Nothing, if a writer is at work."""
-        turn = Turn(sys._getframe())
+        turn = Turn()
         try:
             self._take_turn(turn, Patience(0.0))
         except EngineError:
@@ -359,12 +357,15 @@ class Database:
             return EngineError(f"another program has locked {opened.file} for {self._timeout:g} s")
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_FULL":
-            return EngineError(f"there is no room for {opened.file} ({error}): make some, or lower max_bytes")
-        return EngineError(f"{opened.file}: {error} ({name}): see that the file and its directory can be written")
+            told = EngineError(f"there is no room for {opened.file} ({error}): make some, or lower max_bytes")
+        else:
+            told = EngineError(f"{opened.file}: {error} ({name}): see that the file and its directory can be written")
+        told.partial = told.refused = name.startswith(_UNWRITABLE)
+        return told
 
     def _heal(self, opened: Opened) -> str:
         """Move the damaged file aside and begin a new one: by one process, if several find the damage at once."""
-        turn = Turn(sys._getframe())
+        turn = Turn()
         turn.leave.append(opened.stamps.leave)
         try:
             self._take_turn(turn, Patience(self._timeout))

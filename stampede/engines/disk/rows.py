@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
 from sqlite3 import IntegrityError
 from typing import Any, TypeVar
 
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 SWEEP = 60.0
 """Seconds between two looks for what dead processes left."""
+
+LOG = 16 << 20
+"""Bytes that stay free beside the database: SQLite's log is cut to this size."""
 
 PAGE = 1000
 """Rows that are listed at once."""
@@ -200,8 +204,6 @@ class Rows:
         return holder == HANDED or self.life.is_mine(holder) or not dead(self._alive, holder)
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        self._check_size(key, entry)
-
         def ask(was: Record, now: float) -> Change[bool]:
             return record.fill(was, token, entry, now)
 
@@ -289,11 +291,9 @@ class Rows:
         return [key.decode("utf-8", "surrogatepass") for key in found], after
 
     def set(self, key: str, entry: Entry[Any]) -> None:
-        self._check_size(key, entry)
         self._change(key_number(key), lambda was, now: record.set(was, entry, now), _LEASED)
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        self._check_size(key, entry)
         return self._change(key_number(key), lambda was, now: record.replace(was, seen, entry, now))
 
     def expire(self, key: str) -> bool:
@@ -465,10 +465,19 @@ class Rows:
 
     # -- what is kept, and what must go -------------------------------------------------------------------------------
 
-    def _check_size(self, key: str, entry: Entry[Any]) -> None:
-        limit = min(self._max_bytes, _LONGEST)
-        if len(entry.value) > limit:
-            raise TooLarge(f"{key!r} has {len(entry.value)} bytes: {self.database.directory} keeps {limit}")
+    def _limit(self, file: Path) -> int:
+        """Return how many bytes the database may have: `max_bytes`, or less on a small or nearly full file system.
+
+        Some room is left free there, for SQLite's log: without it nothing could be evicted, either.
+        """
+        try:
+            disk, size = os.statvfs(file), os.stat(file).st_size
+        except FileNotFoundError:
+            return self._max_bytes  # it was removed: the next call finds out
+        if not disk.f_blocks:
+            return self._max_bytes  # the file system has no size, or does not tell it
+        most = size + disk.f_bavail * disk.f_frsize
+        return min(self._max_bytes, most - min(most // 4, LOG))
 
     def _become(self, write: Write, number: int, raw: bytes, was: Record, after: Record, now: float) -> None:
         """Let the rows say what they did not."""
@@ -490,6 +499,11 @@ class Rows:
 
     def _put(self, write: Write, number: int, raw: bytes, kept: Keeps, now: float) -> None:
         entry = kept.entry
+        size, limit = len(entry.value), self._limit(write.opened.file)
+        if size > min(limit, _LONGEST):
+            key = raw.decode("utf-8", "surrogatepass")
+            raise TooLarge(f"{key!r} has {size} bytes: {self.database.directory} keeps {limit}")
+        self._make_room(write, limit - size, now)
         write.execute(
             "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -497,9 +511,8 @@ class Rows:
                 entry.cost, entry.margin, entry.ttl, entry.raised, entry.value,
             ),
         )  # fmt: skip
-        self._make_room(write, number, now)
 
-    def _make_room(self, write: Write, number: int, now: float) -> None:
+    def _make_room(self, write: Write, limit: int, now: float) -> None:
         """Remove what has gone, then what nobody asked for since the hand last came by: a little at each store."""
         write.execute("DELETE FROM entries WHERE number IN (SELECT number FROM entries WHERE gone < ? LIMIT 8)", (now,))
         if now - self._swept > SWEEP:
@@ -509,11 +522,11 @@ class Rows:
             write.execute("DELETE FROM verdicts WHERE max(ends, rests) < ?", (now,))
             sweep(self._alive)
         for _ in range(16):
-            if not _takes_more(write, self._max_bytes):
+            if not _takes_more(write, limit):
                 return
-            self._evict(write, number)
+            self._evict(write)
 
-    def _evict(self, write: Write, spared: int) -> None:
+    def _evict(self, write: Write) -> None:
         """One step of the hand: entries in the order of their numbers, a second chance to those in use."""
         stamps = write.opened.stamps
         sql = "SELECT number FROM entries WHERE number > ? ORDER BY number LIMIT 64"
@@ -524,7 +537,7 @@ class Rows:
             at = number & 0xFFFF
             if stamps.used[at]:
                 stamps.used[at] = 0
-            elif number != spared:
+            else:
                 unused.append((number,))
         for each in unused:
             write.execute("DELETE FROM entries WHERE number = ?", each)
@@ -621,10 +634,10 @@ def _put_past(write: Write, number: int, past: Past | None) -> None:
             write.execute("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
 
-def _takes_more(write: Write, max_bytes: int) -> bool:
+def _takes_more(write: Write, limit: int) -> bool:
     """By pages of 4 KiB, which SQLite makes: what is freed is used again, so the file grows no further."""
     pages: int = write.execute("PRAGMA page_count").fetchall()[0][0]
-    if pages * 4096 <= max_bytes:
+    if pages * 4096 <= limit:
         return False
     free: int = write.execute("PRAGMA freelist_count").fetchall()[0][0]
-    return (pages - free) * 4096 > max_bytes
+    return (pages - free) * 4096 > limit

@@ -6,7 +6,6 @@ sock.py                      a connection of the blocking colour
 replies.py                   what a server says, as it comes in pieces
 feed.py, stamps.py           news of changes, and what they void
 together.py                  many verbs at once, for blocking callers
-progress.py                  time-outs that count since the last byte
 dates.py                     the clock of a service, by the dates of its answers
 rests.py                     before who is refused asks again
 overdue.py                   time-outs for clients that have none

@@ -20,9 +20,11 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, Protocol, TypeAlias
 
+from stampede import decisions
 from stampede.colour import Bell, running_loop
 from stampede.engines.kit.stamps import Stamps
 from stampede.interruptions import pass_on
+from stampede.ports import Pulse, Ticket
 from stampede.threads import begun
 
 __all__ = ["Channel", "Ear", "Feed", "Mute", "Source"]
@@ -40,6 +42,15 @@ AGAIN = 0.5
 
 NAP = 0.005
 """Seconds for which news are let come together, while nobody waits for a message."""
+
+LATELY = 0.05
+"""Seconds for which local hits trust that nothing has come since all that had come was read."""
+
+DEAF = 2.0
+"""Seconds for which no connection could be made, while the server answers others, before people are told."""
+
+MEANS = "until it is made, waiters look ten times a second, and a local tier keeps nothing"
+"""What it costs that there is no connection for news."""
 
 _Pair: TypeAlias = tuple[socket.socket, socket.socket]
 """What the thread is woken by: its end, and the others'."""
@@ -141,8 +152,11 @@ class Feed(ABC):
     def __init__(self, kind: str, slots: int) -> None:
         self._kind = kind
         self.stamps = Stamps.of(slots)
+        self.pulse = Pulse(self.heard_until)
         self.on_void: Callable[[], object] = lambda: None  # when nothing holds any more
         self.on_tick: Callable[[], object] = lambda: None  # called by the thread once in TICK
+        self.on_deaf: Callable[[str], object] = lambda how: None  # once whenever no connection can be made for DEAF
+        self.answered_others: Callable[[], float] = lambda: 0.0  # when the server last answered on another connection
         self._begin()
 
     def _begin(self) -> None:
@@ -156,6 +170,10 @@ class Feed(ABC):
         self._down = False
         self._connects = False  # just now: that may take long
         self._closed = False
+        self._deaf = False  # people were told
+        self._deaf_since, self._failed_at = 0.0, inf
+        self._read = 0.0  # when all that had come was read
+        self._quiet: list[int] | None = None  # what the thread waits for; None while it does not wait
 
     # -- what an engine says ------------------------------------------------------------------------------------
 
@@ -251,6 +269,23 @@ class Feed(ABC):
 
     # -- stamps -------------------------------------------------------------------------------------------------
 
+    def ticket(self, slot: int, stamp: int) -> Ticket:
+        """Return a ticket of what was read after this stamp was."""
+        return Ticket(self.stamps, slot, stamp, self.pulse)
+
+    def stored(self, slot: int, stamp: int) -> Ticket | None:
+        """Return a ticket for a value that this process has just stored, if there can be one.
+
+        `stamp` was read before the value was sent. The server must be certain to tell of this change, and of all in
+        their order, each by itself. The ticket begins with the first news of the slot. If those are about an older
+        change, the news about this value end it. News about a later change always do.
+        """
+        with decisions.lock:
+            told = self.stamps[slot] - stamp
+            if told == 0:
+                self.stamps.void(slot)  # what was read meanwhile may be older than the value
+            return self.ticket(slot, self.stamps[slot] + 1 - told) if told in (0, 1) else None
+
     def void(self, slot: int) -> None:
         """What is kept of a slot's keys is true no more."""
         self.stamps.void(slot)
@@ -259,6 +294,23 @@ class Feed(ABC):
         """Nor is anything else."""
         self.stamps.void_all()
         self.on_void()
+
+    def heard_until(self, now: float) -> float:
+        """Return until when local hits may trust the stamps; a moment that has passed if they may not now.
+
+        Any thread may ask. The thread that reads may not have run for long: then this looks whether something waits to
+        be read. If the whole machine was frozen nothing may have come yet, which the age of the last word tells.
+        """
+        if now - self._read < LATELY:
+            return self._read + LATELY
+        quiet = self._quiet
+        try:
+            if quiet is None or now - self.stamps.heard > 2 * TICK or _speaks(quiet, 0.0) or self._quiet is None:
+                return 0.0
+        except OSError:  # the connection was closed meanwhile
+            return 0.0
+        self._read = now
+        return now + LATELY
 
     # -- what has come, by the thread -----------------------------------------------------------------------------
 
@@ -299,9 +351,10 @@ class Feed(ABC):
         pid = os.getpid()
         try:
             while self._serves(poke):
-                source, seconds = None, AGAIN
+                source, seconds, began = None, AGAIN, inf
                 try:
                     source = self._connected()
+                    began = time.monotonic()
                     with self._lock:
                         self._down = self.mute = False
                     self._attend(source, poke)
@@ -309,6 +362,7 @@ class Feed(ABC):
                     self.mute, seconds = True, inf
                 except Exception as error:  # whatever it was, there are no news until they are back
                     _log.debug("no news from %s: %s", self._kind, error)
+                    self._failed(error, began)
                 finally:
                     if os.getpid() == pid:
                         if self._poke is poke:
@@ -323,6 +377,18 @@ class Feed(ABC):
                 if self._closed:
                     self.over()
 
+    def _failed(self, error: Exception, began: float) -> None:
+        """Tell people once, if no connection can be made, and the server is not down: of that others tell."""
+        now = time.monotonic()
+        if now - began > DEAF:  # it stood for a while
+            self._deaf, self._deaf_since = False, now
+        elif self.answered_others() < self._failed_at:
+            self._deaf_since = now
+        elif now - self._deaf_since > DEAF and not self._deaf:
+            self._deaf = True
+            self.on_deaf(f"the connection for that fails ({' '.join(str(error).split())}): {MEANS}")
+        self._failed_at = now
+
     def _connected(self) -> Source:
         self._connects = True
         try:
@@ -335,6 +401,7 @@ class Feed(ABC):
         poke = pair[0]
         heard = time.monotonic()
         tick = heard + TICK
+        numbers = [each.fileno() for each in (source, self.beside) if each is not None]
         with selectors.DefaultSelector() as selector:
             for each in (source, poke, self.beside):
                 if each is not None:
@@ -345,15 +412,18 @@ class Feed(ABC):
                     todo, self._todo = self._todo, deque()
                 if todo:
                     source.ask(todo)
+                self._quiet = numbers
                 ready = [key.fileobj for key, _ in selector.select(max(tick - time.monotonic(), 0.0))]
+                self._quiet = None  # before anything is read: `heard_until` looks at this last
                 now = time.monotonic()
                 if poke in ready:
                     _drain(poke)
                 if source in ready:
                     heard = now
                     source.read()
+                    self._read = now
                     if not self._channels:  # each by itself would wake this thread, at some caller's cost
-                        _speaks(poke, NAP)
+                        _speaks([poke], NAP)
                 if now >= tick:
                     heard += now - tick  # in which we did not run; perhaps nothing was asked, either
                     if now - heard > 2 * TICK:
@@ -371,6 +441,7 @@ class Feed(ABC):
                 self._todo.append((False, channel))
 
     def _lose(self) -> None:
+        self._quiet = None
         self.lost()
         self.void_all()
         with self._lock:
@@ -383,7 +454,7 @@ class Feed(ABC):
     def _rest(self, poke: _Pair, seconds: float) -> None:
         end = time.monotonic() + seconds
         while self._serves(poke) and (left := end - time.monotonic()) > 0:
-            if _speaks(poke[0], left):
+            if _speaks([poke[0]], left):
                 _drain(poke[0])
 
 
@@ -394,9 +465,11 @@ def _pair() -> _Pair:
     return pair
 
 
-def _speaks(sock: socket.socket, seconds: float) -> bool:
+def _speaks(socks: Sequence[socket.socket | int], seconds: float) -> bool:
+    """Return whether one of them is readable within so many seconds."""
     with selectors.DefaultSelector() as selector:
-        selector.register(sock, selectors.EVENT_READ)
+        for sock in socks:
+            selector.register(sock, selectors.EVENT_READ)
         return bool(selector.select(seconds if seconds < inf else None))
 
 

@@ -1,8 +1,8 @@
 """The connection of an event loop: what one turn of the loop asks goes out together.
 
 Replies come in the order of the questions, so that many callers share the connection without waiting for each other,
-and nobody is refused for being one too many. A server that says nothing for too long is called hung; what moves, in
-either direction, is alive. An engine says in a `Pipe` of its own how it connects, writes and reads.
+and nobody is refused for being one too many. A server is called hung when it owes a reply and no byte was sent or
+received for the time of a time-out. An engine says in a `Pipe` of its own how it connects, writes and reads.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Pipe(ABC):
         """The replies are there, and who asked is gone."""
         return
 
-    def left(self, wire: Wire, *, owes: bool) -> None:
-        """Nothing is asked on it any more. `owes`: what it has not said yet may come all the same."""
+    def left(self, wire: Wire, *, ours: bool) -> None:
+        """Nothing is asked on it any more. `ours`: we close it, so this says nothing of the server."""
         return
 
     # -- questions --------------------------------------------------------------------------------------------------

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from queue import Empty, SimpleQueue
+from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 
-__all__ = ["Pool", "Pooled"]
+__all__ = ["Once", "Pool", "Pooled", "is_once"]
 
 A = TypeVar("A")
-Q = TypeVar("Q")
+Q = TypeVar("Q", bound=Sequence[Any])
 W = TypeVar("W", bound="Pooled")
+
+
+class Once(tuple[Any, ...]):
+    """A command that is not sent again where the connection broke before its reply came.
+
+    Such is a compare-and-set: it recognises its own write, but not if another client has written over that since.
+    """
+
+    __slots__ = ()
+
+
+def is_once(commands: Sequence[Any]) -> bool:
+    """Return whether commands that go out together, of which the first may be a `Once`, are not to be sent again."""
+    return type(commands[0]) is Once
 
 
 class Pooled(Protocol):
@@ -32,6 +47,10 @@ class Pooled(Protocol):
     @property
     def current(self) -> bool:
         """Does it lead where a new one would?"""
+        ...
+
+    def speaks(self) -> bool:
+        """Is there something to be read before anything was asked? Then it has broken."""
         ...
 
     def disconnect(self) -> None: ...
@@ -62,7 +81,8 @@ class Pool(ABC, Generic[W, Q, A]):
         self._server = server
         self._idle: list[W] = []
         self.all: list[W] = []
-        self._free: SimpleQueue[_Leave] = SimpleQueue()  # for each that may be in use: faster than a Semaphore
+        self._free: queue.SimpleQueue[_Leave] = queue.SimpleQueue()
+        """One for each connection that may be in use: faster than a Semaphore."""
         for _ in range(server.max_connections):
             self._free.put(_Leave(self))
         self._lock = threading.RLock()
@@ -93,6 +113,8 @@ class Pool(ABC, Generic[W, Q, A]):
             raise
         except self.broken as error:
             pass_on(error)
+            if is_once(question):
+                raise
             leave = None  # before another thread may have it
             self._give_back(taken)
             leave = self._take_connected()
@@ -105,14 +127,15 @@ class Pool(ABC, Generic[W, Q, A]):
 
     def _tried(self, wire: W, question: Q) -> A:
         """The same over this one. It may have broken while it was idle: once more, then."""
-        if wire.asking or not wire.current:
+        once = is_once(question)
+        if wire.asking or not wire.current or (once and wire.stands and wire.speaks()):
             wire.disconnect()
         used = wire.stands
         try:
             return self.exchange(wire, question)
         except self.broken as error:
             pass_on(error)
-            if not used or self._server.closed or isinstance(error, self.hung):
+            if once or not used or self._server.closed or isinstance(error, self.hung):
                 raise
             return self.exchange(wire, question)
 
@@ -126,7 +149,7 @@ class Pool(ABC, Generic[W, Q, A]):
         """The leave to use one, perhaps not connected, in this thread alone; who finds none free waits for one."""
         try:
             leave = self._free.get_nowait()
-        except Empty:
+        except queue.Empty:
             leave = self._wait()
         try:
             leave.wire = self._idle.pop()
@@ -140,7 +163,7 @@ class Pool(ABC, Generic[W, Q, A]):
         since = time.monotonic()
         try:
             leave = self._free.get(timeout=self._server.timeout)
-        except Empty:
+        except queue.Empty:
             waited = f"no connection has been free for {self._server.timeout:g} s"
             raise EngineError(f"{self._server.name}: {waited}") from None
         if self._hung_at > since:  # or one after the other would find that out for itself
@@ -169,7 +192,7 @@ class Pool(ABC, Generic[W, Q, A]):
     def _idle_connected(self) -> _Leave | None:
         try:
             leave = self._free.get_nowait()
-        except Empty:
+        except queue.Empty:
             return None
         try:
             leave.wire = self._idle.pop()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
+from math import inf
 from typing import Any
+
+from stampede import decisions
 
 __all__ = ["Stamps"]
 
@@ -26,31 +29,36 @@ class Stamps(array):  # type: ignore[type-arg]
     def of(cls, slots: int) -> Stamps:
         return cls("Q", bytes(8 * slots))
 
-    def void(self, slot: int) -> None:
-        """From any thread: two at once may count as one, which is as good for all who had sampled before."""
-        self[slot] += 1
+    def void(self, slot: int, step: int = 2) -> None:
+        """A key of the slot has changed: the slot's tickets end. The server's news take a step of 1. A change by this
+        process takes a step of 2, which also passes by a ticket that begins with the next news."""
+        with decisions.lock:
+            self[slot] += step
+            if self._before is not None:
+                self._before[slot] += step
 
     def void_all(self) -> None:
         """No ticket holds any more."""
         epoch = next(self._epochs) << 32  # no slot has had so many news by itself
-        self[:] = array("Q", [epoch]) * len(self)
+        with decisions.lock:
+            self[:] = array("Q", [epoch]) * len(self)
 
-    def remember(self) -> None:
+    def lose(self) -> None:
         """A connection has ended. Those of a server that dies or hangs end one by one, each when somebody looks at it:
         the first tells what was true, until the server has been heard of again."""
         if self._before is None or self.heard - self._at > SOON:
             self._before = self[:]
         self._at = time.monotonic()
-
-    def lose(self) -> None:
-        """There are no news any more: it is the server that has gone."""
-        self.remember()
         self._lost = True
+
+    def forget(self) -> None:
+        """We have closed a connection: when the server is lost, nothing that it has read is known to be true."""
+        self._at = -inf
 
     def find(self) -> None:
         """There are news again: of what was changed meanwhile there were none."""
         self._lost, self.heard = False, time.monotonic()
 
     def stood(self, slot: int, stamp: int) -> bool:
-        """Did a ticket hold until the server was lost?"""
-        return self._lost and self._before[slot] == stamp
+        """Return whether a ticket held until the server was lost. If it is heard of again, a single connection was."""
+        return self._lost and self.heard - self._at <= SOON and self._before[slot] == stamp

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from socket import socket
 from typing import Any
 
-__all__ = ["disown", "disown_number", "doubled", "shut"]
+__all__ = ["disown", "disown_number", "shut"]
 
 
 def shut(transport: Any, *, at_once: bool = False) -> None:
@@ -21,18 +20,6 @@ def shut(transport: Any, *, at_once: bool = False) -> None:
         if getattr(lost, "_sock", None) is not None:
             lost._sock.close()
             lost._sock = None
-
-
-def doubled(transport: Any) -> socket | None:
-    """The same connection, for who goes on with it when this has been shut. None: there is none to be had, as of TLS,
-    whose state is the transport's; or part of a question hasn't been sent, and never is."""
-    if transport is None or transport.get_extra_info("sslcontext") is not None or transport.get_write_buffer_size():
-        return None
-    shared = transport.get_extra_info("socket")
-    try:
-        return None if shared is None or shared.fileno() < 0 else socket(fileno=os.dup(shared.fileno()))
-    except OSError:  # there are too many
-        return None
 
 
 def disown(transport: Any) -> None:

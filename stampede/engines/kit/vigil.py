@@ -5,9 +5,9 @@ What it says to one it says to all: one that has answered anybody since is slow,
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
-from socket import SHUT_RDWR, socket
 
 from stampede.interruptions import pass_on
 from stampede.watch import watch
@@ -49,10 +49,10 @@ class Vigil:
         return since < self.found > self.heard and time.monotonic() - since > YOUNG
 
 
-def hang_up(sock: socket | None) -> None:
+def hang_up(sock: socket.socket | None) -> None:
     """Wake the thread that waits there. It may be TLS, whose state is in the hands of that thread: no word of that."""
     if sock is not None:
         try:
-            socket.shutdown(sock, SHUT_RDWR)
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
         except OSError as error:
             pass_on(error)  # else it is closed

@@ -12,7 +12,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stampede.engines.kit.landing import Received
-from stampede.engines.kit.progress import LARGE, Progress, unsent
 from stampede.engines.kit.replies import MORE, Parser
 from stampede.engines.kit.transport import disown, shut
 
@@ -72,7 +71,8 @@ class Wire(Received):
         self.born = inf  # when it stood
         self.told = 0  # for an engine's notes
         self._vigil = pipe.vigil
-        self._pace = Progress()
+        self.since = 0.0  # when bytes last moved, or the first of the questions was sent
+        self._unsent = 0  # bytes
         self._begun: list[Any] = []
         # No Python code, in which a signal may be served: uvloop would never go on with who waits for the connection.
         self.connection_made = self._begun.append  # type: ignore[assignment, method-assign]
@@ -116,27 +116,23 @@ class Wire(Received):
 
     def send(self, data: bytes, *, idle: bool) -> None:
         if idle:
-            self._pace.begin(time.monotonic())
-        if len(data) > LARGE:
-            self._pace.sends(len(data))
+            self.since = time.monotonic()
         self._transport.write(data)
 
     def left(self, patience: float) -> float:
-        """Seconds until it is to be called hung."""
-        return self._pace.left(patience, unsent(self._transport), time.monotonic())
-
-    @property
-    def since(self) -> float:
-        """When it began to wait for what it waits for."""
-        return self._pace.since
+        """Return the seconds until it is called hung. They begin anew whenever bytes were sent or received."""
+        unsent, now = self._transport.get_write_buffer_size(), time.monotonic()
+        if unsent < self._unsent:
+            self.since = now
+        self._unsent = unsent
+        return self.since + patience - now
 
     def landed(self, data: memoryview) -> None:
         if self.dead:
             return
         heard, gets = self.pipe.heard, self.parser.gets
         try:
-            self._vigil.heard = now = time.monotonic()
-            self._pace.heard(now)
+            self._vigil.heard = self.since = time.monotonic()
             self.parser.feed(data)
             while (reply := gets()) is not MORE:
                 heard(self, reply)
@@ -148,20 +144,20 @@ class Wire(Received):
 
     def lose(self, error: Exception) -> None:
         """What is under way on it needs another."""
-        self._leave(owes=isinstance(error, self.pipe.hung))
+        self._leave(ours=False)
         if self._transport is not None:
             self._transport.abort()
         self.pipe.broken(self, error)
 
     def close(self) -> None:
         """Close it, also when its loop runs no more."""
-        self._leave(owes=True)
+        self._leave(ours=True)
         for transport in self._begun if self._transport is None else [self._transport]:
             shut(transport)
 
-    def _leave(self, *, owes: bool) -> None:
+    def _leave(self, *, ours: bool) -> None:
         if not self.dead:
-            self.pipe.left(self, owes=owes)
+            self.pipe.left(self, ours=ours)
         self.dead = True
 
     def disown(self) -> None:

@@ -21,7 +21,8 @@ from stampede.engines.memcached.servers import Servers
 from stampede.engines.memcached.suspending import SuspendingLine
 from stampede.engines.memcached.verbs import Keys
 from stampede.engines.memcached.witnesses import Witnesses
-from stampede.engines.url import anything, flag, number, options_of, parts_of
+from stampede.engines.url import anything, flag, number, options_of, parts_of, safe_url
+from stampede.errors import OptionError
 from stampede.ports import Engine
 
 __all__ = ["MemcachedEngine", "from_url"]
@@ -120,6 +121,8 @@ def check_url(url: str) -> None:
 
 def _servers_of(url: str) -> Sequence[str]:
     parts = parts_of(url)
+    if "@" in parts.netloc:
+        raise OptionError(f"{safe_url(url)!r} has a user, which memcached has not: leave out all before the @")
     servers = [each for each in parts.netloc.split(",") if each]
     return servers or ([unquote(parts.path)] if parts.path.strip("/") else [])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import select
 import time
-from contextlib import suppress
 from functools import cache
 from math import inf
 from weakref import ref
@@ -17,9 +16,8 @@ from weakref import ref
 from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, hang_up
 from stampede.engines.memcached.holds import Link
-from stampede.engines.memcached.meta import Reply, check, claimed, parse
+from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, Unasked, checked, refusal, trouble
-from stampede.engines.memcached.unheard import unheard
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 
@@ -34,11 +32,7 @@ class Connection(Sock):
 
     __slots__ = (
         "__weakref__",
-        "_asked",
-        "_behind",
         "_client",
-        "_parsed",
-        "_rest",
         "_server",
         "born",
         "broken",
@@ -46,12 +40,8 @@ class Connection(Sock):
     )
 
     def __init__(self, server: Server) -> None:
-        super().__init__(server.vigil, looks=True)
+        super().__init__(server.vigil)
         self.broken = False
-        self._asked = b""  # last
-        self._rest: bytes | bytearray = b""  # of what it has said to that,
-        self._behind = 0  # behind so many
-        self._parsed: list[Reply] = []  # of its replies
         self._server = server
         self._client = server.client()
         self.born = 0.0
@@ -78,7 +68,7 @@ class Connection(Sock):
         """The same, refusals too."""
         if self.broken or self.asking:
             raise trouble(self._server, ConnectionResetError("the connection is broken"))
-        self.asking, self._asked = True, commands
+        self.asking = True
         try:
             try:
                 if not self.quiet():
@@ -92,14 +82,12 @@ class Connection(Sock):
                 self.connect()
                 replies = self._exchange(commands, count)
         except EngineError:
-            self.broken, self._asked = True, b""
+            self.broken = True
             raise
         except _troubles() as error:
             self.broken = True
             pass_on(error)
             error = self.told(error)
-            if not isinstance(error, TimeoutError):
-                self._asked = b""  # whatever it is, it won't be answered any more
             raise trouble(self._server, error) from error
         self.asking = False
         return replies
@@ -114,8 +102,7 @@ class Connection(Sock):
 
     def cut(self) -> None:
         super().cut()
-        if self._client.sock is not self.sock:
-            hang_up(self._client.sock)  # that it connects; any other looks now and then, and its reply may be of use
+        hang_up(self._client.sock)
 
     def _exchange(self, commands: bytes, count: int) -> list[Reply]:
         self.since = inf
@@ -125,9 +112,9 @@ class Connection(Sock):
         return replies
 
     def _replies(self, count: int) -> list[Reply]:
-        self._rest, self._parsed, self._behind = b"", [], 0
         buffer: bytes | bytearray = self.received()
-        self._rest, replies, at = buffer, self._parsed, 0
+        replies: list[Reply] = []
+        at = 0
         while True:
             while (found := parse(buffer, at)) is not None:
                 reply, at = found
@@ -138,9 +125,9 @@ class Connection(Sock):
                     return replies
             more = self.received()
             if isinstance(buffer, bytes):
-                self._rest = buffer = bytearray(buffer)
+                buffer = bytearray(buffer)
             del buffer[:at]
-            self._behind, at = len(replies), 0
+            at = 0
             buffer += more
 
     def quiet(self, watch: select.poll | None = None) -> bool:
@@ -152,13 +139,8 @@ class Connection(Sock):
         self._client.close()
 
     def leave(self) -> None:
-        """Ask it nothing more: its caller has left it, with or without the replies. What a claim has won there, or
-        wins yet, goes."""
-        self.broken, asked, self._asked = True, self._asked, b""
-        if asked and self.sock is not None and self.sock is self._client.sock and any(claims := claimed(asked)):
-            self._client.sock = None
-            with suppress(OSError):  # another thread has just closed it
-                unheard.add(self.sock, claims, self._parsed[: self._behind], self._rest, self._server)
+        """Ask it nothing more: its caller has left without the replies. What a claim has won ends by itself, soon."""
+        self.broken = True
         self._client.close()
 
     def __del__(self) -> None:
@@ -224,12 +206,7 @@ class BlockingLine:
                 link.leave()
             link.close()
         else:
-            link._rest = b""  # it may be large
             pool.free.append(link)
-
-    def forsake(self, link: Link, name: bytes, reply: Reply | None) -> None:
-        assert isinstance(link, Connection)
-        link.asking = True  # it is heard anew
 
     def close(self) -> None:
         for pool in self._pools.values():

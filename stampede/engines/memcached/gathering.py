@@ -87,10 +87,6 @@ class _GatheringLine:
         if isinstance(link, Connection):  # that was kept for a lease without a signature
             self._line.give(link)
 
-    def forsake(self, link: Link, name: bytes, reply: Reply | None) -> None:
-        assert isinstance(link, _GatheringLink)
-        self._line.forsake(link.connection, name, reply)
-
     def end(self) -> None:
         for link in self._links.values():
             if isinstance(link, _GatheringLink):

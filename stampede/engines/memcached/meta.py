@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stampede.errors import EngineError
 
-__all__ = ["LOOK", "MONTH", "Reply", "add", "check", "claim", "claimed", "delete", "look", "parse", "put"]
+__all__ = ["LOOK", "MONTH", "Reply", "add", "check", "claim", "delete", "look", "parse", "put"]
 
 MONTH = 30 * 86_400
 """The longest relative time: a larger number would be taken for a date."""
@@ -37,17 +37,6 @@ class Reply:
 def claim(name: bytes) -> bytes:
     """What is there; a stub is put where nothing is, and its winner told so."""
     return b"mg " + name + CLAIM
-
-
-def claimed(commands: bytes) -> list[bytes]:
-    """For each of these commands the name that it claims, or none."""
-    names, at = [], 0
-    while at < len(commands):
-        end = commands.index(b"\r\n", at) + 2
-        words = commands[at:end].split(b" ", 3)
-        names.append(words[1] if words[0] == b"mg" and commands.endswith(CLAIM, at, end) else b"")
-        at = end + int(words[2]) + 2 if words[0] == b"ms" else end
-    return names
 
 
 def look(name: bytes) -> bytes:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.replies import MORE
-from stampede.engines.kit.transport import doubled
 from stampede.engines.kit.wire import Question, Wire
 from stampede.engines.memcached import meta
 from stampede.engines.memcached.holds import Link
-from stampede.engines.memcached.meta import Reply, check, claimed, parse
+from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
-from stampede.engines.memcached.unheard import unheard
 from stampede.errors import EngineError
 from stampede.interruptions import pass_on
 
@@ -70,13 +67,6 @@ class _Stream(Pipe):
             name, cas = question.asked.split(b" ", 2)[1], question.replies[0].cas
             self.ask(meta.delete(name, cas), 1, twice=False).forget()
 
-    def left(self, wire: Any, *, owes: bool) -> None:
-        """What a claim has won there, or wins yet, goes."""
-        claims = [name for question in wire.flying for name in claimed(question.asked)] if owes else []
-        own = doubled(wire.transport) if any(claims) else None
-        if own is not None:
-            unheard.add(own, claims, wire.flying[0].replies, wire.parser.rest, self.server)
-
 
 class _Link:
     """What one verb asks, of a server that may be connected to anew meanwhile."""
@@ -100,13 +90,6 @@ class _Link:
             if reply.text:
                 raise refusal(server, reply)
         return replies
-
-    def unheard(self, name: bytes, reply: Reply) -> None:
-        """Of a claim."""
-        question = Question(meta.claim(name), 1, asyncio.get_running_loop().create_future())
-        question.replies, question.wire = [reply], self._wire
-        with suppress(EngineError):
-            self._stream.unheard(question)
 
 
 async def asked(stream: _Stream, commands: bytes, count: int = 1, *, twice: bool = True) -> tuple[Wire, list[Reply]]:
@@ -152,11 +135,6 @@ class SuspendingLine:
     def give(self, link: Link) -> None:
         pass  # it is everybody's
 
-    def forsake(self, link: Link, name: bytes, reply: Reply | None) -> None:
-        if reply is not None:  # of any other it knows itself that nobody has heard it
-            assert isinstance(link, _Link)
-            link.unheard(name, reply)
-
 
 class _Replies:
     """Of the meta protocol; or, while connecting, of the older one."""
@@ -164,11 +142,6 @@ class _Replies:
     def __init__(self) -> None:
         self._data = bytearray()
         self._at = 0
-
-    @property
-    def rest(self) -> bytes:
-        """What has not been taken yet."""
-        return bytes(self._data[self._at :])
 
     def feed(self, data: bytes | memoryview) -> None:
         del self._data[: self._at]

@@ -79,7 +79,6 @@ class Keys(Generations, Versioned):
         name = items.name_of(key)
         link = await self._line.take(name)
         given = False  # to the lease, until it is signed
-        reply: meta.Reply | None = None
         try:
             for _ in range(TRIES):
                 sent = time.monotonic()
@@ -105,9 +104,9 @@ class Keys(Generations, Versioned):
         except EngineError:
             raise
         except BaseException:
+            if given:
+                self._owned.pop(name, token)  # nobody signs it over a connection that others have
             given = False
-            self._owned.pop(name, token)
-            self._line.forsake(link, name, reply)
             raise
         finally:
             if not given:

@@ -22,6 +22,7 @@ from weakref import WeakSet
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 from stampede.engines.generations import Generations
+from stampede.engines.kit.feed import MEANS
 from stampede.engines.kit.stamps import Stamps
 from stampede.engines.postgres.blocking import Blocking
 from stampede.engines.postgres.connect import Server, of_pool, of_url
@@ -104,7 +105,8 @@ class _All:
         self._server = server
         self._audience = audience
         self.news = News(server.listening)
-        self.news.on_refused = self._untold
+        self.news.on_refused = self.news.on_deaf = self._untold
+        self.news.answered_others = lambda: server.vigil.heard
         self.generations = Generations(Bumps(self.news), GENERATIONS)
         self.line, self.aline = Blocking(server), Suspending(server)
         self.news.on_tick = self.aline.close_dead
@@ -134,7 +136,10 @@ class _All:
         return dict(zip(NAMED, map(str, row), strict=True)) | way
 
     def advice(self) -> list[str]:
-        return [POOLED] if self._server.pooled and not self._server.listens else []
+        error = self._server.deaf()
+        if error is None:
+            return []
+        return [f"the connection on which it tells of changes fails ({error}): {MEANS}" if error else POOLED]
 
     def close(self) -> None:
         self.teller.close()

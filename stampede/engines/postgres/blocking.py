@@ -10,13 +10,12 @@ from psycopg import Connection
 
 from stampede import forks
 from stampede.engines.kit.pool import Pool
-from stampede.engines.kit.progress import LARGE, Progress, queued
 from stampede.engines.kit.transport import disown_number
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.engines.postgres.connect import Server
 from stampede.engines.postgres.drive import Ready, drive
 from stampede.engines.postgres.line import Broken, Hung, ServerLine, is_refusal
-from stampede.engines.postgres.talk import Command, Row, Talk, Talking, size_of
+from stampede.engines.postgres.talk import READ, Command, Row, Talk, Talking
 from stampede.errors import StampedeError
 from stampede.interruptions import pass_on
 
@@ -56,12 +55,10 @@ class _Wires(Pool["_Wire", Sequence[Command], list[list[Row]]]):
         return _Wire(self._leading.vigil)
 
     def cut(self, before: float) -> None:
-        """Those that have waited since then do so in vain."""
-        waiting = [wire for wire in list(self.all) if wire.since < inf]
-        if not any(wire.large for wire in waiting):
-            for wire in waiting:
-                if wire.since < before:
-                    wire.cut = wire.since
+        """Cut the connections that have waited for the server since before that moment."""
+        for wire in list(self.all):
+            if wire.since < before:
+                wire.cut = wire.since
 
     def exchange(self, wire: _Wire, commands: Sequence[Command]) -> list[list[Row]]:
         wire.asking = True
@@ -92,15 +89,12 @@ class _Wires(Pool["_Wire", Sequence[Command], list[list[Row]]]):
 class _Wire:
     """A connection, or none yet."""
 
-    __slots__ = ("_asked", "_pace", "_patience", "_ready", "_talk", "_vigil", "asking", "connection", "cut", "since")
+    __slots__ = ("_ready", "_talk", "_vigil", "asking", "connection", "cut", "since")
 
     def __init__(self, vigil: Vigil) -> None:
         self._vigil = vigil
         self.connection: Connection[Row] | None = None
         self.asking = False
-        self._asked: Sequence[Command] = ()
-        self._pace: Progress | None = None
-        self._patience = 0.0
         self.since, self.cut = inf, 0.0  # when it began to wait for what it waits for; that wait is known to be vain
 
     @property
@@ -122,36 +116,21 @@ class _Wire:
         assert its is not None
         if its.prepare_threshold is None:  # it is a pooler's, which may lose its place in a pipeline
             ask = talk.ask if its.isolation_level is None else talk.apart
-            return [rows for command in commands for rows in self._driven(ask(command), [command], patience)]
-        return self._driven(talk.ask(commands[0]) if len(commands) == 1 else talk.ask_all(commands), commands, patience)
+            return [rows for command in commands for rows in self._driven(ask(command), patience)]
+        return self._driven(talk.ask(commands[0]) if len(commands) == 1 else talk.ask_all(commands), patience)
 
-    def _driven(self, talking: Talking, commands: Sequence[Command], patience: float) -> list[list[Row]]:
-        """To its end. The server is called hung when it has been silent for so long, to all who wait."""
-        self.since, self._asked, self._pace, self._patience = time.monotonic(), commands, None, patience
+    def _driven(self, talking: Talking, patience: float) -> list[list[Row]]:
+        """Return the rows. If nothing moves for `patience` seconds, all threads learn that the server hangs."""
+        self.since = time.monotonic()
         try:
-            rows: list[list[Row]] = drive(talking, self._ready, patience, self._moves, self._look, self._still)
+            rows: list[list[Row]] = drive(talking, self._ready, patience, self._moves, self._look)
         except TimeoutError as hung:
             pass_on(hung)
             self._vigil.ends(self.since, patience)
             raise
         finally:
-            self.since, self._asked = inf, ()
+            self.since = inf
         return rows
-
-    def _still(self) -> bool:
-        if not self.large:
-            return False
-        now = time.monotonic()
-        if self._pace is None:
-            self._pace = Progress()
-            self._pace.begin(self.since)
-            self._pace.sends(size_of(self._asked))
-        return self._pace.left(self._patience, queued(self.connection), now) > 0
-
-    @property
-    def large(self) -> bool:
-        """Is what it was asked so large that it takes a while on a slow link?"""
-        return size_of(self._asked) > LARGE
 
     def _moves(self) -> None:
         self._vigil.heard = self.since = time.monotonic()
@@ -159,6 +138,10 @@ class _Wire:
     def _look(self) -> None:
         if self.cut == self.since:
             raise TimeoutError(NOT_TO_OTHERS)
+
+    def speaks(self) -> bool:
+        """Return whether there is something to read before anything was asked."""
+        return self._ready.wait(READ, 0.0, self._look)
 
     def disown(self) -> None:
         """In a forked child."""

@@ -9,7 +9,7 @@ from inspect import getattr_static
 from math import ceil, inf
 from typing import Any
 
-from psycopg import AsyncConnection, Connection, IsolationLevel, OperationalError
+from psycopg import AsyncConnection, Connection, Error, IsolationLevel, OperationalError
 from psycopg.errors import InvalidSchemaName, UndefinedFunction
 from psycopg.types.numeric import Int4
 
@@ -103,11 +103,6 @@ class Server:
         if getattr(error, "sqlstate", None) == APART:
             self.apart = True  # a pooler may go on to show us one of its old ones
 
-    @property
-    def listens(self) -> bool:
-        """An address was given to listen at."""
-        return self._direct is not None
-
     def close(self) -> None:
         """No connection is made any more."""
         self.closed = True
@@ -188,6 +183,16 @@ class Server:
             raise
         made.close()
         return None
+
+    def deaf(self) -> str | None:
+        """Return why nothing can be told to us: an error, or "" for a pooler; asked now. None: it can be."""
+        try:
+            made = self.listening()
+        except (Error, OSError) as error:
+            return " ".join(str(error).split())
+        if made is not None:
+            made.close()
+        return "" if made is None else None
 
     def _check_same(self, pid: int, started: float) -> None:
         """Or all that we hold would be anybody's: where keys are kept, nobody knows that connection."""

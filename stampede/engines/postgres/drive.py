@@ -43,16 +43,13 @@ class Ready:
         return bool(poll(0))
 
 
-def drive(
-    talking: Talking, ready: Ready, seconds: float, moves: Hook, look: Hook, still: Callable[[], bool]
-) -> list[list[Row]]:
-    """Its rows. The server is called hung when it has been silent for so long, unless what was sent is `still` on its
-    way; whenever it isn't, it `moves`."""
+def drive(talking: Talking, ready: Ready, seconds: float, moves: Hook, look: Hook) -> list[list[Row]]:
+    """Return its rows. The server is called hung when nothing has moved for so many seconds; `moves` is called
+    whenever something does."""
     try:
         wanted = next(talking)
-        while (moved := ready.wait(wanted, seconds, look)) or still():
-            if moved:
-                moves()
+        while ready.wait(wanted, seconds, look):
+            moves()
             wanted = next(talking)
     except StopIteration as end:
         rows: list[list[Row]] = end.value
@@ -63,7 +60,7 @@ def drive(
 def said(made: Any, statement: str, seconds: float) -> list[Row]:
     """The rows of it, over a connection that nobody else has yet."""
     talking = Talk(made, named=False).ask((statement, ()))
-    return drive(talking, Ready(made.fileno()), seconds, _nothing, _nothing, bool)[0]
+    return drive(talking, Ready(made.fileno()), seconds, _nothing, _nothing)[0]
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from stampede.window import SECOND, WIDTH, Booking, Window, checked, ends, micro
 
 __all__ = ["PostgresLimits", "window_of_row"]
 
-TAKE = "SELECT * FROM stampede.limit_take($1, $2, $3, $4, $5, $6, $7, $8)"
+TAKE = "SELECT * FROM stampede.limit_take($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 BACK = "SELECT stampede.limit_back($1, $2, $3)"
 REST = "SELECT stampede.limit_rest($1, $2, $3, $4, $5, $6)"
 NOW = "SELECT * FROM stampede.limits_now($1)"
@@ -23,10 +23,10 @@ class PostgresLimits:
     def __init__(self, line: Line) -> None:
         self._line = line
 
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
         checked(cost, rate.most)
         its, per, most_ahead = names(name, b"limit"), micros(rate.per), -1 if ahead < 0 else micros(ahead)
-        terms = its.id, its.raw, rate.most, per, per + slack(per), per // WIDTH, cost, most_ahead
+        terms = its.id, its.raw, rate.most, per, per + slack(per), per // WIDTH, cost, most_ahead, was
         ((delay, moment),) = await self._line.ask((TAKE, terms))
         return Booked(delay / SECOND, moment is not None, moment or 0)
 

@@ -67,20 +67,52 @@ BEGIN
     END IF;
 END $$;
 
+-- It without a start that was booked: window.py's `give_back`.
+CREATE FUNCTION stampede.limit_without(its stampede.limits, _cost bigint, _at bigint) RETURNS stampede.limits
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    FOR each IN 1 .. coalesce(cardinality(its.firsts), 0) LOOP
+        IF its.firsts[each] <= _at AND _at <= its.lasts[each] AND its.costs[each] >= _cost THEN
+            its.costs[each] := its.costs[each] - _cost;
+            IF its.costs[each] = 0 THEN
+                its.firsts := its.firsts[:each - 1] || its.firsts[each + 1:];
+                its.lasts := its.lasts[:each - 1] || its.lasts[each + 1:];
+                its.costs := its.costs[:each - 1] || its.costs[each + 1:];
+            END IF;
+            RETURN its;
+        END IF;
+    END LOOP;
+    RETURN its;
+END $$;
+
 -- Microseconds until a start may be made; and when that is, if it is booked, as they are no more than `_ahead`.
+-- `_was` is what an earlier answer has booked for it, which is exchanged.
 CREATE FUNCTION stampede.limit_take(
     _id bytea, _name bytea, _most bigint, _per bigint, _span bigint, _width bigint, _cost bigint, _ahead bigint,
-    OUT delay bigint, OUT moment bigint
+    _was bigint, OUT delay bigint, OUT moment bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
     its stampede.limits := stampede.limit_today(_id, _name, _span);
-    length int := cardinality(its.firsts);
-    at bigint := greatest(its.seen, its.rest);
+    length int;
+    due bool := _was > 0 AND _was <= its.seen;
+    at bigint := its.seen;
     low int := 1;
     total bigint := 0;
-    place int := length;
+    place int;
 BEGIN
+    IF _was > 0 THEN
+        its := stampede.limit_without(its, _cost, _was);
+    END IF;
+    IF due THEN
+        at := greatest(_was, its.seen - (_span - _per));
+    END IF;
+    IF its.rest > its.seen THEN
+        at := its.rest;
+    END IF;
+    length := cardinality(its.firsts);
+    place := length;
     FOR high IN 1 .. length LOOP
+        EXIT WHEN due AND its.firsts[high] > greatest(at, its.seen);
         total := total + its.costs[high];
         WHILE total - its.costs[low] + _cost > _most LOOP
             total := total - its.costs[low];
@@ -90,10 +122,10 @@ BEGIN
             at := its.lasts[low] + _span;
         END IF;
     END LOOP;
-    delay := at - its.seen;
+    delay := greatest(at - its.seen, 0);
     IF delay > _ahead THEN
-        IF EXISTS (SELECT FROM stampede.limits l WHERE l.id = _id AND l.seen > its.seen) THEN
-            PERFORM stampede.limit_keep(its);  -- the clock was set back, as is to be seen once
+        IF _was > 0 OR EXISTS (SELECT FROM stampede.limits l WHERE l.id = _id AND l.seen > its.seen) THEN
+            PERFORM stampede.limit_keep(its);  -- a clock that was set back is to be seen once
         END IF;
         RETURN;
     END IF;
@@ -133,18 +165,9 @@ DECLARE
 BEGIN
     PERFORM stampede.alone_with(_id);
     SELECT * INTO its FROM stampede.limits l WHERE l.id = _id;
-    FOR each IN 1 .. coalesce(cardinality(its.firsts), 0) LOOP
-        IF its.firsts[each] <= _at AND _at <= its.lasts[each] AND its.costs[each] >= _cost THEN
-            its.costs[each] := its.costs[each] - _cost;
-            IF its.costs[each] = 0 THEN
-                its.firsts := its.firsts[:each - 1] || its.firsts[each + 1:];
-                its.lasts := its.lasts[:each - 1] || its.lasts[each + 1:];
-                its.costs := its.costs[:each - 1] || its.costs[each + 1:];
-            END IF;
-            PERFORM stampede.limit_keep(its);
-            RETURN;
-        END IF;
-    END LOOP;
+    IF its.id IS NOT NULL THEN
+        PERFORM stampede.limit_keep(stampede.limit_without(its, _cost, _at));
+    END IF;
 END $$;
 
 -- No start for so many microseconds.

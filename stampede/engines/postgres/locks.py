@@ -80,7 +80,8 @@ class PostgresLocks:
             await self._news.at_home(self._colour)
         home = "" if self._news.mute else self._news.home
         arrival = self._arrivals.get(token) if waits else None
-        holder = *who(), *self._life()
+        life = self._life()
+        holder = *who(), *life
         terms = its.id, its.raw, token, float(lease), *holder, waits, home, arrival, *self._history.bounds, float(room)
         (row,) = await self._line.ask((ACQUIRE, terms))
         granted, number, other, rest, place, ahead, told, homes = row
@@ -89,6 +90,7 @@ class PostgresLocks:
         if granted:
             self._arrivals.pop(token, None)
             self._reaper.took()
+            self._unbind_if_gone(life)
             return Granted(fence=number)
         if not waits:
             return Busy(other, rest)
@@ -96,7 +98,9 @@ class PostgresLocks:
         return _Queued(other, rest, mine=token, ahead=ahead)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        rows = await self._line.ask((RENEW, (lock_id(name), token, float(lease), *self._life())))
+        life = self._life()
+        rows = await self._line.ask((RENEW, (lock_id(name), token, float(lease), *life)))
+        self._unbind_if_gone(life)
         return bool(rows[0][0])
 
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
@@ -150,10 +154,15 @@ class PostgresLocks:
                 if await self._colour.park(ear.bell, min(left, seconds)):
                     return
 
-    def _life(self) -> tuple[int | None, float | None]:
+    def _life(self) -> tuple[int, float] | tuple[None, None]:
         """The backend that is our sign of life, if there is one."""
         home = self._news.home_backend if self._bound else None
         return (None, None) if home is None else home
+
+    def _unbind_if_gone(self, life: tuple[int, float] | tuple[None, None]) -> None:
+        """Say again that we live if this connection has ended while a lock was being bound to it."""
+        if life[0] is not None and life != self._news.home_backend:
+            self._reaper.unbind(life)
 
     def _remember(self, token: bytes, arrival: int) -> None:
         if len(self._arrivals) >= _REMEMBERED:

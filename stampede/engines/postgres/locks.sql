@@ -90,6 +90,34 @@ BEGIN
         AND (its.session OR its.server IS NOT DISTINCT FROM stampede.run());
 END $$;
 
+-- Connections of holders that are gone, and when that was first noticed.
+CREATE UNLOGGED TABLE stampede.missed (
+    pid     int NOT NULL,
+    started float8 NOT NULL,
+    since   float8 NOT NULL,
+    PRIMARY KEY (pid, started)
+);
+
+-- The holder's connection has been gone for a second. A load balancer may have reset the connection of a holder that is
+-- well: the holder has this second to say so (`unbind`, `renew`). The server tells nobody when a connection ends, so the
+-- second begins when somebody first asks. A holder that works on the connection itself has lost the lock with it.
+CREATE FUNCTION stampede.dead(its stampede.locks) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    noticed float8;
+BEGIN
+    IF NOT stampede.gone(its) THEN
+        RETURN false;
+    ELSIF its.session THEN
+        RETURN true;
+    END IF;
+    SELECT m.since INTO noticed FROM stampede.missed m WHERE m.pid = its.pid AND m.started = its.started;
+    -- (Two transactions that both wait to write this could wait for each other: whoever comes second leaves it.)
+    IF noticed IS NULL AND pg_try_advisory_xact_lock(8319104481669375079) THEN
+        INSERT INTO stampede.missed VALUES (its.pid, its.started, stampede.clock()) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN coalesce(noticed <= stampede.clock() - 1, false);
+END $$;
+
 -- From here to the end of the transaction nobody else changes this lock. Answers what time it is then.
 CREATE FUNCTION stampede.alone_with(_id bytea) RETURNS float8 LANGUAGE sql AS $$
     SELECT stampede.alone(('x' || encode(substr(_id, 1, 8), 'hex'))::bit(64)::bigint)
@@ -205,7 +233,7 @@ BEGIN
         IF its.ends <= moment THEN
             PERFORM stampede.note(its, its.ends, 'expired');
             its.token := NULL;
-        ELSIF stampede.gone(its) THEN
+        ELSIF stampede.dead(its) THEN
             PERFORM stampede.note(its, moment, 'disconnected');
             its.token := NULL;
         END IF;
@@ -363,7 +391,7 @@ BEGIN
         RETURN;
     ELSIF its.token IS NOT NULL THEN
         rest := its.ends - moment;
-        holder := CASE WHEN rest > 0 AND NOT stampede.gone(its) THEN its.token END;
+        holder := CASE WHEN rest > 0 AND NOT stampede.dead(its) THEN its.token END;
     ELSIF its.turn_ends > moment THEN
         rest := its.turn_ends - moment;
         holder := its.turn;
@@ -474,14 +502,15 @@ BEGIN
         WHERE w.asked < stampede.clock() - 120 AND (w.pid IS NULL OR NOT stampede.lives(w.pid, w.started))
         LIMIT _most
     );
+    DELETE FROM stampede.missed m WHERE m.since < stampede.clock() - 86400;
     FOR each IN
         SELECT l.* FROM stampede.locks l
         WHERE CASE WHEN l.crowd THEN NOT EXISTS (
                        SELECT FROM stampede.inside i WHERE i.id = l.id AND i.ends > stampede.clock()
-                           AND NOT stampede.gone(stampede.as_lock(i))
+                           AND NOT stampede.dead(stampede.as_lock(i))
                    )
               WHEN l.token IS NULL THEN l.turn_ends < stampede.clock()
-              ELSE l.ends <= stampede.clock() OR stampede.gone(l) END
+              ELSE l.ends <= stampede.clock() OR stampede.dead(l) END
         LIMIT _most
     LOOP
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(('x' || encode(substr(each.id, 1, 8), 'hex'))::bit(64)::bigint);
@@ -493,7 +522,7 @@ BEGIN
             CONTINUE WHEN EXISTS (SELECT FROM stampede.inside i WHERE i.id = its.id);
         ELSIF its.token IS NOT NULL AND its.ends <= stampede.clock() THEN
             PERFORM stampede.note(its, its.ends, 'expired');
-        ELSIF its.token IS NOT NULL AND stampede.gone(its) THEN
+        ELSIF its.token IS NOT NULL AND stampede.dead(its) THEN
             PERFORM stampede.note(its, stampede.clock(), 'disconnected');
         ELSIF its.token IS NOT NULL OR its.turn_ends > stampede.clock() THEN
             CONTINUE;

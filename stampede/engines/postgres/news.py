@@ -151,7 +151,7 @@ class News(Feed):
             self.void_all()  # hits don't ask for the generation: whatever is kept may be of an older one
         elif len(message) == 4:
             try:
-                self.void(int(message, 16))
+                self.stamps.void(int(message, 16), 1)
             except ValueError:
                 return
 
@@ -176,6 +176,7 @@ class Bumps:
     def __init__(self, news: News) -> None:
         self._news = news
         self.stamps: Stamps = news.stamps
+        self.ticket = news.ticket
 
     @property
     def told(self) -> int:

@@ -17,14 +17,13 @@ from typing import Any, Protocol
 from psycopg import AsyncConnection, Error
 
 from stampede.engines.kit.landing import Interrupted
-from stampede.engines.kit.progress import LARGE, Progress, queued
 from stampede.engines.kit.replies import OutOfStep
 from stampede.engines.kit.transport import disown_number
 from stampede.engines.kit.vigil import NOT_TO_OTHERS
 from stampede.engines.kit.wire import until_the_end
 from stampede.engines.postgres.connect import Server
 from stampede.engines.postgres.line import Broken, Hung, is_refusal
-from stampede.engines.postgres.talk import READ, Command, Row, Talk, Talking, size_of
+from stampede.engines.postgres.talk import READ, Command, Row, Talk, Talking
 from stampede.interruptions import of_a_caller, thrown
 from stampede.stalls import NEXT, given_back
 
@@ -98,7 +97,7 @@ class Piped:
         self._talk = Talk(connection, named=self.pipes)
         self.flying: deque[Question] = deque()
         self._talking: Talking | None = None
-        self._pace = Progress()
+        self._since = 0.0  # when bytes last moved, or the first of the questions was sent
         self._late = self._writing = self._flushing = False
         self._whole = True  # what was being sent has been
         self._lost: Broken | None = None
@@ -127,7 +126,7 @@ class Piped:
 
     def send(self, question: Question) -> None:
         if not self.flying:
-            self._pace.begin(time.monotonic())
+            self._since = time.monotonic()
             self._late = False
         try:
             if not self.pipes:
@@ -135,9 +134,6 @@ class Piped:
                 self._next()
                 return
             self._whole = False
-            size = size_of(question.commands)
-            if size > LARGE:
-                self._pace.sends(size)
             for command in question.commands:
                 self._talk.put(command, question)
             self.flying.append(question)
@@ -219,15 +215,14 @@ class Piped:
             self._writing = False
 
     def _written(self) -> None:
-        self._pace.heard(time.monotonic())
+        self._since = time.monotonic()
         if self._talking is not None:
             self._step()
         else:
             self._flush()
 
     def _read(self) -> None:
-        self._vigil.heard = now = time.monotonic()
-        self._pace.heard(now)
+        self._vigil.heard = self._since = time.monotonic()
         if self._talking is not None:
             self._step()
             return
@@ -263,8 +258,8 @@ class Piped:
             return None
         if self._talking is None:
             self._guarded(self._flush)
-        since, patience, late = self._pace.since, self._patience, self._late
-        left = self._pace.left(patience, queued(self._connection), time.monotonic())
+        since, patience, late = self._since, self._patience, self._late
+        left = since + patience - time.monotonic()
         if left > 0:
             self._late = self._vigil.hangs(since)
             if self._late and late:

@@ -72,7 +72,7 @@ BEGIN
         its := stampede.as_lock(one);
         IF its.ends <= moment THEN
             PERFORM stampede.note(its, its.ends, 'expired');
-        ELSIF stampede.gone(its) THEN
+        ELSIF stampede.dead(its) THEN
             PERFORM stampede.note(its, moment, 'disconnected');
         ELSE
             CONTINUE;
@@ -247,7 +247,7 @@ BEGIN
     stands := coalesce(rest, 1) > 0
         AND NOT EXISTS (
             SELECT FROM stampede.inside i WHERE i.id = its.id AND i.pid IS NOT NULL
-                AND stampede.gone(stampede.as_lock(i))
+                AND stampede.dead(stampede.as_lock(i))
         )
         AND NOT EXISTS (SELECT FROM stampede.waiting w WHERE w.id = its.id AND w.turn_ends <= moment)
         AND NOT EXISTS (

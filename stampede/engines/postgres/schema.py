@@ -13,14 +13,16 @@ from stampede.errors import EngineError
 
 __all__ = ["VERSION", "check_version", "grants", "make", "statements"]
 
-VERSION = 2
+VERSION = 3
 
 
-def _again(name: str, *functions: str) -> str:
-    """These of a file, as they are now."""
+def _again(name: str, *wanted: str) -> str:
+    """These functions of a file, and these tables, which are new."""
     text = (files(__package__) / name).read_text()
-    found = [re.search(rf"^CREATE (FUNCTION stampede\.{each}\(.*?\$\$;)$", text, re.M | re.S) for each in functions]
-    return "\n\n".join(f"CREATE OR REPLACE {its[1]}" for its in found if its is not None)
+    made = r"^CREATE (FUNCTION stampede\.{0}\(.*?\$\$;|UNLOGGED TABLE stampede\.{0} \(.*?^\);)$"
+    found = [re.search(made.format(each), text, re.M | re.S) for each in wanted]
+    text = "\n\n".join(f"CREATE {its[1]}" for its in found if its is not None)
+    return text.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
 
 
 STEPS: Mapping[int, str] = {
@@ -31,6 +33,14 @@ STEPS: Mapping[int, str] = {
             _again("locks.sql", "run", "note", "prune", "acquire", "renew", "unbind", "release", "standing", "bind"),
             _again("locks.sql", "reap", "release_at_commit"),
             (files(__package__) / "rooms.sql").read_text(),
+        ]
+    ),
+    2: "\n\n".join(
+        [
+            _again("locks.sql", "missed", "dead", "acquire", "standing", "reap"),
+            _again("rooms.sql", "settle", "awaited"),
+            "DROP FUNCTION stampede.limit_take;",
+            _again("limits.sql", "limit_without", "limit_take", "limit_back"),
         ]
     ),
 }

@@ -7,7 +7,7 @@
 
 CREATE SCHEMA IF NOT EXISTS stampede;
 
-CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 2';
+CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 3';
 
 CREATE FUNCTION stampede.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$
     SELECT date_part('epoch', clock_timestamp())

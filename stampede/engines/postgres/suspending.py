@@ -18,6 +18,7 @@ from psycopg.errors import ConnectionTimeout
 from stampede.engines.kit.attendant import Attendant
 from stampede.engines.kit.landing import Interrupted
 from stampede.engines.kit.pipe import Pipes
+from stampede.engines.kit.pool import is_once
 from stampede.engines.kit.vigil import NOT_TO_OTHERS
 from stampede.engines.postgres.connect import Server
 from stampede.engines.postgres.line import Broken, Hung, ServerLine
@@ -46,6 +47,7 @@ class Suspending(ServerLine):
 
     async def sent(self, commands: Sequence[Command]) -> list[list[Row]]:
         question = Question(commands, asyncio.get_running_loop().create_future())
+        question.again = is_once(commands)
         desk = self._desks.to(None)
         try:
             desk.ask(question)

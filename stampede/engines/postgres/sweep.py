@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from itertools import count
 from math import inf
@@ -35,6 +36,12 @@ TAKEN = 64
 
 REAPED = 128
 """Of them, at most, at once."""
+
+MOMENT = 1.0
+"""Seconds that a holder whose connection is gone has to say that it lives, as in locks.sql."""
+
+AGAIN = 0.05
+"""Seconds between two tries to say so."""
 
 REAP = "SELECT stampede.reap($1)"
 UNBIND = "SELECT stampede.unbind($1, $2)"
@@ -99,10 +106,16 @@ class Reaper:
         self._closed = True
 
     def _unbind(self, backend: tuple[int, float]) -> None:
-        try:
-            self._ask((UNBIND, backend))
-        except Exception as error:  # the server is away, perhaps, and so are those who could take it
-            _log.debug("locks are bound to a connection that is gone: %s", error)
+        end = time.monotonic() + MOMENT
+        while not self._closed:
+            try:
+                self._ask((UNBIND, backend))
+                return
+            except Exception as error:  # a proxy that is reloaded refuses connections for some milliseconds
+                if time.monotonic() > end:
+                    _log.debug("locks are bound to a connection that is gone: %s", error)
+                    return
+            time.sleep(AGAIN)
 
     def _reap(self) -> None:
         try:

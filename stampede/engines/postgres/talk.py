@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from psycopg import errors
 from psycopg.pq import ExecStatus
 
-__all__ = ["READ", "WRITE", "Command", "Row", "Talk", "Talking", "rows_of", "size_of"]
+__all__ = ["READ", "WRITE", "Command", "Row", "Talk", "Talking", "rows_of"]
 
 Command: TypeAlias = tuple[str, Sequence[Any]]
 """A statement with $1, $2 ..., and their values: bytes, floats, ints, bools, texts, None; lists of texts or bytes."""
@@ -174,11 +174,6 @@ class Talk:
             tuple([None if (it := get(row, number)) is None else load(it) for number, load in enumerate(loads)])
             for row in range(result.ntuples)
         ]
-
-
-def size_of(commands: Sequence[Command]) -> int:
-    """Bytes of their values, about."""
-    return sum([len(value) for _, values in commands for value in values if type(value) is bytes])
 
 
 def rows_of(answers: Sequence[list[Row] | Exception]) -> list[list[Row]]:

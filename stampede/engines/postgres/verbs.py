@@ -9,6 +9,7 @@ from typing import Any
 
 from stampede.colour import Colour, run_blocking
 from stampede.engines.generations import MOST, NOTED, Generations, names_of, new_generation
+from stampede.engines.kit.pool import Once
 from stampede.engines.postgres.history import History, readable, who
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.news import News
@@ -116,7 +117,7 @@ class Commands:
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> Command:
         its = names(key)
-        return REPLACE, (its.id, its.lock, its.raw, seen, *columns(entry))
+        return Once((REPLACE, (its.id, its.lock, its.raw, seen, *columns(entry))))
 
     def expire(self, key: str) -> Command:
         its = names(key)
@@ -142,7 +143,7 @@ def _changing(verb: str) -> Any:
 class Keys(Versioned):
     """Claims and Store of one colour."""
 
-    fill, replace, expire, invalidate = map(_changing, ("fill", "replace", "expire", "invalidate"))
+    replace, expire, invalidate = map(_changing, ("replace", "expire", "invalidate"))
 
     def __init__(
         self,
@@ -196,12 +197,24 @@ class Keys(Versioned):
         return None if row[0] == 0 else (row[0], None, *row[2:])
 
     def _ticket(self, its: Names, stamp: int, told: int) -> Ticket | None:
-        return Ticket(self._news.stamps, its.slot, stamp) if told and told == self._news.told else None
+        return self._news.ticket(its.slot, stamp) if told and told == self._news.told else None
 
     def _replied(self, its: Names, row: Row, stamp: int, told: int) -> Reply:
         if row[13]:
             self._teller.tell(row[13], its.channel, b"")
         return reply_of(row, self._ticket(its, stamp, told))
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
+        its, news, asked = names(key), self._news, Asked("fill", (key, token, entry))
+        stamp, told, ticket = news.stamps[its.slot], news.told, None
+        try:
+            done: bool = self._done(asked, await self._line.ask(self._commands.of(asked)))
+            if done and told and told == news.told:
+                ticket = news.stored(its.slot, stamp)
+        finally:
+            if ticket is None:
+                news.void(its.slot)
+        return ticket or done
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         return bool(await self.changed(Asked("abandon", (key, token, verdict, rest))))

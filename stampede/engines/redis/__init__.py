@@ -17,7 +17,7 @@ resp.py      replies from bytes
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -31,7 +31,7 @@ from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
 from stampede.engines.redis.shard import Shard
 from stampede.engines.url import flag, parts_of, scheme_of
-from stampede.errors import OptionError
+from stampede.errors import EngineError, OptionError
 from stampede.ports import Engine, Ticket
 
 __all__ = ["RedisEngine", "from_url", "of_client"]
@@ -100,6 +100,16 @@ class RedisEngine(Engine):
         start = time.perf_counter()
         run_blocking(self._servers.ping())
         return time.perf_counter() - start
+
+    def advice(self) -> Sequence[str]:
+        from redis.exceptions import NoPermissionError
+
+        try:
+            return run_blocking(self._servers.advice())
+        except EngineError as error:
+            if isinstance(error.__cause__, NoPermissionError):  # the server is well, and this user can't ask it
+                return ()
+            raise
 
     def facts(self) -> Mapping[str, Mapping[str, str]]:
         servers = self._servers

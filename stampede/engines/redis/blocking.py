@@ -115,7 +115,7 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
                 raise OutOfStep(f"{type(error).__name__}: {error}") from error
             raise
         except BaseException:
-            wire.disconnect()
+            wire.disconnect(ours=True)
             raise
         wire.asking = False
         return replies
@@ -163,9 +163,9 @@ class _Wire(Sock):
         self._parser = parser(refusal(connection))
         self.stand(sock, sock.gettimeout())
 
-    def disconnect(self) -> None:
+    def disconnect(self, *, ours: bool = False) -> None:
         if self.told > 0:
-            self._news.reader_lost()
+            self._news.reader_lost(ours=ours)
         self.connection.disconnect()
         self.forget()
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from stampede.engines.kit.vigil import Vigil
 from stampede.engines.redis.scripts import is_damage
-from stampede.engines.url import flag, safe_url
+from stampede.engines.url import flag, parts_of, safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.interruptions import pass_on
 
@@ -141,11 +141,12 @@ def of_url(url: str, options: Mapping[str, Any]) -> Server:
     """The server of `redis://`, `rediss://` and `unix://`."""
     from redis.connection import parse_url
 
+    path = parts_of(url).path
     try:
         found = parse_url(url)
     except ValueError as wrong:
         raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
-    database = urlsplit(url).path.strip("/")
+    database = path.strip("/")
     if not url.startswith("unix") and database and not database.isdecimal():
         raise OptionError(f"{safe_url(url)}: {database!r} is no number of a database, as in redis://localhost:6379/0")
     found.pop("tracking", None)  # the engine's own
@@ -166,7 +167,7 @@ def several(url: str, port: int) -> tuple[list[Address], dict[str, Any]]:
     """
     from redis.connection import parse_url
 
-    parts = urlsplit(url)
+    parts = parts_of(url)
     user, at, hosts = parts.netloc.rpartition("@")
     addresses = [_address(url, host, port) for host in hosts.split(",")]
     query = dict(parse_qsl(parts.query))

@@ -30,6 +30,7 @@ from stampede.engines.redis.scripts import Scripts, is_passing
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.interruptions import pass_on
+from stampede.ports import Pulse
 from stampede.threads import begun
 
 __all__ = ["Cluster", "of_cluster_client", "of_cluster_url"]
@@ -86,15 +87,21 @@ class Cluster:
 
     async def ping(self) -> None:
         """Ask every shard."""
+        for shard in await self._all():
+            await shard.ping()
+
+    async def _all(self) -> list[Master]:
+        """Return every shard that the cluster has now."""
         await self._refresh(BLOCKING)
-        for address in {address for address in self._owners if address is not None}:
-            await self._shard(address).ping()
+        return [self._shard(address) for address in {address for address in self._owners if address is not None}]
 
     async def facts(self) -> dict[str, dict[str, str]]:
-        """Of every shard."""
-        await self._refresh(BLOCKING)
-        shards = [self._shard(address) for address in {address for address in self._owners if address is not None}]
-        return {shard.name: await shard.facts() for shard in shards}
+        """Return what an operator wants to know, by shard."""
+        return {shard.name: await shard.facts() for shard in await self._all()}
+
+    async def advice(self) -> list[str]:
+        """Return what the shards' eviction policies put at risk."""
+        return [said for shard in await self._all() for said in await shard.advice()]
 
     def refusal(self) -> str | None:
         """Of the first of its shards that refuses to redirect."""
@@ -142,7 +149,11 @@ class Cluster:
                 if error.partial:
                     raise  # the shard's answer, about this key alone
                 cause = error.__cause__
-                if time.monotonic() >= end or (isinstance(cause, exceptions.AskError) and cause.slot_id != slot):
+                if (
+                    error.unsure
+                    or time.monotonic() >= end
+                    or (isinstance(cause, exceptions.AskError) and cause.slot_id != slot)
+                ):
                     await self._judge(error, shard, colour)
                     raise  # (it was one of many keys, and of another slot)
                 if isinstance(cause, exceptions.MovedError):
@@ -279,7 +290,13 @@ class Cluster:
         server = Server(f"{self.name} ({address.host}:{address.port})", self._kind, its)
         shard = Master(address, server, self.scripts, tracking=self._tracking)
         shard.news.on_void = partial(self._voided, address)
+        shard.news.pulse = Pulse(partial(self._heard_until, shard))
         return shard
+
+    def _heard_until(self, shard: Master, now: float) -> float:
+        """As the shard itself, and those that tell of generations: a hit does not ask for those."""
+        homes = [home for address, home in list(self._shards.items()) if address in self._homes]
+        return min(each.news.heard_until(now) for each in (shard, *homes))
 
     def _voided(self, address: Address) -> None:
         """A generation may have ended, of which but one shard tells: what is kept of all others may be older."""

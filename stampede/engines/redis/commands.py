@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stampede.engines.kit.pool import Once
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import FOREVER, expiry, ms, names, pack, verdict_string
 from stampede.entry import Entry, Verdict
@@ -28,9 +29,11 @@ class Commands:
         command: Command = getattr(self, asked.verb)(*asked.args)
         return command
 
-    def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
+    def fill(self, key: str, token: bytes, entry: Entry[Any], *, follow: bool = False) -> Command:
         its, (until, string) = names(key), _packed(entry)
-        return self._scripts.fill(its.all, token, entry.id, until, string, its.channel, b"%d" % SMALL)
+        keys = its.all[:1] if follow and not self._scripts.sharded else its.all  # as in claims
+        terms = token, entry.id, until, string, its.channel, b"%d" % SMALL
+        return self._scripts.fill(keys, *terms, *[b"follow"] * follow)
 
     def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
         its = names(key)
@@ -48,7 +51,7 @@ class Commands:
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> Command:
         its, (until, string) = names(key), _packed(entry)
-        return self._scripts.replace(its.all, until, string, its.channel, seen or b"", entry.id)
+        return Once(self._scripts.replace(its.all, until, string, its.channel, seen or b"", entry.id))
 
     def expire(self, key: str) -> Command:
         its = names(key)

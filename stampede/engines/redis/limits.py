@@ -25,11 +25,12 @@ class RedisLimits:
         command = self._scripts.limit([_key(name)], verb, *(b"%d" % number for number in numbers))
         return await self._line.ask(command)
 
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
         per, most_ahead = micros(rate.per), -1 if ahead < 0 else micros(ahead)
         span = per + slack(per)
         checked(cost, rate.most)
-        delay, booked, at = await self._ask(name, b"take", rate.most, per, span, per // WIDTH, cost, most_ahead)
+        terms = rate.most, per, span, per // WIDTH, cost, most_ahead, was
+        delay, booked, at = await self._ask(name, b"take", *terms)
         return Booked(delay / SECOND, bool(booked), at)
 
     async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:

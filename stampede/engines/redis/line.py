@@ -7,10 +7,11 @@ from collections.abc import Coroutine, Sequence
 from itertools import accumulate
 from typing import Any
 
-from stampede.engines.kit.progress import LARGE
+from stampede.engines.kit.pool import is_once
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
+from stampede.engines.redis.wire import LARGE
 from stampede.interruptions import pass_on
 
 __all__ = ["ServerLine"]
@@ -25,7 +26,7 @@ class ServerLine(ABC):
         self._server = server
         self._scripts = scripts
         self._news = news
-        self._any = (exceptions.RedisError, OSError)
+        self._any, self._refusal = (exceptions.RedisError, OSError), exceptions.ResponseError
 
     @abstractmethod
     async def sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
@@ -63,7 +64,9 @@ class ServerLine(ABC):
             pass_on(error)
             self._server.check()  # then the connection was closed under our hands, which may raise anything
             if isinstance(error, self._any):
-                raise trouble(self._server.name, error) from error
+                failure = trouble(self._server.name, error)
+                failure.unsure = is_once(commands) and not isinstance(error, self._refusal)
+                raise failure from error
             raise
         return replies, told
 

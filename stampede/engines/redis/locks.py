@@ -22,6 +22,7 @@ from random import uniform
 from time import monotonic
 from typing import Any, NamedTuple
 
+from stampede import decisions
 from stampede.colour import Colour, run_blocking
 from stampede.engines.naming import shown
 from stampede.engines.redis.news import News
@@ -38,7 +39,8 @@ TURN = 0.2
 """Seconds for which a lock that came free is kept for the one whose turn it is (as queue.lua says)."""
 
 FENCED = 10.0
-"""Seconds for which a fence is remembered beyond its lease: after that, the clock alone keeps fences growing."""
+"""Seconds for which the server remembers a fence beyond its lease: after that, its clock keeps fences growing, and what
+the process that takes the lock has seen."""
 
 QUEUE = 4 * FARTHEST
 """Seconds for which a queue stands of which nobody is heard."""
@@ -115,10 +117,12 @@ class RedisLocks:
         keys = (its.lock, its.fence, its.queue, its.homes, its.turn, its.inside, its.rooms, its.terms, its.whose)
         places = b"inf" if room == inf else b"%d" % room
         terms = token, ms(lease), its.channel, home, arrival, ms(QUEUE), places, here().encode("utf-8", "replace")
-        command = self._scripts.acquire(keys, *terms)
+        command = self._scripts.acquire(keys, *terms, b"%d" % self._scripts.fence)
         taken, what, *place = await self._line.ask(command)
         if taken:
             self._arrivals.pop(token, None)
+            with decisions.lock:
+                self._scripts.fence = max(self._scripts.fence, what)
             return Granted(fence=what)
         left, arrival, ahead = place
         if not waits:

@@ -131,7 +131,7 @@ class News(Feed):
         if slot == GENERATIONS:
             self.void_all()  # hits don't ask for the generation: whatever is kept may be of an older one
         elif slot is not None:
-            self.void(slot)
+            self.stamps.void(slot, 1)
 
     def watch(self, sock: Any) -> bool:
         """Have it noticed when a connection ends whose reads are followed, whatever its thread or loop does then.
@@ -139,9 +139,13 @@ class News(Feed):
         can't be, and it has no tickets."""
         return self._readers.watch(sock)
 
-    def reader_lost(self) -> None:
-        """A connection whose reads were followed has ended: of changes in what it had read the server tells nobody."""
-        self.stamps.remember()
+    def reader_lost(self, *, ours: bool = False) -> None:
+        """A connection whose reads were followed has ended: of changes in what it had read the server tells nobody.
+        `ours`: we have closed it."""
+        if ours:
+            self.stamps.forget()
+        else:
+            self.stamps.lose()
         self.void_all()
 
     # -- the feed's thread --------------------------------------------------------------------------------------

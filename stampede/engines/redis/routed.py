@@ -290,8 +290,8 @@ class RoutedLimits:
     async def _at(self, slot: int, verb: Callable[[RedisLimits], Awaitable[T]]) -> T:
         return await self._ways.at(slot, self._colour, lambda ports: verb(RedisLimits(ports.line, self._scripts)))
 
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
-        return await self._at(slot_of(name, lock=True), lambda limits: limits.take(name, rate, cost, ahead))
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
+        return await self._at(slot_of(name, lock=True), lambda limits: limits.take(name, rate, cost, ahead, was))
 
     async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
         await self._at(slot_of(name, lock=True), lambda limits: limits.give_back(name, rate, cost, at))

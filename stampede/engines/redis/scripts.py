@@ -81,14 +81,19 @@ class Scripts:
         self.mend = load("mend")
         self.limit = load("limit", before=b"")
         self.audience: WeakSet[Hears] = WeakSet()
+        self.fence = 0  # the highest that this process has seen there
         self._refused = False
 
     def refused(self, server: str, how: str) -> None:
         """Its server doesn't tell of changes as we would like it to; the others of a cluster won't, either."""
         if not self._refused:
             self._refused = True
-            for hears in list(self.audience):
-                hears.untold(server, how)
+            self.untold(server, how)
+
+    def untold(self, server: str, how: str) -> None:
+        """Tell people that a server doesn't tell of changes."""
+        for hears in list(self.audience):
+            hears.untold(server, how)
 
     def with_text(self, command: Command) -> Command:
         """The call with the script's text, for a server that doesn't know it: flushed, restarted, failed over."""

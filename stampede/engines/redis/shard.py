@@ -15,8 +15,16 @@ from stampede.engines.redis.news import GENERATIONS, News, refusal_of
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.suspending import Suspending
 from stampede.engines.redis.verbs import Keys, Line
+from stampede.errors import EngineError
 
 __all__ = ["Shard"]
+
+_RISKS = {
+    "volatile-ttl": "evicts leases and locks first",
+    "-random": "may evict leases and locks that are in use",
+    "allkeys-": "may evict a generation (as `clear` would) and entries without a ttl",
+}
+"""What a server that is full may lose, by a part of its policy's name."""
 
 
 class Shard:
@@ -33,6 +41,8 @@ class Shard:
         self.aline = Suspending(server, scripts, self.news)
         self.news.on_tick = self.aline.close_dead
         self.news.on_refused = partial(scripts.refused, server.name)
+        self.news.on_deaf = partial(scripts.untold, server.name)
+        self.news.answered_others = lambda: server.vigil.heard
         self.claims, self.locks = self.ports(self.line, BLOCKING)
         self.aclaims, self.alocks = self.ports(self.aline, SUSPENDING)
         self.limits, self.alimits = RedisLimits(self.line, scripts), RedisLimits(self.aline, scripts)
@@ -58,11 +68,28 @@ class Shard:
     async def ping(self) -> None:
         await self.line.ask((b"PING",))
 
-    async def facts(self) -> dict[str, str]:
-        """What an operator wants to know of it."""
+    async def _info(self) -> dict[str, str]:
+        """Return what the server says of itself, by the names of its INFO command."""
         said = await self.line.ask((b"INFO",))
         text = bytes(said).decode("utf-8", "replace") if isinstance(said, (bytes, bytearray)) else str(said)
-        info = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+    async def advice(self) -> list[str]:
+        """Return what the eviction policy puts at risk. EngineError: the server is full and evicts nothing."""
+        info = await self._info()
+        policy, most = info.get("maxmemory_policy", ""), int(info.get("maxmemory", 0))
+        if policy == "noeviction" and 0 < most <= int(info.get("used_memory", 0)):
+            used, limit = info.get("used_memory_human"), info.get("maxmemory_human")
+            raise EngineError(
+                f"{self.name} is full ({used} of {limit}) and stores nothing new, as maxmemory-policy is noeviction: "
+                "raise maxmemory, or set maxmemory-policy volatile-lru"
+            )
+        risk = next((risk for part, risk in _RISKS.items() if most and part in policy), None)
+        return [f"{self.name} has maxmemory-policy {policy}, which {risk}: set volatile-lru"] if risk else []
+
+    async def facts(self) -> dict[str, str]:
+        """Return what an operator wants to know of the server."""
+        info = await self._info()
         keys = await self.line.ask((b"DBSIZE",))
         return {
             "version": info.get("redis_version", "?"),

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from stampede.engines.kit.pipe import Pipe, Pipes
+from stampede.engines.kit.pool import is_once
 from stampede.engines.kit.wire import Question, Wire
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.inside import note_reader, refusal, streams_of, take_streams
@@ -30,7 +31,9 @@ class Suspending(ServerLine):
         self._pipes = Pipes[_Pipe](lambda large: _Pipe(server, scripts, news))
 
     async def sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
-        question = self._pipes.to(large).ask(commands, len(commands))
+        question = (pipe := self._pipes.to(large)).ask(commands, len(commands))
+        if is_once(commands):
+            question.again = pipe  # as if it had been sent before
         try:
             await question.future
         except BaseException:
@@ -123,9 +126,9 @@ class _Pipe(Pipe):
         question.heard = followed  # at once: what was read next may have come with it
         return question
 
-    def left(self, wire: Any, *, owes: bool) -> None:
+    def left(self, wire: Any, *, ours: bool) -> None:
         if wire.told > 0:
-            self._news.reader_lost()
+            self._news.reader_lost(ours=ours)
         wire.told = 0
 
 

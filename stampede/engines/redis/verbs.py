@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 from stampede.colour import Colour, run_blocking
 from stampede.engines.generations import KNOWN, MOST, Generations, new_generation
-from stampede.engines.kit.progress import LARGE
 from stampede.engines.redis.clients import is_about_rights, is_silence
 from stampede.engines.redis.commands import Commands
 from stampede.engines.redis.ends import Ends, Known
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
+    LARGE,
     Names,
     claim_args,
     fresh_of,
@@ -80,7 +80,7 @@ def _changing(verb: str) -> Any:
 class Keys(Versioned):
     """Claims and Store of one colour."""
 
-    fill, replace, expire, invalidate = map(_changing, ("fill", "replace", "expire", "invalidate"))
+    replace, expire, invalidate = map(_changing, ("replace", "expire", "invalidate"))
 
     def __init__(self, line: Line, scripts: Scripts, news: News, generations: Generations, colour: Colour) -> None:
         self._line = line
@@ -116,7 +116,7 @@ class Keys(Versioned):
         if entry is None:
             # Another one stands there by now, of which only its end is missing; or nothing that is good.
             return await self.look(key, patience) if known is not None and replies[0] is not None else None
-        return Found(entry, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
+        return Found(entry, news.ticket(slot, stamp) if told and told == news.told else None)
 
     def _looking(self, its: Names, known: Known | None) -> list[Command]:
         """What `claim.lua` would find, by plain commands. One of them is refused by a server that is not the master any
@@ -151,11 +151,11 @@ class Keys(Versioned):
             args = claim_args(token, ask, its.channel, self._most)
             answer, told = await self._line.read(self._scripts.claim(self._named(its), *args))
             if not is_large(answer):
-                return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
+                return reply_of(answer, news.ticket(slot, stamp) if told and told == news.told else None)
         command = self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel))
         answer, told = await self._line.read(command, self.commands.abandon(key, token))
         self._size(its, answer[2])
-        return reply_of(answer, Ticket(news.stamps, slot, stamp) if told and told == news.told else None)
+        return reply_of(answer, news.ticket(slot, stamp) if told and told == news.told else None)
 
     def _named(self, its: Names) -> Sequence[bytes]:
         """A claim's keys as they are named: all in a cluster, where they may be moving; else what is to be followed."""
@@ -197,13 +197,31 @@ class Keys(Versioned):
         sure = bool(told) and told == news.told
         answers: list[Any] = []
         for (verb, _), (its, stamp, known, start, end) in zip(asked, places, strict=True):
-            ticket = Ticket(news.stamps, its.slot, stamp) if sure else None
+            ticket = news.ticket(its.slot, stamp) if sure else None
             if verb == "claim":
                 answers.append((replies[start], ticket))
             else:
                 entry = self._seen(its, known, replies[start:end], at) if end > start else None
                 answers.append(None if entry is None else Found(entry, ticket))
         return answers
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
+        its, news = names(key), self._news
+        stamp, told, ticket = news.stamps[its.slot], news.told, None
+        command = self.commands.fill(key, token, entry, follow=told > 0)
+        undo = self.commands.abandon(key, token) if _size_of([command]) > LARGE else None
+        try:
+            done, teller = await self._line.read(command, undo)
+            if done == 1 and 0 < told == teller == news.told:  # below 0, two changes may be told as one
+                ticket = news.stored(its.slot, stamp)
+        except EngineError as error:
+            await self._judge(error, [command])
+            raise
+        finally:
+            self._ends.forget(its.entry)
+            if ticket is None:
+                news.void(its.slot)
+        return ticket or bool(done)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         return bool(await self._line.ask(self.commands.abandon(key, token, verdict, rest)))
@@ -306,10 +324,11 @@ class Keys(Versioned):
         self._news.void(its.slot)
 
     async def _judge(self, error: EngineError, commands: Sequence[Command]) -> None:
-        """TooLarge, if it is a value that the server doesn't take, and not the server."""
+        """Raise TooLarge if the server did not take this large value, but answers other questions."""
         size = _size_of(commands)
         if size > LARGE and is_silence(error) and await self._answers():
-            raise TooLarge(f"{size} bytes are more than this server takes, which answers others: {error}") from error
+            why = f"{size} bytes are more than this server takes, but it answers: {error}"
+            raise TooLarge(f"{why}; store less, or on a slow link give a larger socket_timeout") from error
 
     async def _answers(self) -> bool:
         try:

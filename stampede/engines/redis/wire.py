@@ -17,6 +17,7 @@ from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Tick
 
 __all__ = [
     "HEAD",
+    "LARGE",
     "Names",
     "all_of",
     "claim_args",
@@ -42,6 +43,9 @@ FOREVER = 1000 * 365 * 86_400_000
 
 _HEAD = Struct(">BB8sddddd")
 """Version, flags, id, lag and keep-lag in ms behind the end of the key, cost, margin, ttl. (`entry.lua` reads it.)"""
+
+LARGE = 1 << 16
+"""Bytes from which on a string takes a connection of its own in an event loop, so that small ones don't wait for it."""
 
 HEAD = _SIZE = _HEAD.size
 _VERSION = _RAISED = 1
@@ -193,7 +197,7 @@ def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
 
 def _refusal(why: bytes) -> EngineError:
     """The server reads, and doesn't write (it is full, or can't persist): what it has is as good as ever."""
-    full = " (raise it, or let maxmemory-policy evict: allkeys-lru)" if why.startswith(b"OOM") else ""
+    full = " (raise it, or set maxmemory-policy volatile-lru)" if why.startswith(b"OOM") else ""
     refusal = EngineError(f"Redis grants nothing: {why.decode('utf-8', 'replace')}{full}")
     refusal.partial = refusal.refused = True
     return refusal

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stampede.engines.leases import Ending
@@ -29,14 +28,14 @@ class Counts:
         self._most = most
         self._kept: Ending[bytes, _Kept] = Ending()
 
-    def take(self, name: bytes, rate: Rate, cost: int, ahead: float, now: float) -> Booked:
+    def take(self, name: bytes, rate: Rate, cost: int, ahead: float, now: float, was: int = 0) -> Booked:
         _check(rate)
         window = self._window(name, rate, now)
         try:
-            after, answer = booked(window, int(now * SECOND), rate, cost, ahead)
+            after, answer = booked(window, int(now * SECOND), rate, cost, ahead, was)
         except ValueError as error:
             raise Refused(str(error)) from error
-        if answer.booked or window.rest:
+        if after is not window or window.rest:
             self._keep(name, after, now)
         return answer
 
@@ -62,10 +61,13 @@ class Counts:
         kept = self._kept.living(name, now)
         return usage(NOTHING if kept is None else kept.window, int(now * SECOND))
 
-    def listed(self, now: float) -> Iterator[tuple[bytes, Usage]]:
-        for name, kept in self._kept.items():
-            if kept.end > now:
-                yield name, usage(kept.window, int(now * SECOND))
+    def names(self) -> list[bytes]:
+        return list(self._kept)
+
+    def listed(self, name: bytes, now: float) -> Usage | None:
+        """None: it is over."""
+        kept = self._kept.living(name, now)
+        return None if kept is None else usage(kept.window, int(now * SECOND))
 
     def _window(self, name: bytes, rate: Rate, now: float) -> Window:
         kept = self._kept.get(name)

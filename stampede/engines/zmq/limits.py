@@ -21,8 +21,8 @@ class ZmqLimits:
         self._links = links
         self._colour = colour
 
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
-        _, payload = await self._ask(wire.TAKE, name, rate, cost, ahead)
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
+        _, payload = await self._ask(wire.TAKE, name, rate, cost, ahead, was)
         return Booked(*wire.heard_booked(payload))
 
     async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
@@ -39,8 +39,7 @@ class ZmqLimits:
     async def listed(self) -> list[tuple[str, Usage]]:
         found = []
         for link in self._links.links:
-            _, payload = await link.ask(self._colour, wire.LIMITS)
-            for name, *told in json.loads(payload):
+            for name, *told in await link.listed(self._colour, wire.LIMITS):
                 found.append((shown(bytes.fromhex(name)), _usage(*told)))
         return sorted(found)
 

@@ -8,6 +8,7 @@ broker every now and then that this process lives, whatever its event loops do.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import socket
@@ -134,6 +135,17 @@ class Link:
             raise self._trouble(f"{self.name}: {question.payload.decode('utf-8', 'replace')}")
         return question.kind, question.payload
 
+    async def listed(self, colour: Colour, kind: int, prefix: str = "") -> list[list[Any]]:
+        """All rows of a list, page by page."""
+        found: list[list[Any]] = []
+        listing, at, sought = 0, 0, prefix.encode("utf-8", "surrogatepass").hex()
+        while True:
+            _, payload = await self.ask(colour, kind, json.dumps([listing, at, sought]).encode())
+            listing, at, rows = json.loads(payload)
+            found += rows
+            if not at:
+                return found
+
     def _trouble(self, why: str) -> EngineError:
         error = EngineError(why)
         error.partial = not self._alone
@@ -175,9 +187,6 @@ class Link:
             if bell is None or bell.rung:
                 bell = self._turns[token] = Bell()
             return bell
-
-    def turn_of(self, token: bytes) -> Bell | None:
-        return self._turns.get(token)
 
     def left(self, token: bytes) -> None:
         """It has no place any more."""
@@ -318,7 +327,7 @@ class _Talk:
         self._poke = poke
         self._up = False  # the connection stands, and nothing has been said on it
         self._known = False  # and we have been welcomed
-        self._beat = self._heard = self._greeted = time.monotonic()
+        self._beat = self._heard = time.monotonic()
         self._unanswered = 0.0  # since when a word of ours is; 0: none is
 
     def run(self) -> None:

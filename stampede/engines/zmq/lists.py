@@ -27,14 +27,7 @@ class ZmqLists:
     async def held(self, prefix: str = "") -> list[Held]:
         found = []
         for link in self._links.links:
-            listing, at = 0, 0
-            while True:
-                sought = json.dumps([listing, at, prefix.encode("utf-8", "surrogatepass").hex()])
-                _, payload = await link.ask(self._colour, wire.HELD, sought.encode())
-                listing, at, rows = json.loads(payload)
-                found += [_held(*row) for row in rows]
-                if not at:
-                    break
+            found += [_held(*row) for row in await link.listed(self._colour, wire.HELD, prefix)]
         return found
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:

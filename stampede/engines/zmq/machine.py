@@ -354,8 +354,8 @@ class Machine:
         unknown = [(b"", self.quiet)] if now < self.quiet else []
         return unknown if lock is None else unknown + [(lease.token, lease.ends) for lease in lock.inside.values()]
 
-    def names(self, prefix: bytes) -> list[bytes]:
-        return [name for name in self._locks if name.startswith(prefix)]
+    def names(self) -> list[bytes]:
+        return list(self._locks)
 
     def rows(self, name: bytes, now: float) -> Iterator[Row]:
         lock = self._locks.get(name)

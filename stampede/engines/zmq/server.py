@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -43,7 +44,7 @@ TICK = 0.1
 QUIET = 0.35
 """Seconds without a word after which a client is sent one: that fails if its connection has been closed."""
 
-GONE = 0.4
+GONE = 1.0
 """Seconds for which a closed connection may be made again, before its client is taken for dead."""
 
 SILENT = 1.0
@@ -59,7 +60,13 @@ ANSWERS = 4096
 """Answers to one client that are kept, in case that they get lost."""
 
 PAGE = 100
-"""Rows of a list that are told at once."""
+"""Rows of a list that are told at once, of so many locks or limits at most."""
+
+SCANNED = 1000
+"""Names that are looked at for one page."""
+
+LISTS = 8
+"""Lists of one client that are under way, at most; and pages that it may have asked for."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
@@ -67,13 +74,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 class _Client:
     """One process, as it talks."""
 
-    __slots__ = ("answers", "last", "listed", "session")
+    __slots__ = ("answers", "last", "lists", "pages", "session")
 
     def __init__(self, session: Session, last: int) -> None:
         self.session = session
         self.last = last  # the number of the last question that was done
         self.answers: dict[int, bytes] = {}
-        self.listed: tuple[int, list[bytes]] = (0, [])  # the names of the last list, and the number it was asked by
+        self.lists: dict[int, list[bytes]] = {}  # the names of each list, by the number that it was asked with
+        self.pages = 0  # how many are asked for, and not answered yet
 
 
 class Broker:
@@ -112,6 +120,7 @@ class Broker:
         self.counts = Counts(now, quiet=quiet, most=limits.limits)
         self._clients: dict[bytes, _Client] = {}
         self._out: dict[bytes, list[bytes]] = {}
+        self._pages: deque[tuple[bytes, _Client, int, int, bytes]] = deque()  # that are asked for
         self._closed_some = False  # connections, whose they were nobody says
         self._malformed = 0
         self._tick = now
@@ -159,7 +168,7 @@ class Broker:
         try:
             while True:
                 now = self._clock()
-                until = min(self._tick + TICK, self.machine.next_due())
+                until = now if self._pages else min(self._tick + TICK, self.machine.next_due())
                 ready = dict(poller.poll(int(max(until - now, 0.0) * 1000) + (until > now)))
                 if self._poke[0].fileno() in ready:
                     break
@@ -170,6 +179,7 @@ class Broker:
                     self._hear_of_ends()
                 self._read()
                 now = self._clock()
+                self._answer_page(now)
                 self.machine.pass_time(now)
                 if now >= self._tick + TICK:
                     self._look(now)
@@ -232,6 +242,10 @@ class Broker:
                     self._forget(id, client)
                     self.machine.leave(client.session, now)
                     return
+                elif kind in (wire.HELD, wire.LIMITS):
+                    self._ask_page(id, client, kind, number, payload)
+                elif kind in (wire.HOLDER, wire.USED, wire.STATS, wire.PING):  # nothing to be kept: see `_answer_page`
+                    self._say(id, self._answer(client, kind, number, payload, now))
                 elif number > client.last:
                     client.last = number
                     said = client.answers[number] = self._answer(client, kind, number, payload, now)
@@ -292,8 +306,6 @@ class Broker:
             if kind == wire.HOLDER:
                 found = islice(machine.inside(payload, now), _MOST_INSIDE)
                 return wire.record(wire.ROWS, number, wire.inside((token, ends - now) for token, ends in found))
-            if kind == wire.HELD:
-                return wire.record(wire.ROWS, number, self._page(client, number, payload, now))
             if kind == wire.STATS:
                 return wire.record(wire.ROWS, number, json.dumps(self._stats(now)).encode())
         except (Refused, ValueError, OverflowError) as refused:  # or a number that is none
@@ -304,14 +316,11 @@ class Broker:
         counts = self.counts
         if kind == wire.USED:
             return wire.record(wire.ROWS, number, json.dumps(_told(counts.used(payload, now))).encode())
-        if kind == wire.LIMITS:
-            some = islice(counts.listed(now), _MOST_LISTED)
-            return wire.record(wire.ROWS, number, json.dumps([[name.hex(), *_told(it)] for name, it in some]).encode())
         most, per, cost, seconds, at, name = wire.counted(payload)
         rate = Rate(most, per)
         if kind == wire.TAKE:
-            answer = counts.take(name, rate, cost, seconds, now)
-            if answer.booked:
+            answer = counts.take(name, rate, cost, seconds, now, at)
+            if answer.booked and not at:
                 self._peers.granted(name, rate, cost, answer.delay)
             return wire.record(wire.BOOKED, number, wire.booked(*answer))
         if kind == wire.GIVE_BACK:
@@ -325,25 +334,65 @@ class Broker:
             counts.penalize(name, rate, seconds, now)
         return wire.record(wire.YES, number)
 
-    def _page(self, client: _Client, number: int, payload: bytes, now: float) -> bytes:
-        """Some of a list that is drawn up when its first page is asked for."""
+    # -- lists ----------------------------------------------------------------------------------------------------
+
+    def _ask_page(self, id: bytes, client: _Client, kind: int, number: int, payload: bytes) -> None:
+        if client.pages >= LISTS:
+            self._say(id, wire.record(wire.TROUBLE, number, b"this process asks for too many lists at once"))
+            return
+        client.pages += 1
+        self._pages.append((id, client, kind, number, payload))
+
+    def _answer_page(self, now: float) -> None:
+        """Answer one page, so that questions about locks wait for one at most. The answer is not kept in case that it
+        gets lost: it may be large, and a question that changes nothing can be asked again."""
+        if not self._pages:
+            return
+        id, client, kind, number, payload = self._pages.popleft()
+        client.pages -= 1
         try:
             listing, at, prefix = json.loads(payload)
-            sought = bytes.fromhex(prefix)
-            start = max(int(at), 0)
-        except (ValueError, TypeError) as error:
-            raise wire.Malformed(str(error)) from error
-        if not listing or listing != client.listed[0]:
-            client.listed = (number, self.machine.names(sought))
-        own, names = client.listed
-        rows: list[list[Any]] = []
-        while start < len(names) and len(rows) < PAGE:
-            for row in islice(self.machine.rows(names[start], now), PAGE):
-                rows.append([row.name.hex(), row.token.hex(), *row[2:]])
-            start += 1
-        if start >= len(names):
-            client.listed = (0, [])
-        return json.dumps([own, start if start < len(names) else 0, rows]).encode()
+            page = self._page(client, kind, number, int(listing), max(int(at), 0), bytes.fromhex(prefix), now)
+        except Refused as refused:
+            self._say(id, wire.record(wire.TROUBLE, number, str(refused).encode()))
+            return
+        except (ValueError, TypeError, OverflowError) as error:
+            self._malformed += 1
+            _log.debug("a broker's client asks for a page that is none: %s", error)
+            return
+        self._say(id, wire.record(wire.ROWS, number, json.dumps(page).encode()))
+
+    def _page(
+        self, client: _Client, kind: int, number: int, listing: int, at: int, prefix: bytes, now: float
+    ) -> list[Any]:
+        """The number of the list, where its next page begins (0: there is none), and the rows of this one. The names
+        are those that there are when the first page is asked for."""
+        lists = client.lists
+        if not listing:
+            if len(lists) >= LISTS:
+                del lists[next(iter(lists))]
+            listing, at = number, 0
+            lists[listing] = self.machine.names() if kind == wire.HELD else self.counts.names()
+        elif listing not in lists:
+            raise Refused(f"this process has begun {LISTS} lists behind this one, which is forgotten: ask for it again")
+        names, rows = lists[listing], []
+        for name in names[at : at + SCANNED]:
+            at += 1
+            if name.startswith(prefix):
+                rows += self._rows(kind, name, now)
+                if len(rows) >= PAGE:
+                    break
+        if at >= len(names):
+            del lists[listing]
+            at = 0
+        return [listing, at, rows]
+
+    def _rows(self, kind: int, name: bytes, now: float) -> list[list[Any]]:
+        if kind == wire.LIMITS:
+            usage = self.counts.listed(name, now)
+            return [] if usage is None else [[name.hex(), *_told(usage)]]
+        some = islice(self.machine.rows(name, now), PAGE)
+        return [[name.hex(), row.token.hex(), *row[2:]] for row in some]
 
     def _stats(self, now: float) -> dict[str, Any]:
         machine = self.machine
@@ -429,9 +478,6 @@ def _told(usage: Usage) -> list[float]:
     rate = usage.rate or Rate(0, 0.0)
     return [rate.most, rate.per, usage.used, usage.ahead, usage.penalized]
 
-
-_MOST_LISTED = 10_000
-"""Limits that are told of."""
 
 _AHEAD = 3600e6
 """Microseconds by which a fence may be ahead of our clock."""

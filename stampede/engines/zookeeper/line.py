@@ -6,7 +6,7 @@ which it sends a ping; and how long there may be no answer is said here.
 
 kazoo's private names stand here and nowhere else (2.11): `_connect` alone knows which time-out the server grants, and
 all that is said and heard goes through `_submit` and `_read_header`, what a session begins with through `_invoke`;
-`ping_outstanding` would end a line by the time that it reads for.
+`ping_outstanding` would end a line by the time that it reads for; `_pending` has the numbers of what was asked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Line:
         self._said: deque[float] = deque()  # what has no answer yet
         self._answered: tuple[tuple[float, float], ...] = ()  # when it was said, and its answer came
         self._each = max(timeout / len(client.hosts), TAKEN_ON)
-        self._connection = connection = client._connection
+        self._connection, self._pending = client._connection, client._pending
+        connection = self._connection
         self._connect, self._submit, self._read = connection._connect, connection._submit, connection._read_header
         connection._connect, connection._submit, connection._read_header = self._connected, self._say, self._hear
         self._invoke, connection._invoke = connection._invoke, self._begin
@@ -99,8 +100,11 @@ class Line:
 
     def _hear(self, timeout: float) -> Any:
         answer = self._read(timeout)
+        xid, pending = answer[0].xid, self._pending
+        if xid >= 0 and pending and pending[0][2] != xid:  # kazoo's thread would end, and with it the session's locks
+            raise ConnectionDropped(f"a reply of number {xid} came in place of {pending[0][2]}")
         self._heard = now = time.monotonic()
-        if answer[0].xid != WATCH_XID and self._said:
+        if xid != WATCH_XID and self._said:
             said, those = self._said.popleft(), self._answered
             if not those or now - those[-1][1] >= GRAIN:
                 self._answered = (*those[1 - KEPT :], (said, now))

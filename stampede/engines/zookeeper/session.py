@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -17,12 +18,15 @@ from kazoo.security import CREATOR_ALL_ACL
 from stampede import forks
 from stampede.engines.zookeeper.line import MARGIN, RELAY, Line
 from stampede.errors import EngineClosed, EngineError
-from stampede.threads import begun
+from stampede.threads import begun, signals_blocked
 
 __all__ = ["Session", "Sessions"]
 
 LEASES = [count * 10**power for power in range(5) for count in (1, 1.5, 2, 3, 4, 5, 6, 8)]
 """Seconds of the leases that sessions are made for, so that few do for all."""
+
+_ODD = ValueError, IndexError, struct.error
+"""What kazoo hands to the caller, as it is, of a reply that it can't decode."""
 
 Told = Callable[[], object]
 
@@ -49,8 +53,9 @@ class Session:
 
     def start(self) -> None:
         try:
-            self.client.start(self.timeout)
-            if not self._line.granted.wait(self.timeout):  # that is later: a password has been sent by then, too
+            with signals_blocked():  # for the client's threads
+                connected = self.client.start_async()
+            if not (connected.wait(self.timeout) and self._line.granted.wait(self.timeout)):
                 raise self.client.handler.timeout_exception("no session")
         except Exception as error:
             self.close()
@@ -95,6 +100,8 @@ class Session:
             raise EngineError(f"zookeeper: {type(error).__name__} {error}") from error
         except self.client.handler.timeout_exception as error:
             raise EngineError(f"zookeeper: no answer for {self.timeout:g} s") from error
+        except _ODD as error:
+            raise EngineError(f"zookeeper: a reply that can't be read: {error}") from error
 
     def make(self, path: str) -> None:
         """A node, and all above it."""

@@ -2,7 +2,8 @@
 --
 -- KEYS: lock, fence, queue, homes, turn, inside, rooms, terms, whose
 -- ARGV: token, lease in ms, channel, where this process listens ('' if this caller won't wait), its arrival ('' if this
--- is the first time it asks), ms for which the queue is kept, its room, who it is
+-- is the first time it asks), ms for which the queue is kept, its room, who it is, the highest fence that this process
+-- has seen
 -- Answers {1, fence} or {0, token, ms left, arrival, how many are before it}.
 local token, home, now = ARGV[1], ARGV[4], clock()
 local fence, length = granted(KEYS[2])
@@ -37,8 +38,9 @@ if some or not holder then
     called, full = hand_on(KEYS[3], KEYS[4], KEYS[5], ARGV[3], now, some)
   end
   if (called == token or not (called or full)) and (not some or fits(its, number(ARGV[7]))) then
-    -- The clock keeps it growing also over a counter that has ended, was evicted or flushed.
-    fence = whole(math.max(fence + 1, now))
+    -- The clock keeps it growing over a counter that has ended, was evicted or flushed; and what this process has seen,
+    -- over a clock that was set back since, or is another server's.
+    fence = whole(math.max(fence + 1, now, tonumber(ARGV[9]) + 1))
     local kept = ARGV[2] + FENCED
     if ARGV[7] == '1' then
       redis.call('SET', KEYS[1], token, 'PX', ARGV[2])

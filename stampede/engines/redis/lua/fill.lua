@@ -1,18 +1,26 @@
--- Store if the lease stands, drop the lease, wake the herd. 1: stored (also when it was stored before: a resent fill).
+-- Store if the lease stands, drop the lease, wake the herd. 1: stored; 2: it was stored before (a resent fill).
 --
--- KEYS: entry, lease, past, rest
--- ARGV: token, entry's id, ms until its key ends ('': never), entry, channel, most bytes to send along
+-- KEYS: entry, lease, past, rest; or the entry alone, as for a claim
+-- ARGV: token, entry's id, ms until its key ends ('': never), entry, channel, most bytes to send along; 'follow', maybe
 
 -- lease
 -- told
 
-if token_of(glance(KEYS[2])) ~= ARGV[1] then
-  return redis.call('GETRANGE', KEYS[1], 2, 9) == ARGV[2] and 1 or 0
+local tag = string.sub(KEYS[1], 1, 26)
+local LEASE, PAST, REST = KEYS[2] or tag .. 'l', KEYS[3] or tag .. 'v', KEYS[4] or tag .. 'r'
+if token_of(glance(LEASE)) ~= ARGV[1] then
+  return redis.call('GETRANGE', KEYS[1], 2, 9) == ARGV[2] and 2 or 0
+end
+-- The server tells a reader of one change only. The first call has it tell of this one, the second of the next one.
+local function follow()
+  return ARGV[7] and redis.call('EXISTS', KEYS[1])
 end
 -- First, since a script that has freed something may store in a server that is full by now. There was room when the
 -- lease was granted, and none is granted any more: what was computed meanwhile goes in.
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+redis.call('DEL', LEASE, PAST, REST)
+follow()
 store(KEYS[1], ARGV[4], ARGV[3])
+follow()
 if #ARGV[4] <= tonumber(ARGV[6]) then
   wake(ARGV[5], ARGV[1] .. struct.pack('>d', tonumber(ARGV[3]) or -1) .. ARGV[4])
 else

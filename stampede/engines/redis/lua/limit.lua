@@ -1,7 +1,7 @@
 -- A verb of a limit. What is decided here is what window.py decides, which says why; tests hold one to the other.
 --
 -- KEYS: the window, as window.py's `bytes_of` writes it
--- ARGV: 'take', most, per, span, width, cost, ahead: answers {delay, 1 if it is booked, when}
+-- ARGV: 'take', most, per, span, width, cost, ahead, was: answers {delay, 1 if it is booked, when}
 --       'back', cost, when      'rest', most, per, span, for how long: answer {0, 0, 0}
 --       'used': answers {now, window}
 -- All times in microseconds.
@@ -48,8 +48,7 @@ local function keep()
   redis.call('SET', KEYS[1], table.concat(parts, ' '), 'PX', string.format('%.0f', math.ceil(ends / 1000) + 1000))
 end
 
-if verb == 'back' then
-  local its, at = tonumber(ARGV[2]), tonumber(ARGV[3])
+local function back_with(its, at)
   for each = 1, #first do
     if first[each] <= at and at <= last[each] and cost[each] >= its then
       cost[each] = cost[each] - its
@@ -58,9 +57,14 @@ if verb == 'back' then
         table.remove(last, each)
         table.remove(cost, each)
       end
-      keep()
-      break
+      return true
     end
+  end
+end
+
+if verb == 'back' then
+  if back_with(tonumber(ARGV[2]), tonumber(ARGV[3])) then
+    keep()
   end
   return {0, 0, 0}
 end
@@ -93,10 +97,24 @@ if verb == 'rest' then
   return {0, 0, 0}
 end
 
--- window.py: _first_free
 local limit, width, its, ahead = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local at, low, total = math.max(seen, rest), 1, 0
+local was, at, till_there = tonumber(ARGV[8]), seen, math.huge
+if was > 0 then
+  back_with(its, was)
+  if was <= seen then
+    at, till_there = math.max(was, seen - (span - ARGV[3])), seen
+  end
+end
+
+-- window.py: _first_free
+local low, total = 1, 0
+if rest > seen then
+  at = rest
+end
 for high = 1, #first do
+  if first[high] > math.max(at, till_there) then
+    break
+  end
   total = total + cost[high]
   while total - cost[low] + its > limit do
     total = total - cost[low]
@@ -106,9 +124,9 @@ for high = 1, #first do
     at = last[low] + span
   end
 end
-local delay = at - seen
+local delay = math.max(at - seen, 0)
 if delay > ahead then
-  if back > SECOND then
+  if back > SECOND or was > 0 then
     keep()
   end
   return {delay, 0, 0}
