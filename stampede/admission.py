@@ -17,6 +17,7 @@ from stampede.colour import ended
 from stampede.entry import Entry
 from stampede.errors import OriginFull
 from stampede.flight import Flight
+from stampede.metrics.table import ORIGIN, PLACES, add, histogram
 
 __all__ = ["abandon", "capped", "had", "vacate"]
 
@@ -42,8 +43,7 @@ async def had(
     gate = gate_of(call)
     if gate is not None:
         try:
-            wait = patience(call, kept, gate)
-            call.place = await gate.enter(call.means.colour, wait, call.policy.lease, longest)
+            await enter(call, kept, gate, longest)
         except OriginFull as full:
             return None, full.with_traceback(None), 0.0
     hold.bound(longest)  # also of who needs no place
@@ -57,13 +57,23 @@ async def capped(call: Call, kept: Entry[Any] | None, begin: Callable[[], object
     gate = gate_of(call)
     try:
         if gate is not None:
-            wait = patience(call, kept, gate)
-            call.place = await gate.enter(call.means.colour, wait, call.policy.lease, inf)
+            await enter(call, kept, gate, inf)
     except BaseException:
         work.close()
         raise
     begin()
     return await (work if call.place is None else placed(call, call.place, work))
+
+
+async def enter(call: Call, kept: Entry[Any] | None, gate: Gate, longest: float) -> None:
+    """Take a place at the origin for this call. OriginFull: there was none in time."""
+    began, outcome, origin = call.now, "full", call.policy.origin or ""
+    try:
+        call.place = await gate.enter(call.means.colour, patience(call, kept, gate), call.policy.lease, longest)
+        outcome = "entered"
+        add(PLACES, origin)
+    finally:
+        histogram(ORIGIN, origin, outcome).observe(call.now - began)
 
 
 async def placed(call: Call, place: Place, work: Coroutine[Any, Any, T]) -> T:
@@ -85,6 +95,7 @@ async def vacate(call: Call) -> None:
     """Let the next one in."""
     place, call.place = call.place, None
     if place is not None:
+        add(PLACES, place.origin, amount=-1)
         await call.means.colour.shielded(place.leave())
 
 
@@ -92,6 +103,7 @@ def abandon(call: Call) -> None:
     """The same where nothing can be awaited any more."""
     place, call.place = call.place, None
     if place is not None:
+        add(PLACES, place.origin, amount=-1)
         place.drop()
 
 

@@ -6,18 +6,19 @@ import functools
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
-from math import inf
+from functools import partial
 from random import randrange
-from typing import Any, NoReturn, TypeVar, cast
+from time import monotonic
+from typing import Any, TypeVar, cast
 
-from stampede.block import Block
-from stampede.colour import Colour
+from stampede.colour import Colour, running_loop
+from stampede.crowd import Crowd, crowd_of
 from stampede.errors import OptionError
-from stampede.grip import Grip
 from stampede.guarded_locks import PlainLocks
 from stampede.hands import inside
-from stampede.lock import Lock, caller
-from stampede.policy import Seconds
+from stampede.holding import Holding
+from stampede.lock import Lock, nothing
+from stampede.policy import Seconds, seconds
 from stampede.ports import Busy, Engine, Granted
 from stampede.signatures import is_async
 
@@ -25,7 +26,7 @@ __all__ = ["Bulkhead"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LOOK = 0.25
+POLL = 0.25
 """Seconds between two looks of one who waits for any of n locks: it is told of one of them only."""
 
 
@@ -33,15 +34,17 @@ class Bulkhead(Lock):
     """At most `concurrency` at once: `with Bulkhead("reports", concurrency=8): ...`, or as a decorator.
 
     Each place is a lease, renewed while its holder is inside, and free again when its holder dies. One object serves
-    any number of threads and tasks, each with a place of its own; one that enters twice has two. Where several
+    any number of threads and tasks. Each time that it is entered, or acquired, is a holding of its own, with a
+    `release()`; `release()` of the bulkhead gives back the place that `acquire()` took first. Where several
     processes say different numbers, the least of those inside holds. It counts on every engine that has locks; where
     those have room for one only, it is so many locks, `name/0` and so on, and nobody's turn is kept.
 
     >>> reports = Bulkhead("reports", concurrency=2)
     >>> with reports:
-    ...     reports.acquire(wait=0), reports.acquire(wait=0)
+    ...     second, third = reports.acquire(wait=0), reports.acquire(wait=0)
+    ...     bool(second), bool(third)
     (True, False)
-    >>> reports.release()
+    >>> second.release()
     >>> @reports
     ... def report() -> str:
     ...     return "done"
@@ -90,18 +93,7 @@ class Bulkhead(Lock):
 
         return cast(F, called)
 
-    @property
-    def held(self) -> bool:
-        """Has this caller a place?"""
-        me = caller()
-        return any(who is me and grip.held for who, grip in self._by_caller())
-
-    def detach(self, seconds: Seconds = None) -> NoReturn:
-        """A place can't be handed over: `extend` it."""
-        raise OptionError("a place in a bulkhead can't be handed over: it is whose process entered")
-
-    async def adetach(self, seconds: Seconds = None) -> NoReturn:
-        self.detach(seconds)
+    _detachable = False
 
     async def _is_locked(self, colour: Colour) -> bool:
         """Is it full?"""
@@ -110,32 +102,40 @@ class Bulkhead(Lock):
         taken = [await inside(self._engine, colour, name) for name in names]
         return sum(taken) >= self.concurrency
 
-    # -- each time that it is entered is one of its own -----------------------------------------------------------
-
-    def _slot(self, me: object, grip: Grip) -> object:
-        return me, grip.number
-
-    def _by_caller(self) -> list[tuple[object, Grip]]:
-        return [(cast(tuple[object, int], slot)[0], grip) for slot, grip in list(self._grips.items())]
-
-    def _own(self, me: object) -> Grip | None:
-        return None  # who has a place may have another
-
-    def _mine(self) -> Grip | None:
-        """The last that this caller has taken; or the only one there is, taken by another and handed on."""
-        me, standing = caller(), [(who, grip) for who, grip in self._by_caller() if grip.stands]
-        own = [grip for who, grip in standing if who is me]
-        if own:
-            return own[-1]
-        return standing[0][1] if len(standing) == 1 else None
-
-    def _unclaimed(self) -> Grip | None:
-        me = caller()
-        own = [grip for who, grip in self._by_caller() if who is me and grip.stands and not grip.owned]
-        return own[-1] if own else None
-
-    def _not_had(self, block: Block | None, refusal: Busy) -> None:
+    def _not_had(self, refusal: Busy) -> None:
         raise self._timeout(refusal, f"{self.concurrency} are inside {self.name!r}")
+
+    # -- with the other callers of this process -------------------------------------------------------------------
+
+    def _use(self, engine: Engine) -> None:
+        super()._use(engine)
+        self._crowd: Crowd[Holding] = crowd_of(engine.lock_engine, self.name, self._room, lease=self._lease)
+        if self.concurrency > 1:  # else it is a lock, and each of its holders has a fence of its own
+            self._access.crowd = self._crowd
+
+    async def _taking(self, colour: Colour, wait: Seconds, heard: Callable[[], object] = nothing) -> Holding:
+        """Wait among the callers of this process, for a turn to ask the engine or for a place that one of them left."""
+        self._bind()
+        began, patience = monotonic(), self._wait if wait is None else seconds("wait", wait)
+        if patience <= 0 or not self._engine.lock_engine.shared:  # memory:// has such a queue of its own
+            return await super()._taking(colour, patience)
+        crowd = self._crowd
+        with crowd.joined() as me:
+            if not await crowd.turn(me, colour, patience):
+                holding = Holding(self._access, self.name, None)
+                holding.over, holding.refusal = True, Busy(b"", 0.0)
+                return holding
+            place, me.place = me.place, None
+            if place is not None and monotonic() > place.since + self._lease / 2:  # our loop was blocked meanwhile
+                place.let_go()  # or it would be taken while its caller waits for another
+                place = None
+            if place is None:
+                left = max(began + patience - monotonic(), 0.0)
+                return await super()._taking(colour, left, partial(crowd.heard, me))
+            place.grant(None, self._lease, self._max_hold, place.since)
+            if (loop := running_loop() if colour.suspending else None) is not None:
+                place.ends_with(loop)
+            return place
 
     # -- on engines whose locks have room for one only ------------------------------------------------------------
 
@@ -147,24 +147,24 @@ class Bulkhead(Lock):
         return
 
     async def _question(
-        self, locks: PlainLocks, grip: Grip, waits: bool, patience: float, since: float
+        self, locks: PlainLocks, holding: Holding, waits: bool, patience: float, since: float
     ) -> Granted | Busy:
         if not self._split:
-            return await super()._question(locks, grip, waits, patience, since)
+            return await super()._question(locks, holding, waits, patience, since)
         first, busiest = randrange(self.concurrency), None
         for number in range(self.concurrency):
-            grip.name = f"{self.name}/{(first + number) % self.concurrency}"
-            reply = await locks.acquire(grip.name, grip.token, self._lease, False, patience, since)
+            holding.key = f"{self.name}/{(first + number) % self.concurrency}"
+            reply = await locks.acquire(holding.key, holding.token, self._lease, False, patience, since)
             if isinstance(reply, Granted):
                 return reply
             if busiest is None or reply.lease < busiest[1].lease:
-                busiest = grip.name, reply
+                busiest = holding.key, reply
         assert busiest is not None
-        grip.name, refused = busiest
+        holding.key, refused = busiest
         return refused
 
-    async def _wait_for(self, locks: PlainLocks, grip: Grip, busy: Busy, timeout: float, since: float) -> None:
-        await super()._wait_for(locks, grip, busy, min(timeout, LOOK if self._split else inf), since)
+    async def _wait_for(self, locks: PlainLocks, holding: Holding, busy: Busy, timeout: float, since: float) -> None:
+        await super()._wait_for(locks, holding, busy, min(timeout, POLL if self._split else self._crowd.look), since)
 
 
 defaults = {name: each.default for name, each in inspect.signature(Bulkhead).parameters.items()}

@@ -23,7 +23,7 @@ class Gripped(Protocol):
     """A grip that was granted."""
 
     token: bytes
-    name: str
+    key: str
     hold: Hold | None
 
 
@@ -50,7 +50,7 @@ async def extended(locks: PlainLocks, grip: Gripped, seconds: float) -> bool:
     hold, asked = grip.hold, monotonic()
     lasts = max(seconds, hold.lease, hold.ends - asked)
     with hold.standing_until(asked + lasts):  # before we ask: the keeper may do so too, just now
-        stood = await locks.renew(grip.name, grip.token, lasts)
+        stood = await locks.renew(grip.key, grip.token, lasts)
     if stood:
         hold.ends = max(hold.ends, asked + lasts)
     else:
@@ -68,7 +68,7 @@ async def handed_over(engine: Engine, colour: Colour, grip: Gripped, seconds: fl
     with hold.standing_until(monotonic() + lasts), hold.resting():
         while hold.under_way is not None and monotonic() < hold.ends:  # a renewal behind us would make it ours again
             await colour.park(Bell(), 0.005)
-        stood = await hands.hand_over(grip.name, grip.token, lasts)
+        stood = await hands.hand_over(grip.key, grip.token, lasts)
     hold.end()
     return stood and not hold.lost
 

@@ -1,8 +1,8 @@
 """Keeps leases standing while their holders live: daemon threads of the process, one or two as a rule.
 
 Threads and not tasks, since an event loop that is blocked by its own computation renews nothing. One of them watches
-for the next lease that is due; when it leaves to renew it, the next one watches, so that an engine that hangs doesn't
-keep the leases of others waiting.
+for the next lease that is due; when it leaves to renew it, the next one watches. Each engine has a few threads at most:
+what else is due there waits for one of them, so that an engine that hangs does not keep the leases of others waiting.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Hold", "Keeper", "Renewable", "keeper"]
 _log = logging.getLogger("stampede")
 
 THREADS = 8
-"""At most; there are more than two only after engines have hung, or many leases were due at once."""
+"""At most for one engine; there are more than two only after engines have hung, or many leases were due at once."""
 
 SHORTEST = 0.005
 """Seconds between two renewals of one lease, however short it is."""
@@ -58,6 +58,7 @@ class Hold:
         "_keeper",
         "_floor",
         "_lost",
+        "_taken",
         "_until",
         "alive",
         "drop",
@@ -98,7 +99,7 @@ class Hold:
         self.port, self.key, self.token, self.lease = port, key, token, lease
         self.drop = drop  # gives the lease back, blocking: when its holder is gone, or at exit
         self.owe = owe  # has it given back at exit with others of its engine, if that hears of many at once
-        self.of = of  # whose computations' it is: that may be closed under them
+        self.of = of  # whose computations' it is: that may be closed under them. Of a lock: the engine's name
         self.alive = alive  # False: the holder can never end (its loop was closed)
         self.on_lost = on_lost
         self.due = inf  # when the keeper looks at it again
@@ -106,6 +107,7 @@ class Hold:
         self.ended = False
         self.foreign = False  # the lease is none of ours: a forked child's parent has it, or the interpreter ends
         self._lost = False
+        self._taken = False
 
     def __enter__(self) -> Hold:
         self._keeper.add(self)
@@ -122,6 +124,12 @@ class Hold:
         if not self._lost and (self.foreign or time.monotonic() >= self.ends):
             self._lost = True  # for good, even if a renewal is answered after all: somebody may have been told
         return self._lost
+
+    @property
+    def overruled(self) -> bool:
+        """Whether a lease that the engine does not know any more was taken away, as an invalidation does it, before its
+        time was over."""
+        return self._taken or not self.lost
 
     @contextmanager
     def standing_until(self, moment: float) -> Iterator[None]:
@@ -197,6 +205,7 @@ class Hold:
         except BaseException:  # CancelledError is one, too
             _log.exception("the lease of %r could not be renewed, and is tried again", self.key)
         if stands is False and not self.ended:
+            self._taken = self.overruled
             self.lose()
         if stands is False or self._lost:
             return None
@@ -235,6 +244,8 @@ class Keeper:
         self._holds: dict[Hold, None] = {}
         self._new: deque[tuple[float, Hold]] = deque()  # with their moments, since the watch looked the last time
         self._due: list[tuple[float, int, Hold]] = []
+        self._busy: dict[Renewable, int] = {}  # threads that are at this engine
+        self._behind: dict[Renewable, deque[Hold]] = {}  # what is due there, and waits for one of them
         self._alarm = inf  # when the watch looks again; less than ever: when somebody takes it over
         self._threads = 0
         self._idle = 0  # of them
@@ -273,6 +284,10 @@ class Keeper:
 
     def remove(self, hold: Hold) -> None:
         self._holds.pop(hold, None)  # from the queue it goes when its time comes
+
+    def holds(self) -> list[Hold]:
+        """All leases of this process that have not been given back."""
+        return list(self._holds)
 
     def release_all(self) -> None:
         """Give every lease back, when the interpreter exits under computations that still run."""
@@ -319,9 +334,9 @@ class Keeper:
         if moment < self._alarm:
             self._changed.notify_all()
 
-    def _next(self) -> tuple[Hold, bool]:
-        """The lease whose time has come, and whether it is to be renewed: else its end came before the answer to its
-        renewal. Who gets it leaves the watch to another thread."""
+    def _next(self) -> tuple[Hold, Renewable | None]:
+        """The lease whose time has come, and the engine at which it is to be renewed. None: its end came before the
+        answer to its renewal. Who gets it leaves the watch to another thread."""
         with self._lock:
             self._idle += 1
             try:
@@ -330,20 +345,21 @@ class Keeper:
                 self._watched = True
                 try:
                     hold = self._watch()
-                    renews = hold.under_way is None
-                    if renews:
+                    port = hold.port if hold.under_way is None else None
+                    if port is not None:
                         hold.under_way = threading.current_thread()
-                    if renews and hold.ends > self._clock():
-                        self._schedule(hold.ends, hold)
+                        self._busy[port] = self._busy.get(port, 0) + 1
+                        if hold.ends > self._clock():
+                            self._schedule(hold.ends, hold)
                 finally:
                     self._watched, self._alarm = False, -inf
             finally:
                 self._idle -= 1
                 if self._idle:
                     self._turn.notify()
-                elif self._threads < THREADS:
+                else:
                     self._start()
-            return hold, renews
+            return hold, port
 
     def _watch(self) -> Hold:
         while True:
@@ -358,15 +374,36 @@ class Keeper:
             pause = self._alarm - self._clock()
             if pause <= 0:
                 moment, _, hold = heapq.heappop(self._due)
-                if hold in self._holds and moment == hold.due:
+                if hold in self._holds and moment == hold.due and not self._waits(hold):
                     return hold
                 del hold
             else:
                 self._changed.wait(min(pause, LONGEST))
 
+    def _waits(self, hold: Hold) -> bool:
+        """Put it behind others of its engine, if all threads that may be there are. Until its end: that needs none."""
+        if hold.under_way is not None or hold.ends <= self._clock() or self._busy.get(hold.port, 0) < THREADS:
+            return False
+        self._behind.setdefault(hold.port, deque()).append(hold)
+        self._schedule(hold.ends, hold)
+        return True
+
+    def _left(self, port: Renewable) -> None:
+        """A thread is at this engine no more: the next of those that wait for it is due."""
+        self._busy[port] -= 1
+        if not self._busy[port]:
+            del self._busy[port]
+        behind = self._behind.get(port, ())
+        while behind:
+            hold = behind.popleft()
+            if hold in self._holds and hold.under_way is None:
+                self._schedule(self._clock(), hold)
+                return
+        self._behind.pop(port, None)
+
     def _run(self) -> None:
         with self._lock:
-            if self._threads >= THREADS:
+            if self._idle:
                 return
             self._threads += 1
         try:
@@ -394,18 +431,19 @@ class Keeper:
             if self._holds and not self._threads:
                 self._start()
 
-    def _attend(self, hold: Hold, renews: bool) -> None:
+    def _attend(self, hold: Hold, port: Renewable | None) -> None:
         again: float | None = None
         try:
-            if renews:
+            if port is not None:
                 again = hold.attend(self._clock())
             elif hold.lost:
                 hold.lose()
         except BaseException:  # its holder's own callback
             _log.exception("the lease of %r could not be looked after, and ends by itself", hold.key)
         with self._lock:
-            if renews:
+            if port is not None:
                 hold.under_way = None
+                self._left(port)
             if again is None:
                 self._holds.pop(hold, None)
             elif hold in self._holds:

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, run_blocking
 from stampede.engines.limits import NamedLimits
 from stampede.errors import EngineClosed, EngineError, LimitTimeout, OptionError
+from stampede.metrics.table import LIMIT, histogram
 from stampede.policy import Seconds, seconds
 from stampede.ports import Booked, Engine, Limits, Rate, Usage
 from stampede.signatures import is_async, with_twins
@@ -26,17 +27,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SHORT = 1.0
-"""Seconds of sleep before a start, up to which nobody asks whether the limit was penalized meanwhile."""
+"""Seconds before a start, up to which nobody asks in between whether it has moved."""
 
 
 @with_twins
 class Limiter:
     """At most `max` starts in any window of `per` seconds: `with Limiter("github", max=5, per=0.8): ...`.
 
-    It bounds starts, and not how many run at once: the end of a block means nothing to it. Who has to wait books the
-    moment of its start and sleeps until then, so that those are served in the order in which they came. `wait`: how
-    long they wait at most; a block that would have to wait longer raises LimitTimeout, at once. `when_down="allow"`:
-    while the engine can't be asked, this process keeps the same limit by itself; else that is an EngineError.
+    It bounds starts, and not how many run at once: the end of a block means nothing to it. A caller that has to wait
+    books the moment of its start, sleeps until then, and asks again. `wait`: how long callers wait at most; a block
+    that would have to wait longer raises LimitTimeout, at once. `when_down="allow"`: while the engine can't be asked,
+    this process keeps the same limit by itself; else that is an EngineError.
 
     >>> with Limiter("github", max=5, per="800ms"):  # of all processes of this machine; on="redis://..." of all
     ...     pass
@@ -64,7 +65,8 @@ class Limiter:
             raise OptionError(f"per is {per!r}: give a number of seconds between a thousandth and a year")
         self._wait = seconds("wait", wait)
         self._alone = NamedLimits(monotonic) if when_down == "allow" else None
-        self._penalty = Bell()
+        self._late = slack(micros(self._rate.per)) / SECOND
+        self._moved = Bell()
         self._use(engine)
 
     def _use(self, engine: Engine) -> None:
@@ -73,6 +75,7 @@ class Limiter:
         self._engine = engine
         self._suspending = PROMPT if engine.prompt else SUSPENDING
         self._limits = engine.limits, engine.alimits
+        self._starts, self._refusals = (histogram(LIMIT, engine.called, each) for each in ("started", "refused"))
 
     def _bind(self) -> None:
         """Before it is asked: settings may name another engine by now."""
@@ -114,7 +117,7 @@ class Limiter:
     def penalize(self, seconds: Seconds) -> None:
         """No start for so long, anywhere, as when a third party said `Retry-After`.
 
-        Who has booked and sleeps more than a second asks anew.
+        Those who wait for their starts already wait for its end, too.
         """
         run_blocking(self._penalize(BLOCKING, seconds))
 
@@ -173,78 +176,60 @@ class Limiter:
             )
 
     async def _start(self, colour: Colour, patience: float, cost: int) -> float | None:
-        """None: now. Else it is as many seconds until the next, which are more than its caller waits."""
+        """Wait for the start. Return None when it is made, or the seconds until it if they are more than `patience`."""
         self._bind()
-        end, tries = monotonic() + patience, 0
-        nearest = inf  # seconds that an answer has taken at least: now, whatever it took before
-        while True:
-            tries += 1
-            limits, penalty = self._limits[colour.suspending], self._penalty
-            mine: list[tuple[Limits, Booked]] = []
-            try:
-                answer, sent = await colour.shielded(self._booked(limits, cost, max(end - monotonic(), 0.0), mine))
-                replied = monotonic()
-                nearest = min(nearest, replied - sent)
-                far = nearest if tries > 2 else 0.0
-                if answer.booked and await self._in_time(colour, answer, penalty, sent, replied, far):
-                    return None
-            except GeneratorExit:  # its loop was closed: nothing can be awaited any more
-                raise
-            except BaseException:
-                if mine and mine[0][1].booked:
-                    await colour.shielded(self._given_back(cost, *mine[0]))
-                raise
-            if answer.booked:
-                await colour.shielded(self._given_back(cost, *mine[0]))
-            elif monotonic() + answer.delay > end or answer.delay == inf:
-                return answer.delay
-            else:  # it has no place for one that is so far away
-                await _asleep(colour, penalty, min(monotonic() + max(answer.delay / 2, 0.01), end))
-
-    async def _booked(
-        self, limits: Limits, cost: int, ahead: float, mine: list[tuple[Limits, Booked]]
-    ) -> tuple[Booked, float]:
-        """The answer, also for who is interrupted in the moment in which it comes; and when its question was sent."""
-        sent = monotonic()
+        limits, began = self._limits[colour.suspending], monotonic()
+        end = began + patience
+        mine: dict[Limits, int] = {}  # where the start is booked, and its moment
         try:
-            answer = await limits.take(self.name, self._rate, cost, ahead)
+            while True:
+                sent, moved = monotonic(), self._moved
+                ahead = max(end - sent, self._late if mine else 0.0)
+                answer = await colour.shielded(self._asked(limits, cost, ahead, mine))
+                if answer.booked and not answer.delay:
+                    self._starts.observe(monotonic() - began)
+                    return None
+                if not answer.booked and answer.delay > ahead:
+                    self._refusals.observe(monotonic() - began)
+                    return answer.delay
+                # Sent then, the next question comes when the start is due, however far away the engine is. A long sleep
+                # is cut short, as others may have given their places back; and here that rings.
+                pause = answer.delay if answer.delay <= SHORT else answer.delay / 2
+                if await colour.park(moved, sent + pause - monotonic()):
+                    await colour.park(Bell(), sent + answer.delay / 8 - monotonic())
+        except GeneratorExit:  # its loop was closed: nothing can be awaited any more
+            raise
+        except BaseException:
+            if mine:
+                await colour.shielded(self._given_back(cost, mine))
+            raise
+
+    async def _asked(self, limits: Limits, cost: int, ahead: float, mine: dict[Limits, int]) -> Booked:
+        """Exchange the booking in `mine`, if there is one, for the answer's, also if the caller is cancelled now."""
+        try:
+            answer = await limits.take(self.name, self._rate, cost, ahead, mine.get(limits, 0))
         except EngineClosed:
             raise
         except EngineError:
             if self._alone is None:
                 raise
-            limits, sent = self._alone, monotonic()
-            answer = await limits.take(self.name, self._rate, cost, ahead)
-        mine.append((limits, answer))
-        return answer, sent
+            limits = self._alone
+            answer = await limits.take(self.name, self._rate, cost, ahead, mine.get(limits, 0))
+        mine.clear()
+        if answer.booked:
+            mine[limits] = answer.at
+        return answer
 
-    async def _in_time(
-        self, colour: Colour, mine: Booked, penalty: Bell, sent: float, replied: float, far: float
-    ) -> bool:
-        """Sleep until a start that was booked. False: it is too late for that by now, or forbidden.
-
-        It was booked between the moments at which its question was sent and its answer came: it is not made before the
-        last that this may mean, and late by the first. An engine may be so far away that nobody would ever be in time:
-        then the way to it, at its shortest, is no delay.
-        """
-        due = replied + mine.delay
-        if mine.delay > 0:
-            if await _asleep(colour, penalty, due):
-                return False
-            if mine.delay > SHORT and await self._penalized(colour):
-                return False
-        allowed = slack(micros(self._rate.per)) / SECOND
-        return monotonic() - (sent + mine.delay) <= allowed + (far if far > allowed else 0.0)
-
-    async def _penalized(self, colour: Colour) -> bool:
-        try:
-            return (await self._limits[colour.suspending].used(self.name)).penalized > 0
-        except EngineError:
-            return False  # it was booked while nobody had said so
-
-    async def _given_back(self, cost: int, limits: Limits, mine: Booked) -> None:
+    async def _given_back(self, cost: int, mine: dict[Limits, int]) -> None:
         with suppress(EngineError):
-            await limits.give_back(self.name, self._rate, cost, mine.at)
+            for limits, at in mine.items():
+                await limits.give_back(self.name, self._rate, cost, at)
+        self._ring()
+
+    def _ring(self) -> None:
+        """Wake those who sleep here until their starts: these may have moved."""
+        told, self._moved = self._moved, Bell()
+        told.ring()
 
     async def _ready_in(self, colour: Colour, cost: int) -> float:
         self._bind()
@@ -257,20 +242,11 @@ class Limiter:
             raise OptionError(f"seconds is {forbidden!r}: give a finite number, as nobody can take a penalty back")
         self._bind()
         await self._limits[colour.suspending].penalize(self.name, self._rate, length)
-        told, self._penalty = self._penalty, Bell()
-        told.ring()
+        self._ring()
 
     async def _used(self, colour: Colour) -> Usage:
         self._bind()
         return await self._limits[colour.suspending].used(self.name)
-
-
-async def _asleep(colour: Colour, penalty: Bell, until: float) -> bool:
-    """Sleep until then. True: it was penalized here meanwhile."""
-    while (left := until - monotonic()) > 0:
-        if await colour.park(penalty, left):
-            return True
-    return False
 
 
 defaults = {name: each.default for name, each in inspect.signature(Limiter).parameters.items()}

@@ -6,24 +6,34 @@ caps nothing: then this process keeps the caps by itself.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 
-from stampede import decisions
 from stampede.adaptive import Adaptive
 from stampede.bulkhead import Bulkhead
 from stampede.colour import Colour
 from stampede.engines.memory import MemoryEngine
 from stampede.errors import EngineError, LockLost, OriginFull, SettingsError
+from stampede.holding import Holding
 from stampede.limiter import Limiter
 from stampede.policy import nearest
 from stampede.ports import Engine
 from stampede.settings import OriginSettings
+from stampede.watch import watch
 
 __all__ = ["OriginGate", "Origins"]
 
 _clock = time.monotonic
+_log = logging.getLogger("stampede")
+
+DOWN = 1.0
+"""Seconds for which an engine that had no answer is not asked again."""
+
+STALLED = 5.0
+"""Seconds without an end of a computation after which one that waits for its place is worth a warning."""
 
 
 class Origins:
@@ -53,25 +63,19 @@ class Origins:
 
 
 class OriginGate:
-    """One origin, as who computes there has to do with it."""
+    """The caps of one origin: those of the fleet, on the engine, or those of this process while the engine is down."""
 
     def __init__(self, name: str, settings: OriginSettings, engine: Engine) -> None:
         self.name, self.when_full = name, settings.when_full
         self._settings = settings
         most = settings.concurrency
         self.adaptive = Adaptive(most, settings.at_least) if settings.adaptive and most is not None else None
-        self._fleet = _Caps(name, settings, engine)
-        self._own: _Caps | None = None
-
-    @property
-    def _here(self) -> _Caps:
-        """The same caps, of this process alone, and of all its threads together."""
-        if self._own is None:
-            made = _Caps(self.name, self._settings, MemoryEngine())
-            with decisions.lock:
-                if self._own is None:
-                    self._own = made
-        return self._own
+        self._fleet, self._here = _Caps(name, settings, engine), _Caps(name, settings, MemoryEngine())
+        self._down_until = 0.0  # the engine had no answer
+        self._entering: dict[object, float] = {}  # callers that wait for a place, and since when
+        self._inside: set[_Place] = set()  # of this process
+        self._left = 0.0  # when one of them was last over
+        self._watched = self._warned = False
 
     @property
     def room(self) -> int | None:
@@ -79,17 +83,57 @@ class OriginGate:
         return self._settings.concurrency if self.adaptive is None else self.adaptive.room
 
     async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> _Place:
-        began = _clock()
+        """A place for one computation. OriginFull: there was none within `wait` seconds."""
+        me, began = object(), _clock()
+        self._entering[me] = began
+        if wait > 0 and not self._watched:
+            self._watched = watch.add(self, began + STALLED)
         try:
-            bulkhead = await self._fleet.enter(colour, self.room, wait, lease, longest)
-        except EngineError:
-            left = max(wait - (_clock() - began), 0.0)
-            bulkhead = await self._here.enter(colour, self.room, left, lease, longest)
-        return _Place(self, bulkhead, colour)
+            holding = await self._had(colour, began + wait, lease, longest)
+        finally:
+            del self._entering[me]
+        place = _Place(self, holding, colour)
+        self._inside.add(place)
+        return place
+
+    async def _had(self, colour: Colour, end: float, lease: float, longest: float) -> Holding | None:
+        """The engine is asked twice before it counts as down: one question that fails opens no cap."""
+        for _ in range(2):
+            if _clock() < self._down_until:
+                break
+            with suppress(EngineError):
+                return await self._fleet.enter(colour, self.room, max(end - _clock(), 0.0), lease, longest)
+        else:
+            self._down_until = _clock() + DOWN
+        return await self._here.enter(colour, self.room, max(end - _clock(), 0.0), lease, longest)
+
+    def left(self, place: _Place) -> None:
+        """A computation of this process is over."""
+        self._inside.discard(place)
+        self._left = _clock()
+
+    def look(self, now: float) -> float | None:
+        """Warn, once, of callers that may wait for a computation which waits for them. When to look again."""
+        since = max(min(list(self._entering.values()), default=inf), self._left)
+        if since == inf or self._warned:
+            self._watched = False
+            return None
+        if now < since + STALLED:
+            return since + STALLED
+        if self._inside:
+            self._warned = True
+            _log.warning(
+                "a computation has waited %.3g s for a place at the origin %r, and none of the %d that this process "
+                "computes there has ended meanwhile. If one of them calls the other from a thread of its own, it waits "
+                "for itself: start the thread with contextvars.copy_context().run, so that it shares the place",
+                now - since,
+                self.name,
+                len(self._inside),
+            )
+        return now + STALLED
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.engine.close()
+        self._here.engine.close()
 
 
 class _Caps:
@@ -103,29 +147,28 @@ class _Caps:
 
     async def enter(
         self, colour: Colour, room: int | None, wait: float, lease: float, longest: float
-    ) -> Bulkhead | None:
+    ) -> Holding | None:
         """First the place, then the moment: who has that starts at once."""
-        began, bulkhead = _clock(), None
+        began, place = _clock(), None
         if room is not None:
             bulkhead = Bulkhead(f"origin/{self._name}", self.engine, concurrency=room, lease=lease, max_hold=longest)
-            if await bulkhead._taking(colour, wait) is not None:
+            place = await bulkhead._taking(colour, wait)
+            if place.refusal is not None:
                 raise self._full(f"computes {room} at once", wait)
-            for grip in bulkhead._grips.values():
-                grip.belongs_to(bulkhead)  # until its loop is closed: else it is its lock's, whatever becomes of that
         if self._rate is not None:
             try:
                 left = max(wait - (_clock() - began), 0.0)
                 if not await self._rate._acquire(colour, left):
                     raise self._full(f"has begun {self._rate.max} in {self._rate.per:g} s", wait)
             except GeneratorExit:  # its loop was closed: nothing can be awaited any more
-                if bulkhead is not None:
-                    _let_go(bulkhead)
+                if place is not None:
+                    place.let_go()
                 raise
             except BaseException:
-                if bulkhead is not None:
-                    await colour.shielded(_given_back(bulkhead, colour))
+                if place is not None:
+                    await colour.shielded(_given_back(place, colour))
                 raise
-        return bulkhead
+        return place
 
     def _full(self, how: str, wait: float) -> OriginFull:
         waited = f", and there was none within {wait:.3g} s" if wait > 0 else ""
@@ -137,28 +180,25 @@ class _Caps:
 class _Place:
     """In the hands of one computation."""
 
-    def __init__(self, gate: OriginGate, bulkhead: Bulkhead | None, colour: Colour) -> None:
+    def __init__(self, gate: OriginGate, holding: Holding | None, colour: Colour) -> None:
         self.origin = gate.name
-        self._gate, self._bulkhead, self._colour = gate, bulkhead, colour
+        self._gate, self._holding, self._colour = gate, holding, colour
 
     def ended(self, name: str, seconds: float, *, failed: bool) -> None:
         if self._gate.adaptive is not None:
             self._gate.adaptive.ended(name, seconds, _clock(), failed=failed)
 
     async def leave(self) -> None:
-        if self._bulkhead is not None:
-            await _given_back(self._bulkhead, self._colour)
+        self._gate.left(self)
+        if self._holding is not None:
+            await _given_back(self._holding, self._colour)
 
     def drop(self) -> None:
-        if self._bulkhead is not None:
-            _let_go(self._bulkhead)
+        self._gate.left(self)
+        if self._holding is not None:
+            self._holding.let_go()
 
 
-async def _given_back(bulkhead: Bulkhead, colour: Colour) -> None:
+async def _given_back(place: Holding, colour: Colour) -> None:
     with suppress(EngineError, LockLost):  # its lease ends it
-        await bulkhead._releasing(colour)
-
-
-def _let_go(bulkhead: Bulkhead) -> None:
-    for grip in list(bulkhead._grips.values()):
-        grip.let_go()
+        await place.releasing(colour)

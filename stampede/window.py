@@ -1,7 +1,10 @@
 """How many starts a limit allows in any window of time. Pure: it takes the time, in whole microseconds, as an argument.
 
 A sliding window, exact: a start is booked at the first moment at which no window of `per` that it lies in has more
-than `most`. Starts that lie within a 128th of `per` are one pair, as wide as they lie apart: it is taken for all that
+than `most`. A booking is a plan: when its moment comes, its caller asks again (`take` with `was`), and starts if those
+before it leave room; plans behind it give way. So a late start shifts the plans that it has to shift, and no more.
+
+Starts that lie within a 128th of `per` are one pair, as wide as they lie apart: it is taken for all that
 it may be, so that there is never more than `most`, and the state stays small, for at most one hundredth less.
 
 Whole microseconds, as the engines that decide in their servers write this a second time, in numbers of their own, and
@@ -66,7 +69,7 @@ def micros(seconds: float) -> int:
 
 
 def slack(per: int) -> int:
-    """How late a start may be made that was booked: its window is longer by so much."""
+    """How late a start may be without shifting what is planned behind it: its window is longer by so much."""
     return min(max(per // 50, 2_000), 100_000)
 
 
@@ -76,17 +79,29 @@ def checked(cost: int, most: int) -> None:
         raise ValueError(f"a start of cost {cost} can never be made: at most {most} are allowed at once")
 
 
-def take(window: Window, now: int, most: int, per: int, cost: int, ahead: int) -> tuple[Window, int, int | None]:
-    """Microseconds until a start of this cost may be made; and when that is, if it was booked, as it is done if they
-    are no more than `ahead`. Nothing is changed otherwise."""
+def take(
+    window: Window, now: int, most: int, per: int, cost: int, ahead: int, was: int = 0
+) -> tuple[Window, int, int | None]:
+    """Return the microseconds until a start of this cost may be made (0: it is made now), and its moment if booked.
+
+    It is booked if that is at most `ahead` from now. `was` is the moment that an earlier answer has booked for this
+    start (0: none). It is exchanged for the new one, or given back if that is too far away.
+    """
     checked(cost, most)
     span = per + slack(per)
     today = _today(window, now, span)
-    at = _first_free(today, most, span, cost)
-    delay = at - today.seen
+    if was:
+        today = give_back(today, was, cost)
+    # A start whose moment has come counts as late as the slack allows, so that it shifts the others least; and plans
+    # that lie ahead shut nothing to it, as they ask again themselves.
+    due = 0 < was <= today.seen
+    earliest = max(was, today.seen - slack(per)) if due else today.seen
+    earliest = today.rest if today.rest > today.seen else earliest
+    at = _first_free(today, most, span, cost, earliest, today.seen if due else LONGEST)
+    delay = max(at - today.seen, 0)
     if delay > ahead:
         # A step of the clock is kept: else each who is refused would see it anew, and no time would ever have passed.
-        return today if window.seen - now > SECOND else window, delay, None
+        return today if was or window.seen - now > SECOND else window, delay, None
     booked = _with(today, at, cost, per // WIDTH, span)
     if booked is None:
         return window, delay, None
@@ -154,12 +169,14 @@ def _today(window: Window, now: int, span: int) -> Window:
     return window._replace(long=long, until=until, seen=now, booked=booked)
 
 
-def _first_free(window: Window, most: int, span: int, cost: int) -> int:
-    """The first moment with room for it. Each pair with enough others shortly before it shuts an interval: from one
-    `span` before it to one behind the last of those others. They come in order, and so do both their ends."""
-    at = max(window.seen, window.rest)
+def _first_free(window: Window, most: int, span: int, cost: int, at: int, until: int) -> int:
+    """The first moment from `at` on with room for it. Each pair with enough others shortly before it shuts an interval:
+    from one `span` before it to one behind the last of those others. They come in order, and so do both their ends.
+    What begins behind both `until` and that moment shuts nothing."""
     booked, low, total = window.booked, 0, 0
     for high in booked:
+        if high.first > max(at, until):
+            break
         total += high.cost
         while total - booked[low].cost + cost > most:
             total -= booked[low].cost

@@ -1,0 +1,148 @@
+"""The callers of this process that wait for a place in one bulkhead, in the order of arrival.
+
+Only a few of them ask the engine at a time. A question there costs as much as there are waiters, so a thousand callers
+that ask would get nothing else done. The others wait here for one of two things: their turn to ask, or a place whose
+holder in this process has just left. Such a place changes hands without a word to the engine, but only for a moment
+after the engine has granted it. Then it goes back to the engine, so that other processes have their turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from time import monotonic
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from stampede import decisions, forks
+from stampede.colour import Bell, Colour
+from stampede.errors import EngineError
+from stampede.outcome import own_copy
+
+__all__ = ["Crowd", "Waiter", "crowd_of"]
+
+
+T = TypeVar("T", bound="_Place")
+
+
+class _Place(Protocol):
+    since: float  # when the engine was asked for it
+
+    def again(self: T) -> T: ...
+
+    def let_go(self) -> None: ...
+
+
+ASKERS = 4
+"""Callers of one process that ask the engine at a time."""
+
+LENT = 0.1
+"""Seconds after the engine has granted a place for which it may change hands inside the process."""
+
+LOOK = 2.0
+"""Seconds between two looks of a waiter that nobody has woken: half a lease, if that is shorter. An asker that was not
+heard of for two looks does not count: its event loop may be blocked, or have ended."""
+
+
+class Waiter(Generic[T]):
+    """One caller that wants a place."""
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self.place: T | None = None  # that was handed to it
+        self.error: EngineError | None = None  # that the askers had
+
+
+class Crowd(Generic[T]):
+    """The waiters of this process for one bulkhead."""
+
+    def __init__(self, lease: float) -> None:
+        self.look = min(LOOK, lease / 2)
+        self._begin()
+        forks.in_child(self._begin)
+
+    def _begin(self) -> None:
+        self._waiting: dict[Waiter[T], None] = {}  # in the order of arrival
+        self._asking: dict[Waiter[T], float] = {}  # and when each was last heard of
+        self._failed = False  # the last asker had no answer
+
+    @contextmanager
+    def joined(self) -> Iterator[Waiter[T]]:
+        """Be one of the waiters until the block ends. An EngineError that ends it is the answer to an asker."""
+        me: Waiter[T] = Waiter()
+        error: EngineError | None = None
+        with decisions.lock:
+            self._waiting[me] = None
+        try:
+            yield me
+        except EngineError as failure:
+            error = failure
+            raise
+        finally:
+            self.leave(me, error)
+
+    async def turn(self, me: Waiter[T], colour: Colour, wait: float) -> bool:
+        """Wait until this caller may ask, or was handed a place. False: neither, within `wait` seconds."""
+        end = monotonic() + wait
+        while not self._called(me, now := monotonic()):
+            if now >= end:
+                return False
+            await colour.park(me.bell, min(end - now, self.look))
+        if me.error is not None:
+            raise own_copy(me.error) from me.error
+        return True
+
+    def heard(self, me: Waiter[T]) -> None:
+        """An asker lives, and is about to ask again."""
+        with decisions.lock:
+            self._asking[me] = monotonic()
+
+    def hand_on(self, place: T) -> bool:
+        """Give a place to the first waiter. False: there is none, or it is time to give the place back."""
+        with decisions.lock:
+            heir = next(iter(self._waiting), None)
+            if heir is None or monotonic() > place.since + LENT:
+                return False
+            del self._waiting[heir]
+            heir.place = place.again()
+        heir.bell.ring()
+        return True
+
+    def _called(self, me: Waiter[T], now: float) -> bool:
+        with decisions.lock:
+            if me in self._waiting and sum(now - heard < 2 * self.look for heard in self._asking.values()) < ASKERS:
+                del self._waiting[me]
+                self._asking[me] = now
+            return me not in self._waiting
+
+    def leave(self, me: Waiter[T], error: EngineError | None) -> None:
+        """Let the next one ask. When two askers in a row had an error, all waiters get it: an engine that hangs costs
+        them one time-out together, not one after the other."""
+        called: list[Waiter[T]] = []
+        with decisions.lock:
+            self._waiting.pop(me, None)
+            if self._asking.pop(me, None) is not None:
+                down, self._failed = error is not None and self._failed, error is not None
+                called = [*islice(self._waiting, None if down else 1)]
+                for each in called:
+                    del self._waiting[each]
+                    if down:
+                        each.error = error
+                    else:
+                        self._asking[each] = monotonic()
+            place, me.place = me.place, None
+        for each in called:
+            each.bell.ring()
+        if place is not None and not self.hand_on(place):
+            place.let_go()
+
+
+_crowds: WeakValueDictionary[Hashable, Crowd[Any]] = WeakValueDictionary()
+
+
+def crowd_of(*bulkhead: Hashable, lease: float) -> Crowd[Any]:
+    """The crowd of this process at a bulkhead with this lease, for as long as anybody refers to it."""
+    with decisions.lock:
+        found = _crowds.get((*bulkhead, lease))
+        return found if found is not None else _crowds.setdefault((*bulkhead, lease), Crowd(lease))
