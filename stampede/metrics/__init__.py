@@ -5,5 +5,6 @@ from stampede.metrics.log import log_events
 from stampede.metrics.observers import Observers
 from stampede.metrics.opentelemetry import OpenTelemetryObserver
 from stampede.metrics.prometheus import PrometheusObserver
+from stampede.metrics.table import watch
 
-__all__ = ["Counters", "Observers", "OpenTelemetryObserver", "PrometheusObserver", "Stats", "log_events"]
+__all__ = ["Counters", "Observers", "OpenTelemetryObserver", "PrometheusObserver", "Stats", "log_events", "watch"]

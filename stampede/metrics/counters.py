@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from stampede import decisions, events
+from stampede.metrics.table import COST, WAIT, Metric, bucket, listeners
 
 __all__ = ["Counters", "Stats"]
 
@@ -20,7 +21,7 @@ class Stats:
     found: int = 0  # from the engine
     waits: int = 0  # were given what somebody else computed
     waited_seconds: float = 0.0
-    served: Mapping[str, int] = field(default_factory=dict)  # stale or due, by why: computing, failed, resting
+    served: Mapping[str, int] = field(default_factory=dict)  # by why: computing, failed, resting, full, outage
     computed: Mapping[str, int] = field(default_factory=dict)  # by why: missing, early, stale, refresh, alone
     failed: int = 0  # computations that raised
     cost_total: float = 0.0  # seconds spent on computations, the failed ones too
@@ -31,6 +32,10 @@ class Stats:
     invalidated: int = 0  # calls of invalidate, expire, set, invalidate_all, clear
     engine_downs: int = 0  # of the cache's engine, also in what a function tells
     untold: int = 0  # servers that don't tell of changes as they should
+    waited_within: Mapping[float, int] = field(default_factory=dict)  # waits, by the end of their bucket in seconds
+    cost_within: Mapping[float, int] = field(default_factory=dict)  # computations, likewise
+    engine_down_seconds: float = 0.0  # for which the engine was down, its present outage included
+    saved_seconds: float = 0.0  # the known costs of the values that hits and waits did not compute
 
     @property
     def computations(self) -> int:
@@ -48,9 +53,10 @@ _Tally: TypeAlias = "defaultdict[Any, Any]"  # a field's name, or (name, why), t
 
 
 class Counters:
-    """An observer that counts: `counters.of("shop.report")`, `counters.total()`."""
+    """An observer that counts: `counters.of("shop.report")`, `counters.total()`. Metrics name its cache by `label`."""
 
-    def __init__(self) -> None:
+    def __init__(self, label: str | None = None) -> None:
+        self._label = label
         self._tallies: dict[str, _Tally] = {}
 
     def __call__(self, event: events.Event) -> None:
@@ -70,6 +76,10 @@ class Counters:
                 tally[add] += 1
             else:
                 add(tally, *what)
+        if listeners and kind in _SECONDS and self._label is not None:
+            metric, number = _SECONDS[kind]
+            for listener in listeners:
+                listener(metric, what[number], (self._label, scope))
 
     def of(self, scope: str) -> Stats:
         """The counts of one scope; of one that nothing happened in, zeros."""
@@ -87,9 +97,16 @@ class Counters:
             return sorted(self._tallies)
 
 
-def _waited(tally: _Tally, seconds: float) -> None:
+def _found(tally: _Tally, cost: float) -> None:
+    tally["found"] += 1
+    tally["saved_seconds"] += cost
+
+
+def _waited(tally: _Tally, seconds: float, cost: float) -> None:
     tally["waits"] += 1
     tally["waited_seconds"] += seconds
+    tally["waited_within", bucket(seconds)] += 1
+    tally["saved_seconds"] += cost
 
 
 def _served(tally: _Tally, why: str) -> None:
@@ -106,13 +123,18 @@ def _failed(tally: _Tally, why: str, cost: float, error: BaseException) -> None:
     _spend(tally, cost)
 
 
+def _up(tally: _Tally, engine: str, seconds: float) -> None:
+    tally["engine_down_seconds"] += seconds
+
+
 def _spend(tally: _Tally, cost: float) -> None:
     tally["cost_total"] += cost
+    tally["cost_within", bucket(cost)] += 1
     tally["cost_max"] = max(tally["cost_max"], cost)
 
 
 _ADD: dict[type[events.Event], str | Callable[..., None]] = {
-    events.Found: "found",
+    events.Found: _found,
     events.Waited: _waited,
     events.Served: _served,
     events.Computed: _computed,
@@ -122,9 +144,17 @@ _ADD: dict[type[events.Event], str | Callable[..., None]] = {
     events.BadBytes: "bad_bytes",
     events.Invalidated: "invalidated",
     events.EngineDown: "engine_downs",
+    events.EngineUp: _up,
     events.Untold: "untold",
 }
 """What each adds: one to the field of that name, or what is worked out."""
+
+_SECONDS: dict[type[events.Event], tuple[Metric, int]] = {
+    events.Waited: (WAIT, 0),
+    events.Computed: (COST, 1),
+    events.Failed: (COST, 1),
+}
+"""Histograms, and which field of the event is the duration."""
 
 
 def _stats(tallies: Iterable[_Tally]) -> Stats:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from logging import DEBUG, ERROR, WARNING
+from math import inf
+from time import monotonic
 
-from stampede import events
+from stampede import decisions, events
 from stampede.errors import EngineError
 
 __all__ = ["DAILY", "log", "log_events"]
@@ -23,10 +25,14 @@ def log_events(event: events.Event, *, keys: bool = True) -> None:
     Lines hold keys, as operators need them, and messages of errors. Where those hold what logs must not,
     `functools.partial(log_events, keys=False)` tells the function and the error's type only.
     """
-    level = _level(event)
+    level, omitted = _level(event), 0
+    if level > DEBUG:
+        level, omitted = _in_turn(event, level)
     if log.isEnabledFor(level):
         what = repr(event.key) if keys and event.key else event.scope or "(all)"
         text, *arguments = _line(event, what, keys=keys)
+        if omitted:
+            text, arguments = f"{text} (and %d more like this since the last such line)", [*arguments, omitted]
         names = {"stampede.event": type(event).__name__, "stampede.scope": event.scope}
         log.log(level, text, *arguments, extra=names | ({"stampede.key": event.key} if keys else {}))
 
@@ -34,12 +40,11 @@ def log_events(event: events.Event, *, keys: bool = True) -> None:
 def _level(event: events.Event) -> int:
     match event:
         case events.Unkept(why=why):
-            as_the_user_wants_it = why.startswith(("cache_if", "ttl"))
-            return DEBUG if as_the_user_wants_it or not _first(event.scope, _kind_of(event)) else ERROR
+            return DEBUG if why.startswith(("cache_if", "ttl")) else ERROR  # or else as the user wants it
         case events.LeaseLost(invalidated=True):
             return DEBUG  # as it should be
         case events.Failed(error=RecursionError()):  # of all calls that are under way, at once
-            return WARNING if _has_room(LINE) and _first(event.scope, "recursion") else DEBUG
+            return WARNING if _has_room(LINE) else DEBUG
         case events.Failed() | events.LeaseLost() | events.BadBytes():
             return WARNING
         case events.EngineDown() | events.EngineUp() | events.Untold():
@@ -48,17 +53,22 @@ def _level(event: events.Event) -> int:
             return DEBUG
 
 
-def _first(scope: str, what: str) -> bool:
-    """Who looks at what goes wrong sees it once for each function, and who looks at everything, each time."""
-    told = _told.get(scope)
-    if told is None:
-        if len(_told) >= MOST:
-            return True
-        told = _told[scope] = set()
-    if what in told or len(told) >= KINDS:
-        return False
-    told.add(what)
-    return True
+def _in_turn(event: events.Event, level: int) -> tuple[int, int]:
+    """Return the level of this line, and how many lines like it were left out before it.
+
+    What goes wrong for one function many times in a second is one line in ten; all others are written at DEBUG.
+    """
+    if not isinstance(event, (events.BadBytes, events.Failed, events.LeaseLost, events.Unkept)):
+        return level, 0
+    kind = type(event.error if isinstance(event, events.Failed) else event).__qualname__
+    now, pause = monotonic(), LASTING if isinstance(event, events.Unkept) else FLOOD
+    with decisions.lock:
+        due, omitted = _told.get((event.scope, kind), (-inf, 0))
+        if now < due or (len(_told) >= MOST and due == -inf):
+            _told[event.scope, kind] = due, omitted + 1
+            return DEBUG, 0
+        _told[event.scope, kind] = now + pause, 0
+    return level, omitted
 
 
 def _has_room(frames: int) -> bool:
@@ -73,13 +83,16 @@ LINE = 100
 """Frames that handlers of a log line are given."""
 
 
-def _kind_of(event: events.Event) -> str:
-    """Of keys that somebody has named himself, the word that they begin with; the others are all of one function."""
-    return "" if event.scope and event.key.startswith(f"{event.scope}:") else event.key.partition(":")[0]
+FLOOD = 10.0
+"""Seconds between two lines of one kind about one function."""
 
+LASTING = 600.0
+"""Seconds between two lines about a function's values that can't be kept: that lasts until its code is changed."""
 
-_told: dict[str, set[str]] = {}
-MOST, KINDS = 10_000, 20
+MOST = 10_000
+"""Functions and kinds of which that is known, at most."""
+
+_told: dict[tuple[str, str], tuple[float, int]] = {}  # when the next line may be written, and how many were left out
 
 
 def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:

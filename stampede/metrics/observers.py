@@ -21,6 +21,13 @@ class _Inside(threading.local):
         self.numbers: set[int] = set()
 
 
+class Collector:
+    """An observer that needs no events: it reads the statistics of all caches when it is asked for metrics."""
+
+    def __call__(self, event: Event) -> None:
+        """Nothing is done."""
+
+
 class Observers:
     """Tells each observer of each event, in the thread and at the moment it happens: a slow one hands over to a queue.
 
@@ -31,7 +38,7 @@ class Observers:
     __slots__ = ("_inside", "_observers", "_told")
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._observers = tuple(observers)
+        self._observers = tuple(each for each in observers if not isinstance(each, Collector))
         self._told: set[int] = set()
         self._inside = _Inside()
         for observer in self._observers:

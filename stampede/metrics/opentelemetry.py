@@ -2,48 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stampede.errors import MissingExtra
-from stampede.events import Event
-from stampede.metrics.families import FAMILIES, Family
+from stampede.metrics.observers import Collector
+from stampede.metrics.table import BOUNDS, METRICS, Cell, Metric, listeners, reading
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Meter
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 __all__ = ["OpenTelemetryObserver"]
 
 
-class OpenTelemetryObserver:
-    """An observer that feeds `stampede.computed`, `stampede.computation_seconds` and the like of a meter.
+class OpenTelemetryObserver(Collector):
+    """Makes instruments for all caches, locks and limits of this process, of a meter of the global provider.
 
-    Without a meter, the global provider's. Local hits are no events: see `stats()`.
+    Counters and gauges are observable: they read the statistics when metrics are exported, so that a hit costs nothing
+    more. Histograms record waits and costs from now on, when they happen.
     """
 
     def __init__(self, meter: Meter | None = None) -> None:
         try:
-            from opentelemetry.metrics import get_meter
+            from opentelemetry.metrics import Observation, get_meter
         except ImportError as exc:
             raise MissingExtra(
                 "OpenTelemetryObserver needs opentelemetry-api: pip install 'stampede-guard[opentelemetry]'"
             ) from exc
+        self._observation = Observation
+        self._values: dict[Cell, float] = {}
+        self._read: set[Metric] = set(METRICS)  # metrics that have been told of these values
+        self._histograms: dict[Metric, Any] = {}
+        with _making:
+            if meter in _meters:  # settings may be read twice
+                return
+            _meters.append(meter)
         meter = get_meter("stampede") if meter is None else meter
-        families = {family.name: family for each in FAMILIES.values() for family in each}
-        self._feeds = {name: _feed(meter, family) for name, family in families.items()}
+        for metric in METRICS:
+            self._make(meter, metric)
+        listeners.append(self._record)
 
-    def __call__(self, event: Event) -> None:
-        for family in FAMILIES.get(type(event), ()):
-            labels = {f"stampede.{label}": getattr(event, label) for label in family.labels}
-            self._feeds[family.name](family.amount(event), labels)
+    def _make(self, meter: Meter, metric: Metric) -> None:
+        """An exporter to Prometheus appends the unit and `total`, and so gives each metric its name there."""
+        seconds = metric.family.endswith("_seconds")
+        name, unit = f"stampede.{metric.family.removesuffix('_seconds')}", "s" if seconds else ""
+        if metric.kind == "histogram":
+            bounds = BOUNDS[:-1]
+            self._histograms[metric] = meter.create_histogram(
+                name, unit, metric.help, explicit_bucket_boundaries_advisory=bounds
+            )
+        elif metric.kind == "counter":
+            meter.create_observable_counter(name, [partial(self._observe, metric)], unit, metric.help)
+        else:
+            meter.create_observable_gauge(name, [partial(self._observe, metric)], unit, metric.help)
+
+    def _observe(self, metric: Metric, options: CallbackOptions) -> Iterable[Observation]:
+        if metric in self._read:  # a new collection: one reading for all of its metrics
+            self._values, self._read = reading(), set()
+        self._read.add(metric)
+        return [
+            self._observation(value, dict(zip(metric.labels, labels, strict=True)))
+            for (which, labels, _), value in self._values.items()
+            if which is metric
+        ]
+
+    def _record(self, metric: Metric, seconds: float, labels: tuple[str, ...]) -> None:
+        self._histograms[metric].record(seconds, dict(zip(metric.labels, labels, strict=True)))
 
 
-def _feed(meter: Meter, family: Family) -> Callable[[float, dict[str, Any]], None]:
-    name, unit = f"stampede.{family.name}", "s" if family.kind == "histogram" else "1"
-    match family.kind:
-        case "counter":
-            return meter.create_counter(name, unit, family.help).add
-        case "histogram":
-            return meter.create_histogram(name, unit, family.help).record
-        case _:
-            return meter.create_gauge(name, unit, family.help).set
+_meters: list[Meter | None] = []
+_making = threading.Lock()

@@ -1,0 +1,200 @@
+"""Every metric, said once, for Prometheus and for OpenTelemetry; and the reading of them all.
+
+What a cache counts is read from its statistics when a collector asks, so that a hit does nothing for it. Waits and
+costs are counted in buckets when they happen. No label is a key, or the name of a lock or of a limit: those have no
+bound.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Any, TypeAlias
+from weakref import ReferenceType, WeakSet, ref
+
+from stampede import decisions
+
+__all__ = ["BOUNDS", "METRICS", "Cell", "add", "bucket", "gauges", "histogram", "listeners", "reading", "watch"]
+
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, inf)
+"""The upper ends of a histogram's buckets, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """One metric, by its name in Prometheus without the namespace, which also tells its kind."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        if self.name.endswith("_total"):
+            return "counter"
+        return "histogram" if self.name.endswith("_seconds") else "gauge"
+
+    @property
+    def family(self) -> str:
+        """The name without the end that Prometheus demands of a counter's."""
+        return self.name.removesuffix("_total")
+
+
+METRICS: list[Metric] = []
+
+
+def _metric(name: str, help: str, *labels: str) -> Metric:
+    METRICS.append(Metric(name, help, labels))
+    return METRICS[-1]
+
+
+_F, _E = ("cache", "function"), ("cache", "engine")
+
+REQUESTS = _metric("requests_total", "Answers to calls, by the tier that the value came from.", *_F, "tier", "outcome")
+SAVED = _metric("origin_saved_seconds_total", "Known costs of the values that hits and waits did not compute.", *_F)
+COMPUTATIONS = _metric("computations_total", "Computations that returned, by the reason why they began.", *_F, "why")
+COST = _metric("computation_seconds", "Durations of computations, also of those that failed.", *_F)
+WAIT = _metric("wait_seconds", "Durations of waits for a computation of another caller.", *_F)
+STALE = _metric("stale_served_total", "Values that were served stale or due, by reason.", *_F, "why")
+INVALIDATED = _metric("invalidations_total", "Calls here that invalidate, expire or set.", *_F)
+LOST = _metric("leases_lost_total", "Leases that ended before their computation.", *_F)
+UNKEPT = _metric("unkept_values_total", "Values that could not be stored.", *_F)
+BAD = _metric("bad_entries_total", "Entries that the codec refused to read.", *_F)
+UP = _metric("engine_up", "Whether the engine answers: 1, or 0.", *_E)
+OUTAGES = _metric("engine_outages_total", "Outages of the engine.", *_E)
+DOWN = _metric("engine_down_seconds_total", "Seconds for which the engine was down.", *_E)
+UNTOLD = _metric("engine_untold_total", "Servers that refuse to tell of changes.", *_E)
+LOCK = _metric("lock_wait_seconds", "Durations of waits for a lock.", "engine", "outcome")
+LOCKS_HELD = _metric("locks_held", "Locks, and places in bulkheads, that this process holds.", "engine")
+LOCKS_LOST = _metric("locks_lost_total", "Locks that ended before their release.", "engine")
+LIMIT = _metric("limit_wait_seconds", "Durations of waits for a limit.", "engine", "outcome")
+ORIGIN = _metric("origin_wait_seconds", "Durations of waits for a place at an origin.", "origin", "outcome")
+PLACES = _metric("origin_places_used", "Places at an origin that computations of this process have.", "origin")
+
+Cell: TypeAlias = tuple[Metric, tuple[str, ...], float | None]
+"""One value of a metric, by its labels. Of a histogram, None is the sum, and each bound a bucket, not cumulated."""
+
+
+def _values(cache: Any) -> Iterator[tuple[Metric, tuple[str, ...], float | dict[float | None, float]]]:
+    for function, stats in cache.stats_by_function().items():
+        name = (cache.label, function)
+        own = stats.served.get("outage", 0)
+        yield REQUESTS, (*name, "local", "hit"), stats.hits + own
+        yield REQUESTS, (*name, "engine", "hit"), stats.found
+        yield REQUESTS, (*name, "engine", "stale"), sum(stats.served.values()) - own
+        yield REQUESTS, (*name, "origin", "waited"), stats.waits
+        yield REQUESTS, (*name, "origin", "computed"), sum(stats.computed.values())
+        yield REQUESTS, (*name, "origin", "failed"), stats.failed
+        yield SAVED, name, stats.saved_seconds
+        yield INVALIDATED, name, stats.invalidated
+        yield LOST, name, stats.lease_lost
+        yield UNKEPT, name, stats.unkept
+        yield BAD, name, stats.bad_bytes
+        if stats.waits:
+            yield WAIT, name, {None: stats.waited_seconds, **stats.waited_within}
+        if stats.computations:
+            yield COST, name, {None: stats.cost_total, **stats.cost_within}
+        for metric, counts in ((COMPUTATIONS, stats.computed), (STALE, stats.served)):
+            yield from ((metric, (*name, why), count) for why, count in counts.items())
+        if not function:  # the cache's own keys, of which there always are statistics, and what belongs to no function
+            engine = (cache.label, cache.name)
+            yield UP, engine, 0.0 if cache.down else 1.0
+            yield OUTAGES, engine, stats.engine_downs
+            yield DOWN, engine, stats.engine_down_seconds
+            yield UNTOLD, engine, stats.untold
+
+
+# -- counted where it happens -------------------------------------------------------------------------------------
+
+_counted: defaultdict[Cell, float] = defaultdict(float)
+
+listeners: list[Callable[[Metric, float, tuple[str, ...]], object]] = []
+"""Called with each observation: OpenTelemetry has no histogram that could be read from outside."""
+
+
+def add(metric: Metric, *labels: str, amount: float = 1.0) -> None:
+    """Count something that belongs to no cache."""
+    with decisions.lock:
+        _counted[metric, labels, None] += amount
+
+
+class Histogram:
+    """Durations that belong to no cache. Two threads count without a lock, as hits do: no call comes in between."""
+
+    __slots__ = ("_counts", "_sum", "labels", "metric")
+
+    def __init__(self, metric: Metric, labels: tuple[str, ...]) -> None:
+        self.metric, self.labels = metric, labels
+        self._counts, self._sum = [0.0] * len(BOUNDS), 0.0
+
+    def observe(self, seconds: float) -> None:
+        number = bisect_left(BOUNDS, seconds)
+        self._counts[number] += 1.0
+        self._sum += seconds
+        for listener in listeners:
+            listener(self.metric, seconds, self.labels)
+
+    def cells(self) -> dict[Cell, float]:
+        parts = zip((None, *BOUNDS), (self._sum, *self._counts), strict=True)
+        return {(self.metric, self.labels, bound): value for bound, value in parts}
+
+
+_histograms: dict[tuple[Metric, tuple[str, ...]], Histogram] = {}
+
+
+def histogram(metric: Metric, *labels: str) -> Histogram:
+    """The histogram with these labels."""
+    found = _histograms.get((metric, labels))
+    return found if found is not None else _histograms.setdefault((metric, labels), Histogram(metric, labels))
+
+
+def bucket(seconds: float) -> float:
+    """The upper end of the bucket that a duration belongs to."""
+    return BOUNDS[bisect_left(BOUNDS, seconds)]
+
+
+gauges: list[Callable[[], Iterable[tuple[Metric, str]]]] = []
+"""Each gives, when it is asked, gauges and their label, once for each thing that there is of them now."""
+
+
+# -- and read -----------------------------------------------------------------------------------------------------
+
+_caches: WeakSet[Any] = WeakSet()
+_last: dict[ReferenceType[Any], dict[Cell, float]] = {}  # what was read of each cache last
+
+
+def watch(cache: Any) -> None:
+    """Let the metrics of this cache be read for as long as it lives."""
+    with decisions.lock:
+        _caches.add(cache)
+
+
+def reading() -> dict[Cell, float]:
+    """All metrics of this process. No counter falls: what was read of a cache is remembered when that is gone."""
+    with decisions.lock:
+        caches = list(_caches)
+    for cache in caches:  # outside the lock, as a local tier may be large
+        _last[ref(cache)] = {
+            (metric, labels, bound): float(each)
+            for metric, labels, value in _values(cache)
+            for bound, each in (value if isinstance(value, dict) else {None: value}).items()
+        }
+    with decisions.lock:
+        for refer in [each for each in _last if each() is None]:
+            for cell, value in _last.pop(refer).items():
+                _counted[cell] += value if cell[0].kind != "gauge" else 0.0
+        whole = dict(_counted)
+        for each in list(_histograms.values()):
+            whole |= each.cells()
+        for cell, value in (each for cells in _last.values() for each in cells.items()):
+            whole[cell] = min(whole.get(cell, 1.0), value) if cell[0] is UP else whole.get(cell, 0.0) + value
+    whole |= {(LOCKS_HELD, labels[:1], None): 0.0 for metric, labels, _ in whole if metric is LOCK}
+    for metric, label in (one for gauge in gauges for one in gauge()):
+        whole[metric, (label,), None] = whole.get((metric, (label,), None), 0.0) + 1.0
+    for metric, labels, bound in list(whole):
+        if metric.kind == "histogram" and bound is None:  # a quantile is told from all buckets, also from empty ones
+            whole |= {(metric, labels, each): whole.get((metric, labels, each), 0.0) for each in BOUNDS}
+    return whole
