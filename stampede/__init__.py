@@ -19,8 +19,10 @@ from stampede.errors import (
     SettingsError,
     StampedeError,
     TooLarge,
+    UnsupportedPatch,
     WaitTimeout,
 )
+from stampede.holding import Holding
 from stampede.registry import (
     Bulkhead,
     Limiter,
@@ -44,6 +46,7 @@ __all__ = [
     "ComputationFailed",
     "EngineError",
     "Entry",
+    "Holding",
     "KeyingError",
     "LimitTimeout",
     "Limiter",
@@ -57,6 +60,7 @@ __all__ = [
     "SettingsError",
     "StampedeError",
     "TooLarge",
+    "UnsupportedPatch",
     "ValueCodec",
     "WaitTimeout",
     "bypassed",

@@ -36,7 +36,7 @@ from stampede.loaders import Together
 from stampede.local import Resident, Tier
 from stampede.lock import Lock, defaults
 from stampede.many_faces import CachedHere, ManyOptions
-from stampede.metrics import Counters, Observers, Stats, log_events
+from stampede.metrics import Counters, Observers, Stats, log_events, watch
 from stampede.metrics.log import DAILY, log
 from stampede.namesakes import Namesakes
 from stampede.outage import Outage
@@ -44,7 +44,7 @@ from stampede.outcome import landed
 from stampede.policy import DEFAULT, OPTIONS, Policy, Seconds
 from stampede.ports import Engine
 from stampede.scope import Scope
-from stampede.settings import CacheSettings, OriginSettings, cache_settings, from_mapping
+from stampede.settings import CacheSettings, cache_settings, from_mapping
 from stampede.signatures import showing, with_twins
 from stampede.status import Status, status
 from stampede.switch import Block, around, bypassed, refreshing, switch
@@ -86,8 +86,8 @@ class Cache:
         if isinstance(locks, str):
             table["locks"] = locks
         settings = cache_settings(table, "Cache():")
-        its = from_mapping({"origins": origins or {}}, "Cache()").origins
-        self._set_up(settings, engine, None if isinstance(locks, str) else locks, tuple(observers), its)
+        settings = replace(settings, origins=from_mapping({"origins": origins or {}}, "Cache()").origins)
+        self._set_up(settings, engine, None if isinstance(locks, str) else locks, tuple(observers))
         self._root.learn_first()
 
     @classmethod
@@ -96,11 +96,10 @@ class Cache:
         settings: CacheSettings,
         engine: Engine | None = None,
         observers: Iterable[events.Observer] = (),
-        origins: Mapping[str, OriginSettings] = {},
     ) -> Cache:
         """The cache that a settings file describes; on another engine than its own, if one is given."""
         cache = cls.__new__(cls)
-        cache._set_up(settings, engine, None, tuple(observers), origins)
+        cache._set_up(settings, engine, None, tuple(observers))
         return cache
 
     def _set_up(
@@ -109,12 +108,13 @@ class Cache:
         engine: Engine | None,
         locks: Engine | None,
         observers: tuple[events.Observer, ...],
-        its_origins: Mapping[str, OriginSettings],
     ) -> None:
         self.settings = settings
         self.policy = settings.policy
         self.namespace = settings.namespace
-        self.counters = Counters()
+        self.name = safe_url(settings.url) if engine is None else engine.url or engine.scheme
+        self.label = settings.name or self.name  # in metrics
+        self.counters = Counters(self.label)
         self.observers = Observers([self.counters, log_events, *observers])
         self.engine = engine or open_engine(settings.url)
         if isinstance(self.engine, MemoryEngine) and settings.codec == "sealed" and self.engine.codec is not None:
@@ -123,19 +123,20 @@ class Cache:
             locks = open_engine(settings.locks)
         if locks is not None:
             self.engine = Paired(self.engine, locks)
-        self.name = safe_url(settings.url) if engine is None else engine.url or engine.scheme
-        self._listened_to = bool(observers)
+        self._listened_to = len(self.observers) > 2
         self._core = Core(
             self.engine,
             self._front(settings),
             self._outage(settings),
             self._note,
-            caps.Origins(its_origins, self.engine),
+            caps.Origins(settings.origins, self.engine),
         )
         self._trust = tuple(_imported(name) for name in settings.trust)
         self._root = self.scope(quoted(self.namespace), self.policy)
         self._root_prefix = in_namespace(self.namespace, "")
         self.namesakes = Namesakes()
+        self._errands = Errands(2)
+        watch(self)
 
     def _note(self, kind: type[events.Event], scope: str, key: str, *what: Any) -> None:
         """Tell all observers. An event of which nobody else wants to hear is counted without being made."""
@@ -164,7 +165,8 @@ class Cache:
         if not self.engine.shared:
             return None
         strict = settings.on_engine_error == "raise"
-        return Outage(self.name, self.engine, MemoryEngine(), self.observers.emit, strict=strict)
+        called = f"{self.name} (cache {settings.name!r})" if settings.name else self.name
+        return Outage(called, self.engine, MemoryEngine(), self.observers.emit, strict=strict)
 
     def scope(
         self, name: str, policy: Policy, returns: Any = None, *, called: str | None = None, **codec: Any
@@ -579,14 +581,56 @@ class Cache:
         >>> stats.computations, stats.hits, stats.ratio
         (1, 1, 0.5)
         """
-        tier = self._core.front.tier
-        return replace(self.counters.total(), hits=tier.hits if tier is not None else 0)
+        hits, saved = self._served()
+        return self._completed(self.counters.total(), sum(hits.values()), sum(saved.values()))
 
     def stats_of(self, scope: str) -> Stats:
         """The same for one function."""
+        hits, saved = self._served()
+        return self._completed(self.counters.of(scope), hits.get(scope, 0), saved.get(scope, 0.0))
+
+    def stats_by_function(self) -> dict[str, Stats]:
+        """The same for each function that was called here; "" is for the cache's own keys.
+
+        >>> cache.get_or_compute("k", lambda: 1)
+        1
+        >>> cache.stats_by_function()[""].computations
+        1
+        """
+        hits, saved = self._served()
+        return {
+            scope: self._completed(self.counters.of(scope), hits.get(scope, 0), saved.get(scope, 0.0))
+            for scope in {"", *hits, *self.counters.scopes()}
+        }
+
+    def _served(self) -> tuple[dict[str, int], dict[str, float]]:
         tier = self._core.front.tier
-        hits, downs = tier.hits_of(scope) if tier is not None else 0, self.counters.of("").engine_downs
-        return replace(self.counters.of(scope), hits=hits, engine_downs=downs)
+        return ({}, {}) if tier is None else tier.served()
+
+    def _completed(self, counted: Stats, hits: int, saved: float) -> Stats:
+        """What events have counted, with what the local tier and the engine's health add to it."""
+        its, outage = self.counters.of(""), self._core.outage
+        down = 0.0 if outage is None else outage.lasts
+        return replace(
+            counted,
+            hits=hits,
+            saved_seconds=counted.saved_seconds + saved,
+            engine_downs=its.engine_downs,
+            engine_down_seconds=its.engine_down_seconds + down,
+        )
+
+    def ping(self) -> float:
+        """Ask the engine for a sign of life, and return the seconds that it took: for a health check.
+
+        It asks also while the engine counts as down. EngineError if there is no answer within the engine's time-out.
+
+        >>> 0 <= cache.ping() < 1
+        True
+        """
+        return self.engine.ping()
+
+    async def aping(self) -> float:
+        return await self._errands.run(self.engine.ping)
 
     def close(self) -> None:
         """Let go of the engine's connections and threads, for good; to be called again, it does nothing more.
@@ -619,7 +663,7 @@ class Cache:
         give_back = self._core.close()
         try:
             if give_back is not None:
-                await Errands(1).run(give_back)
+                await self._errands.run(give_back)
         finally:
             self._end()
 
@@ -713,14 +757,17 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 
 def _imported(name: str | type | ModuleType) -> type | ModuleType:
     """A class, or a module, by its dotted name."""
-    if isinstance(name, (type, ModuleType)):
-        return name
-    module, _, path = name.replace(":", ".").rpartition(".")
-    try:
-        within = importlib.import_module(module)
-        found = getattr(within, path) if hasattr(within, path) else importlib.import_module(f"{module}.{path}")
-    except (ImportError, ValueError) as exc:
-        raise OptionError(f"trust names {name!r}, which can't be imported: {exc}") from exc
+    found = imported("trust", name) if isinstance(name, str) else name
     if not isinstance(found, (type, ModuleType)):
         raise OptionError(f"trust names {name!r}, which is no class and no module")
     return found
+
+
+def imported(setting: str, name: str) -> Any:
+    """What a dotted name leads to; the last dot may be a colon."""
+    module, _, path = name.replace(":", ".").rpartition(".")
+    try:
+        within = importlib.import_module(module)
+        return getattr(within, path) if hasattr(within, path) else importlib.import_module(f"{module}.{path}")
+    except (ImportError, ValueError) as exc:
+        raise OptionError(f"{setting} names {name!r}, which can't be imported: {exc}") from exc

@@ -28,6 +28,11 @@ class Held(Protocol):
 
     foreign: bool  # the lease is none of ours any more, as in a forked child: nothing is to be stored
 
+    @property
+    def overruled(self) -> bool:
+        """Whether a lease that is gone was taken away by an invalidation, and did not run out."""
+        ...
+
     def bound(self, seconds: float) -> None:
         """It is renewed for so long from now on."""
         ...

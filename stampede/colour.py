@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
-from stampede import decisions
+from stampede import decisions, greenlets
 from stampede.errors import CodecError
 from stampede.loops import Loop, PerLoop
 
@@ -48,6 +48,8 @@ running_loop: Callable[[], Loop | None] = asyncio._get_running_loop
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine whose ports never suspend."""
     try:
+        if threading.Lock is not greenlets.known:
+            greenlets.adapt()
         coroutine.send(None)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]

@@ -7,19 +7,19 @@ other's wants, would wait for each other for ever. Nothing that waits is done un
 
 from __future__ import annotations
 
-from threading import RLock
+import threading
 
 from stampede import forks
 
 __all__ = ["lock"]
 
-lock = RLock()
+lock = threading.RLock()
 """To be had by `decisions.lock`, each time anew: a forked child has another one."""
 
 
 def _after_fork() -> None:
     global lock
-    lock = RLock()  # a thread that was deciding is not here to open it
+    lock = threading.RLock()  # a thread that was deciding is not here to open it
 
 
 forks.in_child(_after_fork)

@@ -19,6 +19,7 @@ __all__ = [
     "SettingsError",
     "StampedeError",
     "TooLarge",
+    "UnsupportedPatch",
     "WaitTimeout",
 ]
 
@@ -60,6 +61,14 @@ class MissingExtra(StampedeError, ImportError):
     ... except ImportError as error:
     ...     print(error)
     redis:// needs the package 'redis': pip install 'stampede-guard[redis]'
+    """
+
+
+class UnsupportedPatch(StampedeError, RuntimeError):
+    """The program was patched by eventlet, which this library does not support; the message says what to use instead.
+
+    >>> issubclass(UnsupportedPatch, RuntimeError)
+    True
     """
 
 
@@ -107,6 +116,7 @@ class EngineError(StampedeError, ConnectionError):
 
     partial = False  # True: so it is with a part of its keys, as one of several servers is down; others may be asked
     interrupted = False  # True: this process has broken the connection itself, which says nothing of the engine
+    unsure = False  # True: the connection broke before the reply, and a second try could do the same change again
     refused = False  # True: it has answered, and takes nothing new, as it is full; others may invalidate what it has
 
 
@@ -160,7 +170,7 @@ class LockTimeout(StampedeError, TimeoutError):
     >>> with cache.lock("nightly"), cache.lock("nightly", wait=0):
     ...     pass
     Traceback (most recent call last):
-    stampede.errors.LockTimeout: somebody else has the lock 'nightly', and wait ran out: 0 s
+    stampede.errors.LockTimeout: the lock 'nightly' is already held, and wait ran out: 0 s
     """
 
 
@@ -169,7 +179,7 @@ class LockLost(StampedeError, RuntimeError):
 
     >>> cache.lock("nightly").release()
     Traceback (most recent call last):
-    stampede.errors.LockLost: the lock 'nightly' is not held by this thread or task: released, or never taken
+    stampede.errors.LockLost: the lock 'nightly' is not held through this object: released, or never taken
     """
 
 

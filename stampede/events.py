@@ -22,21 +22,26 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Found(Event):
-    """A shared engine had the value: a hit beyond the local tier."""
+    """A shared engine had the value: a hit beyond the local tier. `cost`: the seconds that computing it took."""
+
+    cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Waited(Event):
-    """The caller was given what somebody else computed, after so many seconds."""
+    """The caller was given what another caller computed, after so many seconds. `cost`: the seconds that computing it
+    took, as far as is known."""
 
     seconds: float
+    cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served(Event):
-    """The caller was given a value that was stale, or due, while somebody computes or after a failure."""
+    """The caller was given a value that was stale, or due, during a computation or after a failure; or one that this
+    process has kept while the engine is down."""
 
-    why: str  # "computing" | "failed" | "resting" | "full" (its origin is)
+    why: str  # "computing" | "failed" | "resting" | "full" (its origin is) | "outage" (of the engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Failed(Event):
 class LeaseLost(Event):
     """The lease ended before the fill: the value went to its caller and was not stored. `max_hold` tells for how long
     it would have been renewed, if the computation took longer than that; None, if it was lost otherwise. `invalidated`:
-    by this process, which is as it should be."""
+    here or by another process, which is as it should be."""
 
     max_hold: float | None = None
     invalidated: bool = False

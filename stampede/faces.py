@@ -13,6 +13,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, Ty
 
 from stampede.codec import ValueCodec
 from stampede.entry import Entry
+from stampede.events import Observer
 from stampede.metrics import Stats
 from stampede.policy import Seconds, TimeToLive
 from stampede.settings import LocalSettings
@@ -22,7 +23,7 @@ __all__ = [
     "BulkheadOptions", "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn",
     "DecorateLoosely", "DecorateWith", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached",
     "LooselyCachedAsync", "MoreOptions", "Nobody", "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables",
-    "TryLockOptions",
+    "TryLockOptions", "WithObservers",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -127,6 +128,7 @@ class CacheTable(CacheOptions, total=False):
 
 Tables: TypeAlias = Mapping[str, CacheTable]
 Origins: TypeAlias = Mapping[str, Mapping[str, Any]]
+WithObservers: TypeAlias = Sequence[Observer] | Mapping[str, bool | str | Observer]
 
 
 class TryLockOptions(TypedDict, total=False):

@@ -145,7 +145,7 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             return await alone(call)
         if landing.meanwhile and patience_with(call, landing) > 0:
             return None  # who led had less of it
-        tell_waited(call)
+        tell_waited(call, landing.entry)
         return landing.for_follower()
     if offered is not None and patience_with(call, offered) <= 0 and call.began <= offered.as_of:
         return served(call, offered.entry, "computing", until=call.policy.lease)
@@ -214,7 +214,10 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
     elif ask.draw is not None and call.seen is None and early.due(entry, ask.draw):
         call.seen, ask.seen = entry, entry.id  # is anybody refreshing it already?
     else:
-        tell_found(call)
+        if reply.own:
+            call.tell(events.Served, "outage")
+        else:
+            tell_found(call, entry)
         return Landing(entry, ticket=reply.ticket, at=at, as_of=at)
     return None
 
@@ -252,7 +255,7 @@ def judged(means: Means, label: str, found: Found | None, at: float, ask: Ask) -
 def seen(means: Means, label: str, found: Found, at: float) -> Landing:
     """A hit."""
     means.odds.saw(True)
-    means.note(events.Found, means.scope, label)
+    means.note(events.Found, means.scope, label, found.entry.cost)
     return Landing(found.entry, ticket=found.ticket, at=at, as_of=at)
 
 
@@ -324,7 +327,7 @@ async def awaited(call: Call, busy: Busy) -> Landing | None:
     told = Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
     if call.flight is not None and call.flight.latest > at:
         return await told_anew(call, told)
-    tell_found(call)
+    tell_found(call, told.entry)
     return told
 
 
@@ -338,7 +341,7 @@ async def told_anew(call: Call, told: Landing) -> Landing:
         return answer
     if type(answer) is Granted:
         await release(call)  # it has changed meanwhile, and we have our value
-    tell_found(call)
+    tell_found(call, told.entry)
     return told
 
 
@@ -350,16 +353,16 @@ async def rest(call: Call, most: float = inf) -> None:
         await call.means.colour.park(Bell(), seconds)
 
 
-def tell_found(call: Call) -> None:
+def tell_found(call: Call, entry: Entry[Any] | None) -> None:
     if call.ask is None or call.ask.awaited is None:
-        call.means.note(events.Found, call.means.scope, call.label)
+        call.tell(events.Found, 0.0 if entry is None else entry.cost)
     else:
-        tell_waited(call)
+        tell_waited(call, entry)
 
 
-def tell_waited(call: Call) -> None:
+def tell_waited(call: Call, entry: Entry[Any] | None) -> None:
     call.others = True
-    call.tell(events.Waited, call.waited)
+    call.tell(events.Waited, call.waited, 0.0 if entry is None else entry.cost)
 
 
 # -- 4. to 6. the computation -------------------------------------------------------------------------------------

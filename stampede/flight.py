@@ -16,7 +16,6 @@ from stampede.colour import Bell, Loop
 from stampede.leader import Leader
 from stampede.loops import heed, on_close
 from stampede.outcome import Landing
-from stampede.stacks import stack_of
 from stampede.watch import watch
 
 __all__ = ["SAFETY", "Flight", "Flights", "inside_all", "nested", "outside"]
@@ -130,7 +129,13 @@ class Flight:
         began = self._waited_since
         if not self.told and self.callers > 1 and now >= began + lease:
             self.told = True
-            _tell(self, label, now - began)
+            _log.warning(
+                "other callers have waited %.3g s for %r, longer than its lease of %.3g s: possibly a deadlock, if it "
+                "asks for its own key in another thread",
+                now - began,
+                label,
+                lease,
+            )
         return min(soon, until, inf if self.told else (began if self.callers > 1 else now) + lease)
 
     @property
@@ -248,17 +253,6 @@ def nested() -> bool:
 def outside() -> None:
     """This context is no computation's: what runs in it holds no caller up."""
     _inside.set(())
-
-
-def _tell(flight: Flight, label: str, seconds: float) -> None:
-    """Perhaps it waits for one that waits for it, where no context tells: people must find that out."""
-    loops = {loop for loop in (flight.loop, *(flight.loops or ())) if loop is not None}
-    computed, waited = stack_of(flight, ("compute", "_compute"), loops), stack_of(flight, ("follow",), loops)
-    text = (
-        "%r has been waited for for longer than its lease, %.3g s (if it asks for its own key in another thread, it "
-        "waits for itself); it is computed here:\n%s\nand waited for here:\n%s"
-    )
-    _log.warning(text, label, seconds, computed, waited)
 
 
 class Flights:

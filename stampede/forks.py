@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-__all__ = ["closing", "each", "in_child", "in_parent", "on_fork"]
+__all__ = ["as_in_child", "closing", "each", "in_child", "in_parent", "on_fork"]
 
 _log = logging.getLogger("stampede")
 
@@ -64,9 +64,14 @@ def _in_this_process(pid: int, close: Hook) -> None:
         close()
 
 
+def as_in_child() -> None:
+    """Begin again with locks, threads and connections that are this process's own."""
+    each(_child.hooks())
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=lambda: each(reversed(_before.hooks())),
         after_in_parent=lambda: each(_parent.hooks()),
-        after_in_child=lambda: each(_child.hooks()),
+        after_in_child=as_in_child,
     )

@@ -57,8 +57,8 @@ class Front:
 
     def hit(self, key: str) -> Resident | None:
         """The resident, if it needs no thought."""
-        resident = self.tier.get(key) if self.tier is not None else None
-        if resident is None or resident.end <= _clock() or not _holds(resident):
+        resident, now = self.tier.get(key) if self.tier is not None else None, _clock()
+        if resident is None or resident.end <= now or not _is_true(resident, now):
             return None
         resident.hits += 1
         return resident
@@ -173,7 +173,7 @@ class Front:
 def _ticket_of(resident: Resident) -> Ticket:
     assert resident.stamps is not None
     assert resident.stamp is not None
-    return Ticket(resident.stamps, resident.slot, resident.stamp)
+    return Ticket(resident.stamps, resident.slot, resident.stamp, resident.pulse)
 
 
 def _holds(resident: Resident) -> bool:
@@ -187,4 +187,9 @@ def _holds(resident: Resident) -> bool:
 
 
 def _is_due(resident: Resident, now: float) -> bool:
-    return 0.0 < resident.end <= now < resident.fresh and _holds(resident)
+    return 0.0 < resident.end <= now < resident.fresh and _is_true(resident, now)
+
+
+def _is_true(resident: Resident, now: float) -> bool:
+    """Return whether the ticket holds, and every change that has come is heard of. The order of the two matters."""
+    return resident.pulse.holds(now) and _holds(resident)

@@ -7,7 +7,10 @@ import threading
 import weakref
 from typing import Any
 
-__all__ = ["cooperative", "here"]
+from stampede import forks
+from stampede.errors import UnsupportedPatch
+
+__all__ = ["adapt", "cooperative", "here"]
 
 
 def here() -> weakref.ref[Any] | None:
@@ -23,5 +26,31 @@ def here() -> weakref.ref[Any] | None:
 
 
 def cooperative() -> bool:
-    """Does a greenlet that waits for a lock let the others of its thread on? So it is after gevent's monkey patch."""
-    return type(threading.Lock()).__module__ != "_thread"
+    """Return whether a greenlet that waits for a lock lets the others of its thread run: after gevent's patch."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and monkey.is_module_patched("threading")
+
+
+known: Any = None
+"""`threading.Lock`, as `adapt` saw it last. A patch replaces it."""
+
+_cooperative = cooperative()
+
+
+def adapt() -> None:
+    """Take notice of a monkey patch. To be called at the first use, and when `threading.Lock` is not `known`.
+
+    What was made before gevent's patch excludes no greenlet from another, and the patch may come late: gunicorn's
+    `--preload` imports and uses an application in the parent, and patches in each child. So whatever a forked child
+    makes anew is made anew here, too.
+    """
+    global known, _cooperative
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        raise UnsupportedPatch(
+            "the program is patched by eventlet.monkey_patch(), which removes what this library waits with: "
+            "use gevent (gunicorn -k gevent, celery -P gevent) or threads"
+        )
+    known, before, _cooperative = threading.Lock, _cooperative, cooperative()
+    if _cooperative and not before:
+        forks.as_in_child()

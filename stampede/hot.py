@@ -12,6 +12,7 @@ from collections.abc import Callable
 from keyword import iskeyword
 from typing import Any
 
+from stampede.definitions import signature_of
 from stampede.interruptions import pass_on
 from stampede.keys import GENERATED, Parameters, are_fast
 from stampede.local import Resident
@@ -30,7 +31,9 @@ _HIT = """\
     try:
         {own}
         e_ = fast_[{key}]
-        if e_.end > now_() and (e_.stamp is None or e_.stamps[e_.slot] == e_.stamp):
+        if e_.end > (n_ := now_()) and (
+            e_.stamp is None or (e_.pulse.until > n_ and e_.stamps[e_.slot] == e_.stamp)
+        ):
             e_.hits += 1
             return e_.value
     except fail_.kind as x_:
@@ -98,7 +101,7 @@ class Hot:
             if first not in self._parameters.ignored:
                 own = f"{new('own_')} = {first}.__stampede_key__()"
                 pairs = pairs.replace(", ", f", {new('type_')}({new('own_')}), {new('own_')}, ", 1)
-        for name in ("slow_", "e_", "fast_", "now_", "fail_", "x_"):
+        for name in ("slow_", "e_", "fast_", "now_", "n_", "fail_", "x_"):
             template = template.replace(name, new(name))
         name = self._function.__name__
         source = template.format(
@@ -142,7 +145,7 @@ def _split(function: Callable[..., Any], parameters: Parameters) -> tuple[str | 
     ):
         return None, parameters
     first = parameters.all[0].name
-    signature = inspect.signature(function)
+    signature = signature_of(function)
 
     def rest() -> None: ...
 

@@ -14,6 +14,7 @@ from stampede.errors import CodecError, EngineError, OriginFull, RecursiveComput
 from stampede.flight import Flight
 from stampede.interruptions import pass_on, thrown_in
 from stampede.outcome import Landing, LeftOut, Nothing, comes_back, parts_of
+from stampede.ports import Ticket
 
 __all__ = ["covered", "drop", "land", "never_begun", "quietly", "release", "served"]
 
@@ -88,10 +89,10 @@ async def store(
         return Landing(entry, error, as_of=call.asked)  # then its lease stood, and later nobody knows
     if not stored:
         late = cost > longest
-        overruled = not late and call.flight is not None and call.flight.detached
+        overruled = not late and ((call.flight is not None and call.flight.detached) or hold.overruled)
         call.tell(events.LeaseLost, longest if late else None, overruled)
         return Landing(entry, error, as_of=-inf)  # and not kept here either
-    return Landing(entry, error, stored=True, at=at, as_of=at)
+    return Landing(entry, error, stored if isinstance(stored, Ticket) else None, stored=True, at=at, as_of=at)
 
 
 async def unkept(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
-from threading import Event, Thread
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
@@ -22,7 +22,7 @@ from stampede.flight import Flight
 from stampede.land import covered, served
 from stampede.outcome import Landing, LeftOut, own_copy
 from stampede.patience import alone
-from stampede.threads import begun
+from stampede.threads import begun, with_signals_of_caller
 
 _log = logging.getLogger("stampede")
 
@@ -209,7 +209,7 @@ class _Run:
         They are begun in their order: before one that fails there is none that nobody has begun, and so the first
         failure of all is the one that there would be without threads.
         """
-        left, context, over = deque(works), copy_context(), Event()
+        left, context, over = deque(works), copy_context(), threading.Event()
 
         def take() -> BaseException | None:
             """What has interrupted this thread, and not just failed."""
@@ -234,7 +234,8 @@ class _Run:
                     del error, work  # it refers to this frame
             return None
 
-        threads = [thread for _ in range(self.workers - 1) if (thread := begun("stampede-many", take)) is not None]
+        helping = with_signals_of_caller(take)
+        threads = [thread for _ in range(self.workers - 1) if (thread := begun("stampede-many", helping)) is not None]
         interruption: BaseException | None = None
         try:
             interruption = take()
@@ -249,7 +250,7 @@ class _Run:
                 for work in works:
                     if work.answer is None or work.answer.error is not None:
                         work.answer = Answer(None, interruption, 0.0)
-            del interruption, threads, take  # it refers to this frame
+            del interruption, threads, take, helping  # it refers to this frame
 
     async def all_at_once(self, works: list[_Work]) -> None:
         await until_one_fails([work.begin() for work in works], self._end)
@@ -258,7 +259,7 @@ class _Run:
         self.ended = True
 
 
-def _join(threads: list[Thread]) -> None:
+def _join(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join()
 

@@ -7,7 +7,7 @@ visited bit, since the hand remembers the count it saw last.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from stampede import decisions
 from stampede.entry import GRACE, Entry
 from stampede.errors import OptionError
-from stampede.ports import Ticket
+from stampede.ports import ALWAYS, Ticket
 
 __all__ = ["Resident", "Tier"]
 
@@ -23,12 +23,12 @@ __all__ = ["Resident", "Tier"]
 class Resident:
     """An entry that lives in this process, with the moments (of `time.monotonic`) that a hit compares.
 
-    A hit is `end > now and (stamp is None or stamps[slot] == stamp)`; whoever serves it does `hits += 1`.
+    A hit is `end > now and (stamp is None or (pulse.until > now and stamps[slot] == stamp))`, and counts in `hits`.
     """
 
     __slots__ = (
-        "end", "value", "hits", "stamp", "stamps", "slot", "entry", "fresh", "keep", "key", "scope", "homes",
-        "mark", "older", "newer",
+        "end", "value", "hits", "stamp", "stamps", "slot", "pulse", "entry", "fresh", "keep", "key", "scope",
+        "homes", "mark", "older", "newer",
     )  # fmt: skip
 
     older: Resident  # neighbours in the queue; unset outside it, so that a dead resident holds nobody else
@@ -50,8 +50,9 @@ class Resident:
         self.stamps: Sequence[int] | None = None
         self.slot = 0
         self.stamp: int | None = None  # None: the engine can't tell when the entry changes
+        self.pulse = ALWAYS
         if ticket is not None:
-            self.stamps, self.slot, self.stamp = ticket
+            self.stamps, self.slot, self.stamp, self.pulse = ticket
         self.entry = entry
         self.fresh = fresh
         self.keep = fresh if keep == fresh else keep  # one float object for both, which is most residents
@@ -89,10 +90,10 @@ class Tier:
 
     def __init__(self, entries: int = 10_000) -> None:
         self.entries = _bound(entries)
-        self.evictions = 0
         self._residents: dict[str, Resident] = {}
         self.get: Callable[[str], Resident | None] = self._residents.get  # what a method of our own would cost twice
-        self._past: Counter[str] = Counter()  # hits of those who have left, by scope
+        self._hits: defaultdict[str, int] = defaultdict(int)  # of residents that have left, by scope
+        self._saved: defaultdict[str, float] = defaultdict(float)  # seconds of computing, likewise
         self._end = _queue()
         self._hand = self._end
         self._writing = False
@@ -140,16 +141,15 @@ class Tier:
         """All that live here now, none of them touched."""
         return self._living()
 
-    @property
-    def hits(self) -> int:
-        """Hits served so far, also by residents that have left."""
+    def served(self) -> tuple[dict[str, int], dict[str, float]]:
+        """Hits so far by scope, and the seconds of computing that they saved; also of residents that have left."""
         with decisions.lock:
-            return self._past.total() + sum([resident.hits for resident in self._living()])
-
-    def hits_of(self, scope: str) -> int:
-        """The same for one function."""
-        with decisions.lock:
-            return self._past[scope] + sum([resident.hits for resident in self._living() if resident.scope == scope])
+            hits, saved, living = self._hits.copy(), self._saved.copy(), self._living()
+        for resident in living:  # outside the lock, as there may be many
+            count, scope = resident.hits, resident.scope
+            hits[scope] += count
+            saved[scope] += count * resident.entry.cost
+        return hits, saved
 
     def _living(self) -> list[Resident]:
         return list(self._residents.values())  # a copy: any allocation may run a finalizer that writes to this tier
@@ -233,7 +233,8 @@ class Tier:
     def _bury(self, dead: list[object], resident: Resident) -> None:
         dead.append(resident)
         resident.kill()
-        self._past[resident.scope] += resident.hits
+        self._hits[resident.scope] += resident.hits
+        self._saved[resident.scope] += resident.hits * resident.entry.cost
 
     # -- SIEVE: a queue from the oldest to the newest, and a hand that walks it and evicts whom nobody has hit since
     # it came by last. No calls inside the next three: a signal can't be served between two of their assignments.
@@ -265,7 +266,6 @@ class Tier:
             resident.mark = resident.hits
             resident = resident.newer
         self._hand = resident.newer
-        self.evictions += 1
         self._remove(dead, resident)
 
 

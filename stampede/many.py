@@ -13,11 +13,12 @@ from stampede.batch import value_of_each
 from stampede.cached import Cached, Home, LateCache
 from stampede.codec import returns_of, values_of
 from stampede.colour import run_blocking
+from stampede.definitions import signature_of
 from stampede.errors import Absent, OptionError
-from stampede.keys import Identity, Parameters, identity_of
+from stampede.keys import Identity, Parameters
 from stampede.loaders import Together, mapped
 from stampede.method import Method, OfAnObject, coroutine_marks
-from stampede.namesakes import Namesakes, told_apart
+from stampede.namesakes import Namesakes
 from stampede.outcome import Nothing
 from stampede.policy import Policy, seconds
 from stampede.scope import Scope
@@ -199,7 +200,7 @@ class One(Cached):
         self.origin = _of_one(many, place, Nothing)
 
     def _told_by(self) -> Identity:
-        return told_apart(identity_of(self._of_many, self.options.get("ignore", ())))
+        return self._identity_of(self._of_many)
 
     def _returns(self) -> Any:
         return values_of(returns_of(self._of_many))
@@ -228,7 +229,7 @@ class _Position:
     """Where the list of ids, or one of them, stands among the arguments of a call."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], *, bound: bool) -> None:
-        self._signature = inspect.signature(function)
+        self._signature = signature_of(function)
         parameters = list(self._signature.parameters.values())
         absent = Parameters(function, options.get("ignore", ())).absent(options.get("key"))
         found = next((each for each in parameters[bound:] if each.name not in absent), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -16,13 +18,19 @@ from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, EngineError
 from stampede.guarded import Guarded, Questions, or_late
-from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply, Ticket
 from stampede.returns import Returns
 from stampede.workers import Late, Told
 
 __all__ = ["GuardedClaims", "Outage"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("stampede")
+_DIGITS = re.compile(r"[\d.]+")  # ports and seconds, which make no other reason
+
+REMINDER = 60.0
+"""Seconds between two log lines about an outage that lasts, with the same reason."""
 
 REFUGE_TTL = 5.0
 """Seconds that a value which the engine could not take is kept in this process."""
@@ -62,6 +70,8 @@ class Outage(Questions):
         self.last: EngineError | None = None
         self.closed = False  # by us, for good: that is no outage
         self.partly_since: float | None = None  # a part of the engine was down then
+        self._reasons: set[str] = set()  # of this outage, as far as they were logged
+        self._remind_at = 0.0
         self._tell = tell
         self.breaker = Breaker()
         self._start_again()
@@ -74,6 +84,12 @@ class Outage(Questions):
     @property
     def down(self) -> bool:
         return self.breaker.outage is not None
+
+    @property
+    def lasts(self) -> float:
+        """Seconds for which the engine has been down, if it is down now; else 0."""
+        outage = self.breaker.outage
+        return 0.0 if outage is None else time.monotonic() - outage.since
 
     def may_ask(self) -> bool:
         return self.breaker.allow(time.monotonic())
@@ -88,11 +104,20 @@ class Outage(Questions):
             if probing:
                 self.answered()  # the rest is up
             return
+        now, reason = time.monotonic(), _DIGITS.sub("", str(error))
         with self._lock:
-            news = not self.breaker.open
-            self.breaker.failed(time.monotonic())
-        if news:
+            outage, again = self.breaker.outage, False
+            self.breaker.failed(now)
+            if outage is None:
+                self._reasons, self._remind_at = {reason}, now + REMINDER
+            elif reason not in self._reasons or now >= self._remind_at:
+                again, self._remind_at = True, now + REMINDER
+                self._reasons.add(reason)
+        if outage is None:
             self._tell(events.EngineDown("", "", self.engine, error, self.strict))
+        elif again:
+            kind, seconds = type(error).__qualname__, now - outage.since
+            _log.warning("%s is still down after %.0f s: %s: %s", self.engine, seconds, kind, error)
 
     def _failed_partly(self, error: EngineError) -> None:
         """This key is the refuge's for now; what the engine has of others is as good as ever."""
@@ -235,6 +260,8 @@ class GuardedClaims:
         reply = await self._refuge.claim(key, token, ask)
         if isinstance(reply, Granted):
             outage.refugees[token] = keeps
+        elif isinstance(reply, Found):
+            reply.own = True
         if reply.entry is None and not ask.force:
             reply.entry = self._kept(key)  # also for a key that rests: its caller computes nothing that could fail
         return reply
@@ -252,7 +279,7 @@ class GuardedClaims:
         finally:
             lease.patience -= time.monotonic() - began
 
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
         """None: it was begun under a lease of the engine, which can't say whether that stood to the end. Somebody may
         have invalidated the key there since, of which nobody tells us: so it isn't kept here, either."""
         outage = self._outage
@@ -260,7 +287,7 @@ class GuardedClaims:
         if keeps is not None:
             brief = min(entry.fresh, keeps)
             return await self._refuge.fill(key, token, replace(entry, fresh=brief, keep=brief))
-        stored: bool | Late | None = Late.LATE
+        stored: Ticket | bool | Late | None = Late.LATE
         try:
             work, late = partial(self._port.fill, key, token, entry), partial(outage.filled, key, token)
             stored = await self._asked(key, token, work, late)

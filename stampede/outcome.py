@@ -253,7 +253,10 @@ def own_copy(error: BaseException) -> BaseException:
         except Exception as failure:
             pass_on(failure)
             return error
+    held = _slots(twin)
     for name, value in _slots(error).items():  # copy knows nothing of them
+        if held.get(name) is value:
+            continue  # an OSError whose `filename2` has been set to None has another message
         with suppress(AttributeError, TypeError):  # an ExceptionGroup's can't be set, and are arguments
             setattr(twin, name, value)
     twin.__dict__.update(_state(vars(error)))

@@ -10,6 +10,7 @@ from typing import Any
 from stampede.colour import Colour, hold_task, run_blocking, running_loop, soon
 from stampede.flight import outside
 from stampede.policy import Policy
+from stampede.threads import with_signals_of_caller
 from stampede.workers import Reserved, Workers
 
 __all__ = ["Place"]
@@ -58,7 +59,7 @@ class Place:
             task.add_done_callback(lambda ended: unborn())
             return lambda: soon(loop, task.cancel)
         thread, self._thread = self._thread or Reserved(self._workers), None
-        self._workers.run(thread, lambda: context.run(_done, work), longest)
+        self._workers.run(thread, with_signals_of_caller(lambda: context.run(_done, work)), longest)
         return None
 
 

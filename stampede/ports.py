@@ -6,7 +6,7 @@ Every verb is `async def`, for both colours: a blocking port is one whose corout
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -15,6 +15,7 @@ from weakref import WeakSet
 from stampede.entry import Entry, Verdict
 
 __all__ = [
+    "ALWAYS",
     "Ask",
     "Asked",
     "Booked",
@@ -35,6 +36,7 @@ __all__ = [
     "Looks",
     "Many",
     "Near",
+    "Pulse",
     "Rate",
     "Recalls",
     "Released",
@@ -67,6 +69,31 @@ class Ask:
     draw: float | None = None  # beta * Exp(1): an engine may grant an entry with fresh < margin + draw * cost
 
 
+class Pulse:
+    """Tells until when it is known that every change that has reached this process has been heard of.
+
+    A thread hears of changes, and after a freeze (SIGSTOP, `docker pause`) a local hit may run before that thread does.
+    So a hit compares `until`, and asks `holds` if that has passed.
+    """
+
+    __slots__ = ("_heard_until", "until")
+
+    def __init__(self, heard_until: Callable[[float], float]) -> None:
+        """`heard_until` takes the time, looks whether anything has come, and returns the new `until`."""
+        self._heard_until = heard_until
+        self.until = 0.0
+
+    def holds(self, now: float) -> bool:
+        """Return whether every change that has come is heard of; the caller compares its stamp after this."""
+        if self.until <= now:
+            self.until = self._heard_until(now)
+        return self.until > now
+
+
+ALWAYS = Pulse(lambda now: inf)
+"""The pulse of an engine whose stamps are never late: no thread has to run before they change."""
+
+
 class Ticket(NamedTuple):
     """What keeps a local tier in front of a shared engine true: it holds while `stamps[slot] == stamp`.
 
@@ -77,6 +104,7 @@ class Ticket(NamedTuple):
     stamps: Sequence[int]
     slot: int
     stamp: int
+    pulse: Pulse = ALWAYS
 
 
 @dataclass(slots=True)
@@ -85,6 +113,7 @@ class Found:
 
     entry: Entry[Any]
     ticket: Ticket | None = None  # None: the engine can't say when this entry changes
+    own: bool = False  # the engine is down, and this process has kept what it computed itself
 
 
 @dataclass(slots=True)
@@ -134,8 +163,9 @@ class Claims(Protocol):
         """
         ...
 
-    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool | None:
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
         """Store if the lease stands; drop the lease and wake the herd. False: the lease was lost, nothing changed.
+        A ticket, which may begin to hold a moment later: it is stored, and the engine tells when it changes.
         None, by who guards an engine: that can't say whether it stood."""
         ...
 
@@ -400,9 +430,12 @@ class Usage(NamedTuple):
 class Limits(Protocol):
     """The verbs of a limit: one round trip each. Trouble of the engine raises EngineError. `window` is what they do."""
 
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float) -> Booked:
-        """When a start of this cost may be made; it is booked if that is at most `ahead` seconds from now (0: at once,
-        and below 0 never). Who has booked sleeps until then, so that those are served in turn, and nobody polls.
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
+        """Say when a start of this cost may be made, and book it if that is at most `ahead` seconds from now.
+
+        If the delay is 0 the start is made. Otherwise its caller sleeps until then, and asks again with the booked
+        moment as `was`, for which the new answer is an exchange: a late start may have shifted it. A refusal gives
+        `was` back. `ahead` of 0 means at once, and below 0 that nothing is booked.
 
         It may say that it can't be booked yet, although it is near enough: ask again when half of that has passed.
         """
@@ -513,7 +546,6 @@ class Engine(ABC):
     pushes: bool = False  # waiters are woken, not polling
     fair: bool = False  # who has waited longest for a lock is next
     rooms: bool = False  # its locks have room for as many as say so; else for one
-    fences: bool = True  # who is granted a lock gets a number that only grows
     breaks: bool = True  # a lock can be released by anybody who says its token
     prompt: bool = False  # its suspending verbs never do but `wait`: no caller is cancelled in the middle of one
     timeless: bool = False  # it knows no time: what it keeps gets older by the wall clock of who has stored it

@@ -17,11 +17,12 @@ from stampede import bulkhead as bulkheads
 from stampede import forks, returns
 from stampede import limiter as limits
 from stampede import lock as locks
-from stampede.cache import Cache
+from stampede.cache import Cache, imported
 from stampede.decorate import decorate
 from stampede.engines import check_url, open_engine
 from stampede.engines.url import safe_url, scheme_of
 from stampede.errors import OptionError, SettingsError
+from stampede.events import Observer
 from stampede.faces import (
     BulkheadOptions,
     CacheOptions,
@@ -33,12 +34,14 @@ from stampede.faces import (
     PolicyOptions,
     Tables,
     TryLockOptions,
+    WithObservers,
 )
 from stampede.many_faces import CachedIn, ManyOptions
+from stampede.metrics import OpenTelemetryObserver, PrometheusObserver
 from stampede.namesakes import Namesakes
 from stampede.policy import Seconds, TimeToLive
 from stampede.ports import Engine
-from stampede.settings import Settings, cache_settings, discover, from_mapping, load
+from stampede.settings import TABLES, Settings, cache_settings, discover, from_mapping, load
 from stampede.signatures import showing
 from stampede.switch import unbind_all
 
@@ -56,6 +59,15 @@ T = TypeVar("T")
 Clock: TypeAlias = Callable[[], float]
 DEFAULT_NAME = "default"
 """The cache of all who name none."""
+
+
+def _observer(given: str | Observer) -> Observer:
+    """One of the settings' observers: itself, ready-made, or by its module and name. A class is called to make one."""
+    if not isinstance(given, str):
+        return given
+    ready = {"prometheus": PrometheusObserver, "opentelemetry": OpenTelemetryObserver}
+    found = ready.get(given) or imported("[observers]", given)
+    return cast("Observer", found() if isinstance(found, type) else found)
 
 
 class Registry:
@@ -80,13 +92,19 @@ class Registry:
     def settings(self) -> Settings:
         with self._lock:
             if self._settings is None:
-                self._settings = (discover(os.environ, Path.cwd()) if self._discovers else None) or self._nothing()
+                found = discover(os.environ, Path.cwd()) if self._discovers else None
+                self._settings = self._nothing() if found is None else _with_sound_urls(found, "[caches.{}] ")
             return self._settings
 
     def _nothing(self) -> Settings:
         if self._discovers:
             _log.info("no settings: values are kept in this process's memory (stampede.configure, or a stampede.toml)")
         return Settings()
+
+    @property
+    def observers(self) -> list[Observer]:
+        """The observers of all caches; OptionError if one can't be imported."""
+        return [_observer(each) for each in self.settings.observers]
 
     def cache(self, name: str) -> Cache:
         """The cache of this name, opened at the first time."""
@@ -102,7 +120,7 @@ class Registry:
         settings = self.settings
         if name == DEFAULT_NAME and (missed := settings.no_default()):
             _log.warning("%s", missed)
-        return Cache.of(settings.cache(name), origins=settings.origins)
+        return Cache.of(settings.cache(name), observers=self.observers)
 
     def engine(self, url: str) -> Engine:
         """The engine of this URL: one for the process, and so one pool of connections."""
@@ -134,12 +152,12 @@ class Isolated(Registry):
     def _opened(self, name: str) -> Cache:
         settings = self.settings.cache(name if self._named else "default")
         if self._clock is None:
-            return Cache.of(settings, origins=self.settings.origins)
+            return Cache.of(settings, observers=self.observers)
         if settings.url != "memory://":
             raise SettingsError(f"isolated(clock=...) can't set the clock of {settings.url}: leave its url out")
         # Sealed: of values that are kept as they are, the time left is also looked at by the process's own clock.
         engine = open_engine("memory://?codec=sealed", clock=self._clock)
-        return Cache.of(replace(settings, local=False), engine, origins=self.settings.origins)
+        return Cache.of(replace(settings, local=False), engine, self.observers)
 
 
 _registry = Registry()
@@ -152,14 +170,17 @@ class _Configured(CacheOptions, total=False):
     locks: str | None
     caches: Tables
     origins: Origins
+    observers: WithObservers
 
 
 @overload
 def configure(settings: str | os.PathLike[str] | Mapping[str, Any] | Settings, /) -> None: ...
 @overload
-def configure(*, caches: Tables = ..., origins: Origins = ...) -> None: ...
+def configure(*, caches: Tables = ..., origins: Origins = ..., observers: WithObservers = ...) -> None: ...
 @overload
-def configure(*, url: str = ..., locks: str | None = ..., **options: Unpack[CacheOptions]) -> None: ...
+def configure(
+    *, url: str = ..., locks: str | None = ..., observers: WithObservers = ..., **options: Unpack[CacheOptions]
+) -> None: ...
 
 
 @showing(_Configured)
@@ -184,6 +205,7 @@ def configure(settings: Any = None, /, **tables: Any) -> None:
             "enter isolated() when the application has been configured",
             ", ".join(shared),
         )
+    made.observers  # noqa: B018  # what can't be imported is an error now
     _replace(made)
 
 
@@ -192,16 +214,19 @@ _OWN = ("memory", "null")  # schemes of what a process has for itself
 
 def _settings_of(settings: Any, tables: Mapping[str, Any]) -> Settings:
     """What was given, with URLs by which an engine can be opened."""
-    given = _read(settings, tables)
-    alone = tables and not tables.keys() <= {"caches", "origins"}  # the default cache's own settings
+    alone = not tables.keys() <= set(TABLES)  # the default cache's own settings
+    return _with_sound_urls(_read(settings, tables), "" if alone else "[caches.{}] ")
+
+
+def _with_sound_urls(given: Settings, table: str) -> Settings:
+    """The settings; SettingsError names the file, table and key of a URL by which no engine can be opened."""
     for name, cache in given.caches.items():
         for key, url in (("url", cache.url), ("locks", cache.locks)):
             try:
                 if url is not None:
                     check_url(url)
             except OptionError as error:
-                at = "" if alone else f"[caches.{name}] "
-                raise SettingsError(f"{given.source}: {at}{key}: {error}") from error
+                raise SettingsError(f"{given.source}: {table.format(name)}{key}: {error}") from error
     return given
 
 
@@ -216,9 +241,11 @@ def _read(settings: Any, tables: Mapping[str, Any]) -> Settings:
         return from_mapping(settings)
     if settings is not None:
         raise SettingsError(f"configure() was given {settings!r}: give a file's path, a mapping or keywords")
-    if tables.keys() <= {"caches", "origins"}:
+    if tables.keys() <= set(TABLES):
         return from_mapping(tables)
-    return Settings({"default": cache_settings(tables, "configure():")}, source="configure()")
+    own = {name: value for name, value in tables.items() if name != "observers"}
+    observers = from_mapping({"observers": tables.get("observers", ())}).observers
+    return Settings({"default": cache_settings(own, "configure():")}, observers=observers, source="configure()")
 
 
 def _replace(registry: Registry, *, close: bool = True) -> Registry:
@@ -232,11 +259,16 @@ def _replace(registry: Registry, *, close: bool = True) -> Registry:
 
 @overload
 def isolated(
-    *, caches: Tables = ..., origins: Origins = ..., clock: Clock | None = ...
+    *, caches: Tables = ..., origins: Origins = ..., observers: WithObservers = ..., clock: Clock | None = ...
 ) -> AbstractContextManager[None]: ...
 @overload
 def isolated(
-    *, url: str = ..., clock: Clock | None = ..., locks: str | None = ..., **options: Unpack[CacheOptions]
+    *,
+    url: str = ...,
+    clock: Clock | None = ...,
+    locks: str | None = ...,
+    observers: WithObservers = ...,
+    **options: Unpack[CacheOptions],
 ) -> AbstractContextManager[None]: ...
 
 
@@ -254,7 +286,7 @@ def isolated(*, clock: Clock | None = None, **settings: Any) -> Iterator[None]:
     ...     get_cache().get("k")
     """
     named = "caches" in settings
-    if settings.keys() <= {"caches", "origins"}:
+    if settings.keys() <= set(TABLES):
         tables = {"default": {}, **settings.get("caches", {})}
         settings["caches"] = {name: {"strict": True, **table} for name, table in tables.items()}
     else:

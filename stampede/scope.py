@@ -11,7 +11,7 @@ from weakref import ref
 
 from stampede import early, events
 from stampede.call import Call, Means, Once
-from stampede.coded import CodedClaims, CodedStore, Coder, Trial
+from stampede.coded import Beside, CodedClaims, CodedStore, Coder, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_blocking, running_loop, settled
 from stampede.core import Core
 from stampede.entry import Entry, new_id
@@ -66,6 +66,7 @@ class Scope(Stored):
         super().__init__(core, namespace, name, policy)
         # Where values are kept as they are, they are only tried.
         trial, codec = (None, codec) if core.engine.shared or codec is None else (Trial(name, codec), None)
+        self._beside: Beside = {}
         self._disbelieved: dict[str, bytes] = {}  # by key: of which bytes people were told
         self.called = name if called is None else called
         refuge = core.outage.refuge if core.outage is not None else None
@@ -93,7 +94,8 @@ class Scope(Stored):
         looks = cast("Looks", claims) if self.core.engine.looks else None
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _as_it_is
         if codec is not None:
-            claims, store = CodedClaims(claims, codec, self._bad), CodedStore(store, codec, self._bad)
+            claims = CodedClaims(claims, codec, self._bad, store, self._beside)
+            store = CodedStore(store, codec, self._bad)
             decoded = claims.decoded
         if self.core.outage is not None and refuge is not None:
             guarded = Guarded(colour, self.core.outage) if colour is not None else None
@@ -152,7 +154,7 @@ class Scope(Stored):
                     return None  # it came in its early moment
         elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
             return None
-        core.note(events.Found, self.called, key)
+        core.note(events.Found, self.called, key, entry.cost)
         return entry
 
     def fetch(
@@ -165,10 +167,12 @@ class Scope(Stored):
         force: bool = False,
         home: TakesHome | None = None,
         once: Once | None = None,
+        seen: Entry[Any] | None = None,
     ) -> Coroutine[Any, Any, Landing]:
-        """What the local tier could not answer. `home` is told of the resident, if there is one now."""
+        """What the local tier could not answer. `home` is told of the resident, if there is one now. `seen` is an entry
+        that is to be refreshed early."""
         leader = Leader(self._give_back)
-        work = self._fetch(colour, key, origin, policy or self.policy, force, home, leader, once)
+        work = self._fetch(colour, key, origin, policy or self.policy, force, home, leader, once, seen)
         leader.work = ref(work, leader)  # as `follow` does it, and a call less in every miss
         return work
 
@@ -182,6 +186,7 @@ class Scope(Stored):
         home: TakesHome | None,
         leader: Leader,
         once: Once | None,
+        seen: Entry[Any] | None,
     ) -> Landing:
         core, epoch = self.core, self.core.epoch
         means, loop = (self._suspending, running_loop() or _loop()) if colour.suspending else (self._blocking, None)
@@ -193,10 +198,11 @@ class Scope(Stored):
         if once is not None and once.has(core.flights, physical):
             once = None
         usual = not force and once is None
-        seen = sample = None
+        sample = None
         if front.tier is not None:
-            seen, sample = front.take_due(physical) if usual else None, front.sample(physical)
+            seen, sample = seen or (front.take_due(physical) if usual else None), front.sample(physical)
         glanced: Landing | Glance | None = None
+        waited = False
         if means.looks is not None and seen is None and usual and not policy.background:
             glanced = await glance(means, physical, key, policy, loop, leader, began)
         if isinstance(glanced, Landing):
@@ -213,7 +219,8 @@ class Scope(Stored):
                 landing = await _once(call)
             else:
                 landing = await (self._aside(call, sample) if policy.beside and usual else fill(call))
-            if call.others and landing.entry is not None:
+            waited = call.others
+            if waited and landing.entry is not None:
                 known = self._recall() or await self.learn(colour, _left(policy, began))
                 if known != prefix:
                     # All was cleared, perhaps before it came, and it had not been told. Who has waited for what was
@@ -224,6 +231,8 @@ class Scope(Stored):
             return landing
         resident = front.place(physical, self.called, landing, sample)
         if resident is None:
+            if seen is None and usual and not waited and _is_due(landing, policy):
+                return await self.fetch(colour, key, origin, policy, seen=landing.entry)
             return landing
         if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
             today = self._recall()
@@ -412,6 +421,14 @@ class _Beside:
 def _left(policy: Policy, began: float) -> float | None:
     """Seconds for which a caller waits yet, who has done nothing else since; None: without end."""
     return None if policy.limit is None else max(policy.limit - (_clock() - began), 0.0)
+
+
+def _is_due(landing: Landing, policy: Policy) -> bool:
+    """Return whether what was read without a ticket, as nobody tells of changes yet, has come to its early moment."""
+    entry = landing.entry
+    if entry is None or entry.raised or landing.ticket is not None or landing.stored or landing.until is not None:
+        return False
+    return policy.early > 0 and entry.fresh > 0 and early.due(entry, early.draw(policy.early))
 
 
 def _close(work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:

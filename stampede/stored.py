@@ -181,7 +181,12 @@ class Stored(Generations):
             today, ended = self._told(epoch, generations)
             ended = [each for each in ended if each != guess]
             if self._known[2:] != believed[2:]:  # also if but the mark is another one, of what isn't stale as a whole
-                done = None
+                if verb == "replace" and today == guess and all(done):
+                    # It is done, but stale under the new mark: write it again, in place of the first writing.
+                    changes = {key: (entry.id, entry) for key, (_, entry) in changes.items()}
+                    await self._changed(colour, verb, today, changes)
+                else:
+                    done = None
         else:
             today, ended = await self.learn_surely(colour)
         if done is None:

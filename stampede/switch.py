@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import RLock
 from typing import Any, Protocol
 
 from stampede import forks
@@ -63,7 +63,7 @@ class Switch:
         forks.in_child(self._in_child)
 
     def _start_again(self) -> None:
-        self._lock = RLock()
+        self._lock = threading.RLock()
 
     def _in_child(self) -> None:
         """Blocks of other threads are never left here."""

@@ -1,34 +1,82 @@
-"""Threads that serve: daemons, begun when they are needed."""
+"""The library's own threads: daemons, started when they are needed, which receive no signals.
+
+The kernel gives a process's signal to any thread that does not block it. A program that blocks one in its main thread,
+as Celery's workers do for SIGTERM while they hold a lock, relies on no other thread to take it.
+"""
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from threading import Thread
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from stampede import forks
+from stampede.greenlets import cooperative
 
-__all__ = ["Crew", "begun"]
+__all__ = ["Crew", "begun", "signals_blocked", "with_signals_of_caller"]
+
+T = TypeVar("T")
+
+_MASKS = hasattr(signal, "pthread_sigmask")  # not on Windows
 
 REST = 30.0
 """Seconds without a job after which a thread ends."""
 
 
-def begun(name: str, work: Callable[..., object], *args: Any) -> Thread | None:
+def begun(name: str, work: Callable[..., object], *args: Any) -> threading.Thread | None:
     """A thread that is at it. None: there is none to be had, which each caller survives in its own way.
 
     So it is where the system has no more, while the interpreter ends, and always in an isolated subinterpreter, which
     refuses daemons when they are made; others would keep it from ending.
     """
     try:
-        thread = Thread(target=work, name=name, args=args, daemon=True)
-        thread.start()
+        thread = threading.Thread(target=work, name=name, args=args, daemon=True)
+        with signals_blocked():
+            thread.start()
     except RuntimeError:
         return None
     return thread
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Block all signals in this thread, so that the threads which it starts in the block never receive any.
+
+    Signals that arrive meanwhile are delivered at the end. Under gevent's monkey patch this does nothing: a "thread"
+    started there is a greenlet of this very thread.
+    """
+    if not _MASKS or cooperative():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # asked first: the next line may already raise
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def with_signals_of_caller(work: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that runs `work` with the signal mask of the thread which calls this.
+
+    For users' functions that run in our threads: a child process inherits the mask of the thread that starts it, and
+    one that blocks SIGTERM could not be terminated.
+    """
+    if not _MASKS:
+        return work
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    def run(*args: Any) -> T:
+        before = signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            return work(*args)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    return run
 
 
 class Crew:
@@ -37,11 +85,12 @@ class Crew:
     def __init__(self, limit: float, name: str) -> None:
         self._limit, self._name = limit, name
         self._jobs: deque[Callable[[], object]] = deque()
+        self._parents: list[deque[Callable[[], object]]] = []
         self._start_again()
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        self._parents = self._jobs  # in a forked child: not to be begun here, and not to be ended, by dropping them
+        self._parents.append(self._jobs)  # in a forked child: not to be begun here, nor to be ended, by dropping them
         self._jobs = deque()
         self._threads = self._idle = 0
         self._lock = threading.RLock()  # reentrant, for finalizers and signals

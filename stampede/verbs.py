@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from stampede.batch import value_of_each
-from stampede.colour import BLOCKING, Colour, run_blocking
-from stampede.errors import EngineClosed, OptionError
+from stampede.colour import BLOCKING, SUSPENDING, Colour, hold_task, run_blocking, running_loop
+from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.keys import Parameters
 from stampede.loaders import OneByOne
 from stampede.outcome import landed
@@ -36,6 +38,8 @@ VERBS = (
 
 
 T = TypeVar("T")
+
+_log = logging.getLogger("stampede")
 
 
 class Verbs(ABC):
@@ -155,7 +159,11 @@ class Verbs(ABC):
         return self._run(self.scope.expire(self.colour, self.key(*args, **kwargs)))
 
     def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Gone, also what is being computed. `via=on_commit` hands it to a hook that calls it later, blocking.
+        """Remove what is stored for these arguments; what is being computed for them will not be stored.
+
+        `via=on_commit` gives the hook a function that does so when it is called: after a commit, where it is too late
+        to fail, so it logs an EngineError instead of raising it. Of an async function, in a running event loop, it
+        returns a task and does not block.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -171,8 +179,19 @@ class Verbs(ABC):
         key = self.key(*args, **kwargs)
         if via is None:
             return self._run(self.scope.invalidate(self.colour, key))
-        via(lambda: run_blocking(self.scope.invalidate(BLOCKING, key)))
+        via(functools.partial(self._invalidate_later, key))
         return self._run(_nothing())
+
+    def _invalidate_later(self, key: str) -> asyncio.Task[None] | None:
+        """What `via=` is given. Each is tried by itself: one that fails must not keep its caller from the next."""
+        loop = running_loop() if self.suspending else None
+        if loop is None:
+            return run_blocking(_or_logged(self.scope, BLOCKING, key))
+        task = hold_task(loop.create_task(_or_logged(self.scope, SUSPENDING, key)))
+        task.add_done_callback(
+            lambda task: _not_invalidated(key, "its task was cancelled") if task.cancelled() else None
+        )
+        return task
 
     def _takes_hook(self, via: object) -> bool:
         """It may be an argument of the function's, too."""
@@ -303,6 +322,17 @@ def call_arguments(call: Any, *first: Any) -> Arguments:
             "of them by their names"
         )
     return Arguments((*first, *call), {})
+
+
+async def _or_logged(scope: Scope, colour: Colour, key: str) -> None:
+    try:
+        await scope.invalidate(colour, key)
+    except EngineError as error:
+        _not_invalidated(key, error)
+
+
+def _not_invalidated(key: str, why: object) -> None:
+    _log.error("%r was not invalidated after a commit, so its old value is served until its ttl ends: %s", key, why)
 
 
 async def _nothing() -> None:

@@ -20,7 +20,7 @@ from stampede.codec.pickled import Pickled
 from stampede.codec.sealed import Sealed
 from stampede.codec.structured import Structured
 from stampede.colour import BLOCKING, run_blocking
-from stampede.engines import open_engine
+from stampede.engines import open_engine, safe_url
 from stampede.entry import Entry
 from stampede.errors import CodecError, OptionError, StampedeError
 from stampede.keys import function_in, in_namespace, quoted
@@ -33,6 +33,7 @@ from stampede.status import Holder, status
 
 __all__ = [
     "NOTHING",
+    "Chosen",
     "Unreadable",
     "cache_of",
     "engine_at",
@@ -56,20 +57,33 @@ class Unreadable(NamedTuple):
     why: str
 
 
+class Chosen(NamedTuple):
+    """The cache of the settings that a command is about."""
+
+    name: str
+    settings: CacheSettings
+
+    def __str__(self) -> str:
+        return f"cache {self.name!r} ({safe_url(self.settings.url)})"
+
+
 def settings_of(file: Path | None) -> Settings:
-    """The settings of a file, else those that a program started here would find. In force from now on."""
+    """Return the settings of a file, else those that a program started here would find. They are in force from now on,
+    but for their observers: those are the program's, and may not be there."""
     settings = (load(file) if file else discover(os.environ, Path.cwd())) or Settings(source=NOTHING)
+    settings = replace(settings, observers=())
     configure(settings)
     return settings
 
 
-def the_one(settings: Settings, name: str | None) -> CacheSettings:
-    """The cache that is meant: the named one, the only one, or `default`."""
+def the_one(settings: Settings, name: str | None) -> Chosen:
+    """Return the cache that is meant: the named one, the only one, or `default`."""
     if name is None and settings.caches and "default" not in settings.caches:
         if len(settings.caches) > 1:
             raise OptionError(f"which cache? --cache takes {', '.join(sorted(settings.caches))}")
         (name,) = settings.caches
-    return settings.cache(name or "default")
+    name = name or "default"
+    return Chosen(name, settings.cache(name))
 
 
 def cache_of(settings: CacheSettings, *observers: events.Observer) -> Cache:
@@ -83,7 +97,7 @@ def cache_of(settings: CacheSettings, *observers: events.Observer) -> Cache:
 
 def url_of_locks(settings: Settings, where: str | None) -> list[str]:
     """Where a cache has its locks."""
-    cache = the_one(settings, where)
+    cache = the_one(settings, where).settings
     return [cache.locks or cache.url]
 
 
@@ -96,7 +110,7 @@ def urls_of_locks(settings: Settings, where: str | None) -> list[str]:
 
 def urls_of_limits(settings: Settings, where: str | None) -> list[str]:
     """Where limits may be: a cache has them on the engine of its values, if that can, or else on that of its locks."""
-    caches = settings.caches.values() if where is None else [the_one(settings, where)]
+    caches = settings.caches.values() if where is None else [the_one(settings, where).settings]
     those = [url for each in caches for url in (each.url, each.locks) if url is not None]
     return [Registry.locks, *those] if where is None else those
 
@@ -125,8 +139,9 @@ def find(settings: CacheSettings, key: str, function: str | None) -> Entry[Any] 
     with cache_of(settings, listen) as cache:
         for scope, full in _places(cache, key, function):
             entry = run_blocking(scope.peek(BLOCKING, full))
-            if entry is None and said:
-                entry = _without_type(scope, full, settings, said.pop())
+            if entry is None:
+                why = said.pop() if said else "it is a value of another type"
+                entry = _without_type(scope, full, settings, why)
             if entry is not None:
                 return entry
     return None
@@ -143,9 +158,17 @@ def holder(settings: CacheSettings, key: str, function: str | None) -> Holder | 
 
 
 def listed(settings: CacheSettings, prefix: str) -> Iterator[str]:
-    """The cache's own keys that begin with this."""
+    """Yield the cache's own keys that begin with this; then those of the function that it names, as `shop:report`."""
     with cache_of(settings) as cache:
         yield from cache.keys(prefix)
+        name = function_in(f"{prefix}:") or ""
+        name = name if "/" in name else in_namespace(cache.namespace, name)
+        after: Any = None
+        while function_in(f"{name}:"):
+            found, after = run_blocking(cache.scope(name, cache.policy).page(BLOCKING, f"{name}:", after))
+            yield from found
+            if after is None:
+                break
 
 
 def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from statistics import median
+from typing import NamedTuple
 
 from stampede.cache import Cache
 from stampede.cli.screen import Screen
@@ -17,39 +19,61 @@ PINGS = 7
 COLUMNS = ["cache", "engine", "median ping", "local tier", "codec"]
 
 
-def check(screen: Screen, settings: Settings, name: str | None) -> int:
-    """Every cache of the settings, or the named one; 1 if an engine can't be reached."""
-    screen.say(f"settings: {settings.source}")
+class Health(NamedTuple):
+    """What was seen of one cache."""
+
+    well: bool
+    ping: float | None  # the median of a few, in seconds
+    notes: list[str]
+
+
+def check(screen: Screen, settings: Settings, name: str | None, *, as_json: bool) -> int:
+    """Every cache of the settings, or the named one; 1 if an engine can't be used."""
     names = [name] if name else sorted(settings.caches) or ["default"]
     caches = {name: settings.cache(name) for name in names}
-    notes: list[str] = []
+    missed = settings.no_default() if name is None else None
+    if as_json:
+        seen = {each: _examine(cache) for each, cache in caches.items()}
+        rows = [{"cache": each, **_described(caches[each]), **its._asdict()} for each, its in seen.items()]
+        said = {"settings": settings.source, "notes": [missed] if missed else [], "caches": rows}
+        screen.say(json.dumps(said, indent=2))
+        return 0 if all(its.well for its in seen.values()) else 1
+    screen.say(f"settings: {settings.source}")
+    notes = [missed] if missed else []
     failed = 0
     with screen.board(COLUMNS) as board:
         for each, cache in caches.items():
-            engine = " + locks ".join(map(safe_url, filter(None, (cache.url, cache.locks))))
+            engine = _engine(cache)
             board.show(each, engine, "?", "", "")
-            ping, said, well = _examine(cache)
-            notes += [f"{each}: {note}" for note in said]
-            failed += not well
-            board.show(each, engine, ping, _local(cache), cache.codec)
-    if name is None and (missed := settings.no_default()):
-        screen.say(missed)
+            its = _examine(cache)
+            notes += [f"{each}: {note}" for note in its.notes]
+            failed += not its.well
+            board.show(each, engine, _latency(its.ping), _local(cache), cache.codec)
     for note in notes:
         screen.say(note)
     return 1 if failed else 0
 
 
-def _examine(settings: CacheSettings) -> tuple[str, list[str], bool]:
-    """The latency as text, what is to be said about the cache, and whether its engine answers."""
+def _described(settings: CacheSettings) -> dict[str, object]:
+    local = settings.local.entries if settings.local else None
+    return {"engine": _engine(settings), "local": local, "codec": str(settings.codec)}
+
+
+def _engine(settings: CacheSettings) -> str:
+    return " + locks ".join(map(safe_url, filter(None, (settings.url, settings.locks))))
+
+
+def _examine(settings: CacheSettings) -> Health:
     try:
         with Cache.of(settings) as cache:
-            seconds = median(cache.engine.ping() for _ in range(PINGS))
-            return _latency(seconds), list(_notes(cache)), True
+            return Health(True, median(cache.engine.ping() for _ in range(PINGS)), list(_notes(cache)))
     except StampedeError as error:
-        return "none", [f"can't be used: {error}"], False
+        return Health(False, None, [f"can't be used: {error}"])
 
 
-def _latency(seconds: float) -> str:
+def _latency(seconds: float | None) -> str:
+    if seconds is None:
+        return "none"
     return f"{seconds * 1e6:.0f} µs" if seconds < 0.001 else f"{seconds * 1e3:.1f} ms"
 
 

@@ -11,12 +11,16 @@ from importlib import import_module
 from io import TextIOWrapper
 from math import inf, isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stampede.cli.screen import screen
 from stampede.engines import check_url, safe_url
 from stampede.errors import MissingExtra, OptionError, StampedeError
 from stampede.policy import seconds
-from stampede.settings import CacheSettings, Settings
+from stampede.settings import Settings
+
+if TYPE_CHECKING:
+    from stampede.cli.address import Chosen
 
 __all__ = ["main"]
 
@@ -48,11 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_demo(commands.add_parser("demo", help="herds of processes with and without stampede, counted and drawn"))
     for name, run, add, help in (
-        ("check", _check, (), "the settings as they are read, and whether each engine answers"),
+        ("check", _check, (_add_json,), "the settings as they are read, and whether each engine answers"),
         ("get", _get, (_add_key, _add_json), "a key's value, how long it is fresh and kept, and who computes it now"),
-        ("keys", _keys, (_add_prefix,), "the keys that are kept, but for functions' own"),
+        ("keys", _keys, (_add_prefix, _add_json), "the cache's own keys that are kept, or a function's"),
         ("invalidate", _invalidate, (_add_key,), "a key's value is gone, also one that is being computed"),
-        ("stats", _stats, (), "what an engine holds: entries, bytes, leases"),
+        ("stats", _stats, (_add_json,), "what an engine holds: entries, bytes, leases"),
     ):
         command = commands.add_parser(name, help=help, description=help)
         command.add_argument("--settings", type=Path, metavar="FILE", help="else $STAMPEDE_SETTINGS or ./stampede.toml")
@@ -156,7 +160,9 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_prefix(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="what they begin with")
+    parser.add_argument(
+        "prefix", metavar="PREFIX", nargs="?", default="", help="what they begin with; or a function: shop:report"
+    )
 
 
 # -- commands: what they need is imported when it is needed -----------------------------------------------------------
@@ -173,7 +179,7 @@ def _check(options: argparse.Namespace) -> int:
     from stampede.cli.address import settings_of
     from stampede.cli.check import check
 
-    return check(screen(), settings_of(options.settings), options.cache)
+    return check(screen(), settings_of(options.settings), options.cache, as_json=options.json)
 
 
 def _get(options: argparse.Namespace) -> int:
@@ -185,7 +191,7 @@ def _get(options: argparse.Namespace) -> int:
 def _keys(options: argparse.Namespace) -> int:
     from stampede.cli.keys import keys
 
-    return keys(screen(), _cache(options), options.prefix)
+    return keys(screen(), _cache(options), options.prefix, as_json=options.json)
 
 
 def _invalidate(options: argparse.Namespace) -> int:
@@ -197,7 +203,7 @@ def _invalidate(options: argparse.Namespace) -> int:
 def _stats(options: argparse.Namespace) -> int:
     from stampede.cli.stats import stats
 
-    return stats(screen(), _cache(options))
+    return stats(screen(), _cache(options).settings, as_json=options.json)
 
 
 def _locks(options: argparse.Namespace) -> int:
@@ -268,7 +274,7 @@ def _where(options: argparse.Namespace, urls: Callable[[Settings, str | None], l
     return list(dict.fromkeys(urls(settings_of(options.settings), options.where)))
 
 
-def _cache(options: argparse.Namespace) -> CacheSettings:
+def _cache(options: argparse.Namespace) -> Chosen:
     from stampede.cli.address import settings_of, the_one
 
     return the_one(settings_of(options.settings), options.cache)

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 from math import inf
 from typing import Any
 
-from stampede.cli.address import Unreadable, find, holder, invalidate, listed
+from stampede.cli.address import Chosen, Unreadable, find, holder, invalidate, listed
 from stampede.cli.screen import Screen
 from stampede.entry import Entry
 from stampede.errors import OptionError
-from stampede.settings import CacheSettings
 from stampede.status import Holder
 
 __all__ = ["forget", "get", "keys", "long"]
 
 
-def get(screen: Screen, settings: CacheSettings, key: str, function: str | None, *, as_json: bool) -> int:
+def get(screen: Screen, cache: Chosen, key: str, function: str | None, *, as_json: bool) -> int:
     """Print the value and what is known about it, and who computes it; 1 if there is none."""
-    entry, who = find(settings, key, function), holder(settings, key, function)
+    entry, who = find(cache.settings, key, function), holder(cache.settings, key, function)
     if as_json:
         screen.say(_json(key, entry, who))
     elif entry is None:
-        screen.say(f"nothing is kept under {key!r}")
+        screen.say(f"nothing is kept under {key!r} in {cache}")
     else:
         screen.say(_shown(entry))
         screen.say(f"  {_facts(entry)}")
@@ -31,19 +32,31 @@ def get(screen: Screen, settings: CacheSettings, key: str, function: str | None,
     return 0 if entry is not None else 1
 
 
-def keys(screen: Screen, settings: CacheSettings, prefix: str) -> int:
-    """Print the cache's own keys, one a line; 1 if there is none."""
-    count = 0
-    for key in listed(settings, prefix):
+def keys(screen: Screen, cache: Chosen, prefix: str, *, as_json: bool) -> int:
+    """Print the keys, one a line, or a list of them; 1 if there is none."""
+    found = False
+    if as_json:
+        names = list(listed(cache.settings, prefix))
+        screen.say(json.dumps(names, indent=2))
+        return 0 if names else 1
+    for key in listed(cache.settings, prefix):
         screen.say(key)
-        count += 1
-    return 0 if count else 1
+        found = True
+    if not found:
+        begin = f" begins with {prefix!r}" if prefix else ""
+        print(
+            f"stampede: no key of {cache}{begin or ' is its own'}. To list a function's keys, name it: "
+            "stampede keys shop.reports:report",
+            file=sys.stderr,
+        )
+    return 0 if found else 1
 
 
-def forget(screen: Screen, settings: CacheSettings, key: str, function: str | None) -> int:
+def forget(screen: Screen, cache: Chosen, key: str, function: str | None) -> int:
     """Invalidate, and say whether there was a value."""
-    there = invalidate(settings, key, function)
-    screen.say(f"{key!r} is gone" if there else f"nothing was kept under {key!r}; what computes it now is not stored")
+    there = invalidate(cache.settings, key, function)
+    nothing = f"nothing was kept under {key!r} in {cache}; a computation under way is not stored"
+    screen.say(f"{key!r} is gone from {cache}" if there else nothing)
     return 0
 
 
@@ -74,6 +87,13 @@ def long(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
+def _object(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, as a JSON object has them."""
+    if not dataclasses.is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} has no form in JSON")
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
 def _json(key: str, entry: Entry[Any] | None, who: Holder | None) -> str:
     """One object; a duration that has no end is null."""
     computed = {} if who is None else {"holder": {"host": who.host, "pid": who.pid, "lease": who.lease}}
@@ -87,6 +107,7 @@ def _json(key: str, entry: Entry[Any] | None, who: Holder | None) -> str:
         return json.dumps(
             {"key": key, "found": True, "value": entry.value, "raised": entry.raised, **facts, **computed},
             allow_nan=False,
+            default=_object,
         )
     except (TypeError, ValueError) as error:
         raise OptionError(f"the value is no JSON ({error}): leave --json out") from error

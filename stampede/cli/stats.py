@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -34,17 +35,22 @@ class Holdings(NamedTuple):
     leases: list[Lease]
 
 
-def stats(screen: Screen, settings: CacheSettings) -> int:
+def stats(screen: Screen, settings: CacheSettings, *, as_json: bool) -> int:
     """Print the entries, bytes and leases of a disk cache; of Redis, what its servers say of themselves."""
     cache_of(settings).close()
     engine = open_engine(settings.url)
     try:
         if not isinstance(engine, DiskEngine):
-            return _facts(screen, engine)
+            return _facts(screen, engine, as_json=as_json)
         held = holdings(engine.directory)
-        screen.say(str(engine.directory))
+        directory = str(engine.directory)
     finally:
         engine.close()
+    if as_json:
+        leases = [each._asdict() for each in held.leases]
+        screen.say(json.dumps({"directory": directory, **held._asdict(), "leases": leases}, indent=2))
+        return 0
+    screen.say(directory)
     rows = [
         ("entries, fresh", f"{held.fresh:,}"),
         ("entries, stale", f"{held.stale:,}"),
@@ -61,13 +67,16 @@ def stats(screen: Screen, settings: CacheSettings) -> int:
     return 0
 
 
-def _facts(screen: Screen, engine: Engine) -> int:
+def _facts(screen: Screen, engine: Engine, *, as_json: bool) -> int:
     servers = engine.facts()
     if not servers:
         raise OptionError(
             f"{engine.called} isn't asked for what it holds: its own tools tell; and what one process has of it, that "
             "process does, by get_cache().stats()"
         )
+    if as_json:
+        screen.say(json.dumps({name: dict(facts) for name, facts in servers.items()}, indent=2))
+        return 0
     for name, facts in servers.items():
         screen.say(name)
         screen.table(["", "now"], list(facts.items()))

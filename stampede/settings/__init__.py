@@ -8,13 +8,17 @@ local = { entries = 10_000 }
 [origins.orders-db]
 concurrency = 8
 rate = "100/1s"
+
+[observers]
+prometheus = true
+mine = "shop.metrics:on_event"
 """
 
 from stampede.settings.checks import duration
 from stampede.settings.model import CacheSettings, LocalSettings, OriginSettings, Rate, Settings, without_secrets
-from stampede.settings.read import cache_settings, discover, from_mapping, load, origin_settings
+from stampede.settings.read import TABLES, cache_settings, discover, from_mapping, load, origin_settings
 
 __all__ = [
-    "CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings",
+    "TABLES", "CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings",
     "cache_settings", "discover", "duration", "from_mapping", "load", "origin_settings", "without_secrets",
 ]  # fmt: skip

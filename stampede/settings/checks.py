@@ -13,7 +13,7 @@ from stampede.errors import OptionError
 from stampede.policy import DEFAULT, NUMBER, UNITS, duration, nearest, seconds
 from stampede.settings.model import LocalSettings, Rate, without_secrets
 
-__all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "duration"]
+__all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "duration", "observers"]
 
 COMPRESS_ABOVE = 4096
 """Bytes above which `compress = true` compresses."""
@@ -25,7 +25,10 @@ def checked(table: Mapping[str, Any], checks: Mapping[str, Check], prefix: str =
     """What the table's settings are to be; the prefix goes before the names in errors."""
     for name in table:
         if name not in checks:
-            raise OptionError(f"{prefix}{name}: there is no such setting: {nearest(str(name), list(checks))}")
+            hint = nearest(str(name), list(checks))
+            if checks is CACHE and not hint.startswith("did"):
+                hint += " (an engine's own options go into its URL: 'redis://localhost?socket_timeout=0.5')"
+            raise OptionError(f"{prefix}{name}: there is no such setting: {hint}")
     return {name: checks[name](f"{prefix}{name}", value) for name, value in table.items()}
 
 
@@ -187,6 +190,26 @@ def _rate(name: str, value: Any) -> Rate:
     if rate is None or not slash or not 0 < rate.per < inf:
         raise OptionError(f"{name} is {value!r}: give a number of computations per time, such as '100/1s'")
     return rate
+
+
+def observers(name: str, value: Any) -> tuple[Any, ...]:
+    """The observers that a table names: `prometheus = true`, `mine = "package.module:name"`. From code, also a list."""
+    if not isinstance(value, (Mapping, list, tuple)):
+        raise OptionError(f"{name} is {_kind(value)}: give a table, or a list of functions")
+    found: list[Any] = []
+    for key, each in (value if isinstance(value, Mapping) else dict(enumerate(value))).items():
+        if key in ("prometheus", "opentelemetry"):
+            found += [key] if _truth(f"{name}.{key}", each) else []
+        elif callable(each) or (isinstance(each, str) and re.fullmatch(r"[\w.]+:\w+", each)):
+            found.append(each)
+        else:
+            close = get_close_matches(str(key), ("prometheus", "opentelemetry"), 1)
+            hint = f"did you mean {close[0]!r}? Else give" if close else "give"
+            raise OptionError(
+                f"{name}.{key} is {each!r}: {hint} a function of an event, as "
+                "'package.module:name'; prometheus = true and opentelemetry = true are ready-made"
+            )
+    return tuple(found)
 
 
 def _kind(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ class CacheSettings:
     max_bytes: int | None = None
     on_engine_error: Literal["local", "raise"] = "local"
     policy: Policy = DEFAULT
+    origins: Mapping[str, OriginSettings] = field(default_factory=dict)  # all that the settings have
+    name: str = field(default="", compare=False)  # its name there
 
     def __repr__(self) -> str:
         locks = self.locks and without_secrets(self.locks)
@@ -82,18 +84,19 @@ class OriginSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All caches and origins by name, and where they were read."""
+    """All caches and origins by name, the observers, and where they were read."""
 
     caches: Mapping[str, CacheSettings] = field(default_factory=dict)
     origins: Mapping[str, OriginSettings] = field(default_factory=dict)
     source: str = NOTHING
+    observers: tuple[Any, ...] = ()  # of every cache: functions, or names of some: "prometheus", "package.module:name"
 
     def cache(self, name: str) -> CacheSettings:
         """The settings of one cache; `default` is there even if nobody wrote it."""
         if name in self.caches:
-            return self.caches[name]
+            return replace(self.caches[name], origins=self.origins, name=name)
         if name == "default":
-            return CacheSettings()
+            return CacheSettings(origins=self.origins, name=name)
         if self.source == NOTHING:
             raise SettingsError(f"there are no settings, and so no [caches.{name}]: call configure(caches=...)")
         raise SettingsError(f"{self.source}: there is no [caches.{name}]: {nearest(name, ['default', *self.caches])}")

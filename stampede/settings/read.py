@@ -11,13 +11,14 @@ from typing import Any
 
 from stampede.errors import OptionError, SettingsError
 from stampede.policy import DEFAULT, nearest
-from stampede.settings.checks import CACHE, ORIGIN, POLICY, Check, checked
+from stampede.settings.checks import CACHE, ORIGIN, POLICY, Check, checked, observers
 from stampede.settings.model import CacheSettings, OriginSettings, Settings
 
-__all__ = ["cache_settings", "discover", "from_mapping", "load", "origin_settings"]
+__all__ = ["TABLES", "cache_settings", "discover", "from_mapping", "load", "origin_settings"]
 
 VARIABLE = "STAMPEDE_SETTINGS"
 FILE = "stampede.toml"
+TABLES = ("caches", "origins", "observers")
 
 
 def discover(environ: Mapping[str, str], cwd: str | os.PathLike[str]) -> Settings | None:
@@ -45,11 +46,12 @@ def from_mapping(
 ) -> Settings:
     """The same from a mapping of the same shape: `{"caches": {"default": {"url": ...}}}`."""
     for name in mapping:
-        if name not in ("caches", "origins"):
+        if name not in TABLES:
             raise SettingsError(f"{source}: {name}: there is no such table: {_home_of(str(name))}")
     return Settings(
         caches={name: cache_settings(table, at) for name, at, table in _tables(mapping, "caches", source, environ)},
         origins={name: origin_settings(table, at) for name, at, table in _tables(mapping, "origins", source, environ)},
+        **_checked(f"{source}:", {"observers": mapping.get("observers", ())}, {"observers": observers}),
         source=source,
     )
 
@@ -88,7 +90,7 @@ def _tables(
 def _home_of(name: str) -> str:
     if name in CACHE:
         return "it is a setting of one cache: write it under [caches.default]"
-    return nearest(name, ["caches", "origins"])
+    return nearest(name, TABLES)
 
 
 _PLACEHOLDER = re.compile(r"(\$?)\$\{([^}]*)\}")

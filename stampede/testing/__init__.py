@@ -12,7 +12,6 @@ from stampede.testing.clock import FakeClock
 
 if TYPE_CHECKING:
     from stampede.testing.conformance import CellSuite, ClaimsSuite, CodecSuite, HistoriesSuite, LocksSuite, StoreSuite
-    from stampede.testing.explorer import explore, roam
 
 __all__ = [
     "CellSuite",
@@ -23,20 +22,17 @@ __all__ = [
     "LocksSuite",
     "StoreSuite",
     "disabled",
-    "explore",
     "isolated",
-    "roam",
 ]
 
-# The suites need pytest and the explorer is large: who only isolates a test pays for neither.
-_SUITES = {name: "conformance" for name in __all__ if name.endswith("Suite")}
-_LATE = {**_SUITES, "explore": "explorer", "roam": "explorer"}
+# The suites need pytest: a program that only isolates a test does not pay for it.
+_LATE = {name for name in __all__ if name.endswith("Suite")}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = f"{__name__}.{_LATE[name]}"
+    module = f"{__name__}.conformance"
     if module not in sys.modules and (pytest := sys.modules.get("pytest")) is not None:
         pytest.register_assert_rewrite(module)  # or who fails in a case is told nothing of what it has seen
     return getattr(import_module(module), name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 from collections.abc import Iterable, Mapping, Sequence
-from threading import RLock
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -279,12 +279,12 @@ def _believing(load: Deserializer) -> Deserializer:
 # -- one engine for all regions of a URL -----------------------------------------------------------------------------
 
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
-_guard = RLock()
+_guard = threading.RLock()
 
 
 def _start_again() -> None:
     global _guard
-    _guard = RLock()
+    _guard = threading.RLock()
 
 
 forks.in_child(_start_again)

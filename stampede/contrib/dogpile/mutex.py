@@ -11,6 +11,7 @@ from dogpile.cache.api import CacheMutex
 
 from stampede import forks
 from stampede.errors import EngineClosed, EngineError, LockLost, RecursiveComputation
+from stampede.holding import Holding
 from stampede.lock import Lock
 
 __all__ = ["Mutex", "Mutexes"]
@@ -76,7 +77,7 @@ class Mutex(CacheMutex):
         self._mutexes = mutexes
         self._lock = mutexes.make(key)
         self._stand_in = mutexes.stand_in(key)
-        self._takers: list[tuple[int, bool]] = []  # the threads that have it, and whether the engine knows of that
+        self._takers: list[tuple[int, Holding | None]] = []  # the threads that have it; None: the stand-in
 
     def start_again(self) -> None:
         self._takers = []
@@ -84,19 +85,21 @@ class Mutex(CacheMutex):
 
     @property
     def lost(self) -> bool:
-        """Has its lease ended, so that somebody else may be computing by now?"""
-        return self._lock.lost
+        """Has the lease of this thread ended, so that another may be computing by now?"""
+        me = threading.get_ident()
+        return any(holding is not None and holding.lost for taker, holding in self._takers if taker == me)
 
     def acquire(self, wait: bool = True) -> bool:
         """Take it, when it is free. With `wait` False: if it is free; False says that somebody else has it."""
-        me, known = threading.get_ident(), True
+        me, holding = threading.get_ident(), None
         if wait and self._mutexes.held_here(self.key):
             raise RecursiveComputation(f"the creator of {self.key!r} asked for its own key")
         if not self._mutexes.strict and self._mutexes.is_down():  # and each who asks it would pay for that, if it hangs
-            taken, known = self._stand_in.lock.acquire(wait), False
+            taken = self._stand_in.lock.acquire(wait)
         else:
             try:
-                taken = self._lock.acquire(None if wait else 0)
+                holding = self._lock.acquire(None if wait else 0)
+                taken = bool(holding)
             except EngineClosed:
                 raise
             except EngineError as trouble:
@@ -105,9 +108,9 @@ class Mutex(CacheMutex):
                 _log.warning(
                     "the mutex of %r is this process's own, as its engine can't be asked: %s", self.key, trouble
                 )
-                taken, known = self._stand_in.lock.acquire(wait), False
+                taken = self._stand_in.lock.acquire(wait)
         if taken:
-            self._takers.append((me, known))
+            self._takers.append((me, holding))
             self._mutexes.took(self, me)
         return taken
 
@@ -120,11 +123,11 @@ class Mutex(CacheMutex):
         taker = mine[-1]
         self._takers.remove(taker)
         self._mutexes.gave(self, taker[0])
-        if not taker[1]:
+        if taker[1] is None:
             self._stand_in.lock.release()
             return
         try:
-            self._lock.release()
+            taker[1].release()
         except (LockLost, EngineError) as trouble:
             _log.warning("the mutex of %r ended by itself: %s", self.key, trouble)
 
@@ -134,9 +137,10 @@ class Mutex(CacheMutex):
             return True
         probe = self._mutexes.make(self.key)
         try:
-            if not probe.acquire(0):
+            holding = probe.acquire(0)
+            if not holding:
                 return True
-            probe.release()
+            holding.release()
         except (LockLost, EngineError):
             pass
         return self._stand_in.lock.locked()

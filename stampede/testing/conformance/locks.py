@@ -62,7 +62,7 @@ class LocksSuite(Suite):
 
     async def taken(self, lock: Lock) -> bool:
         """The user's face of the same."""
-        return await lock.aacquire() if self.suspending else lock.acquire()
+        return bool(await lock.aacquire() if self.suspending else lock.acquire())
 
     async def given_back(self, lock: Lock) -> bool:
         """Whether it stood until then."""
@@ -157,7 +157,6 @@ class LocksSuite(Suite):
 
     async def test_fences_grow(self) -> None:
         """A resource couldn't refuse a holder that has lost its lock."""
-        self.declared(self.engine.lock_engine.fences, "one whose locks have a fence")
         fences = []
         for _ in range(4):
             token = new_id()
@@ -186,10 +185,10 @@ class LocksSuite(Suite):
         """Two would be inside, each sure to be alone: `lost` must not wait for a renewal, or for an answer to it."""
         if self.clock is not None:
             raise unittest.SkipTest("a holder goes by its own clock")
-        first = Lock("l", self.engine, lease=self.short, max_hold=self.short / 100, wait=0)
+        first = Lock("l", self.engine, lease=self.short, max_hold=self.short / 100, wait=SOON)
         second = Lock("l", self.peer, lease=LONG, wait=SOON)
         try:
-            assert await self.taken(first)
+            assert await self.taken(first) or first.lost  # the answer may come after the end of so short a lease
             assert await self.taken(second)
             assert (first.lost, first.held) == (True, False)
         finally:
@@ -386,8 +385,8 @@ class LocksSuite(Suite):
         await self.until(lambda: self.locks.acquire("l", next_one, LONG), is_granted)
 
     async def test_who_enters_twice_is_told_so(self) -> None:
-        """He would wait for himself, and not know why."""
-        lock = Lock("l", self.engine, lease=LONG, wait=SOON)
+        """The caller would look for another holder, and not know why."""
+        lock = Lock("l", self.engine, lease=LONG, wait=0)
         with soon():
             assert await self.taken(lock)
             try:
@@ -401,7 +400,7 @@ class LocksSuite(Suite):
                             pass
                 except LockTimeout as error:
                     told = str(error)
-                assert "this very thread or task has the lock" in told
+                assert "is held through this very object" in told
                 assert lock.held
             finally:
                 assert await self.given_back(lock)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from stampede.entry import Entry, Verdict
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Versioned
-from stampede.testing.ports import Model
+from stampede.testing.model import Model
 
 __all__ = ["run_histories"]
 
