@@ -57,8 +57,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Threads that earlier tests have left may draw random numbers beside an example.
+    random = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
     for item in items:
         marks.mark(item)
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(random)
     half, quick = config.getoption("half"), config.getoption("quick")
     left = {item for item in items if quick and not marks.is_quick(item)}
     if half:

@@ -271,7 +271,7 @@ class _Contender:
         self.tries = 0
 
     def granted(self) -> None:
-        self.hold: Any = self.lock._mine().hold  # type: ignore[union-attr]
+        self.hold: Any = self.lock._last.hold  # type: ignore[union-attr]
         assert self.lock.fence is not None
         self.fence = self.lock.fence
         self.say("granted")

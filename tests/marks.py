@@ -36,8 +36,9 @@ ENGINES = {
     "etcd": "etcd, alone or three members together",
     "zookeeper": "ZooKeeper, alone or three servers together",
     "dogpile": "dogpile.cache, on our engines or below them",
+    "prometheus": "a Prometheus server, which scrapes our metrics",
 }
-SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq", "etcd", "zookeeper"}
+SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq", "etcd", "zookeeper", "prometheus"}
 """Marks of tests that start a server."""
 
 SLOW = {
@@ -134,6 +135,7 @@ _STARTS = {
     "MotoServer": "dynamodb", "shared_moto": "dynamodb", "Dynalite": "dynamodb", "shared_dynalite": "dynamodb",
     "EtcdServer": "etcd", "EtcdCluster": "etcd", "shared_etcd": "etcd",
     "ZooKeeperServer": "zookeeper", "ZooKeeperEnsemble": "zookeeper", "shared_zookeeper": "zookeeper",
+    "PrometheusServer": "prometheus",
 }  # fmt: skip
 """What leads to a server, whatever calls it."""
 
@@ -174,6 +176,7 @@ _OF_LIBRARIES = (
     "test_cli",
     "test_codec",
     "test_conformance",
+    "test_exporters",
     "test_memory",
     "test_metrics",
     "test_returns",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from math import inf
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def opened(server: Any) -> Iterator[Callable[..., Cache]]:
     caches: list[Cache] = []
 
     def cache(**options: Any) -> Cache:
-        caches.append(Cache(server.url, ttl=60, **options))
+        caches.append(Cache(getattr(server, "postgres_url", server.url), ttl=60, **options))
         return caches[-1]
 
     yield cache
@@ -119,3 +120,63 @@ def test_what_a_local_tier_has_no_news_of_is_not_served_when_both_are_down(
 
     with pytest.raises(OSError, match="the origin is down"):
         _value(asked, colour, "call", failing)
+
+
+@both
+@pytest.mark.parametrize("server", ["redis", "postgres"], indirect=True)
+def test_what_was_computed_here_is_true_until_another_changes_it(
+    server: Any, opened: Callable[..., Cache], colour: str
+) -> None:
+    """With server and origin down there would be nothing to serve; or something that others have changed since."""
+    asked, other = opened(local=True, stale=60), opened()
+    root, called = asked._root, dict[str, float]()
+
+    def change(keys: list[str]) -> None:
+        for number, key in enumerate(keys):
+            called[key] = time.monotonic()
+            other.set(key, inf) if number % 2 else other.invalidate(key)
+
+    def failing() -> Any:
+        raise OSError("the origin is down")
+
+    with asyncio.Runner() as runner:
+
+        def value(key: str, origin: Callable[[], Any]) -> Any:
+            async def suspending() -> Any:
+                return origin()
+
+            if colour == "sync":
+                return asked.get_or_compute(key, origin)
+            return runner.run(asked.aget_or_compute(key, suspending))
+
+        until(lambda: value("first", time.monotonic) and root.hit("first"))
+        for some in range(ROUNDS):
+            value(f"kept {some}", time.monotonic)
+            keys = [f"{some} {number}" for number in range(20)]
+            changing = Herd(*[lambda keys=keys: change(keys)] * (some % 2))  # meanwhile, or afterwards
+            for key in keys:
+                value(key, time.monotonic)
+            changing.join()
+            if not some % 2:
+                change(keys)
+            lag = time.monotonic() + 0.05
+            until(lambda lag=lag: time.monotonic() > lag)
+            hits = [(root.hit(key), key) for key in keys]
+            assert [key for hit, key in hits if hit is not None and hit.value < called[key]] == []
+        server.stop()
+        front = asked._core.front
+
+        def lost() -> Any:
+            with suppress(OSError):  # what is kept is served as soon as the loss is noticed
+                value("first", failing)
+            return front.kept(root.prefix + "kept 0")
+
+        until(lost)
+        for some in range(ROUNDS):
+            assert value(f"kept {some}", failing)
+        for key, when in called.items():
+            with suppress(OSError):
+                assert value(key, failing) > when
+
+
+ROUNDS = 4

@@ -247,14 +247,14 @@ def test_a_key_function_that_fails_or_answers_nonsense() -> None:
 
 
 def test_a_directory_that_can_not_be_written() -> None:
-    """`/proc` takes no directory from anybody, root or not: known at construction, with the path and the remedy."""
+    """`/proc` takes no directory from anybody, root or not: told at the first use, with the path and the remedy."""
     for url in ("disk:///proc/nowhere", "file:///proc/nowhere"):
         with pytest.raises(EngineError, match=r"/proc/nowhere.*directory") as caught:
             Lock("a", on=url).acquire()
         assert isinstance(caught.value, ConnectionError)
         assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(EngineError, match=r"/proc/nowhere.*give a directory that can be made"):
-        Cache("disk:///proc/nowhere")
+        Cache("disk:///proc/nowhere").set("k", 1)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any, cast
 import pytest
 from faces import Suspending
 from herd import Herd, Origin, had, until, until_async
+from servers import RedisServer
 
-from stampede import Cache, Entry, OptionError, events
+from stampede import Cache, EngineError, Entry, OptionError, events
 from stampede.engines.memory import MemoryEngine
+from stampede.errors import EngineClosed
 from stampede.testing import isolated
 
 
@@ -134,11 +137,43 @@ def test_every_verb_that_asks_an_engine_has_a_twin() -> None:
     """Without one, async code would block its loop for a round trip."""
     io = {"get_or_compute", "get_or_compute_many", "get", "get_many", "set", "set_many"}
     io |= {"expire", "invalidate", "invalidate_many", "peek", "clear", "add", "update", "touch", "close"}
-    io |= {"status", "keys", "expire_many", "expire_all"}
+    io |= {"status", "keys", "expire_many", "expire_all", "ping"}
     assert {verb for verb in io if not hasattr(Cache, f"a{verb}")} == set()
     plain = {name for name, _ in inspect.getmembers(Cache, inspect.isfunction) if not name.startswith("_")}
     twins = {f"a{verb}" for verb in io}
-    assert plain == io | twins | {"scope", "stats", "stats_of", "lock", "limiter", "bulkhead", "refreshing", "bypassed"}
+    statistics = {"stats", "stats_of", "stats_by_function"}
+    assert plain == io | twins | statistics | {"scope", "lock", "limiter", "bulkhead", "refreshing", "bypassed"}
+
+
+def test_a_cache_that_was_closed_has_no_ping(tmp_path: Path) -> None:
+    """Broken if a health check goes on answering for a cache that raises EngineClosed everywhere else."""
+    for url in ("memory://", f"disk://{tmp_path}"):
+        cache = Cache(url)
+        assert cache.ping() >= 0
+        cache.close()
+        with pytest.raises(EngineClosed):
+            cache.ping()
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("trouble", ["stop", "freeze"])
+def test_ping_is_for_health_checks(trouble: str) -> None:
+    """An endpoint that answers from the local tier, or never, would keep a broken process in the load balancer."""
+    server = RedisServer()
+    try:
+        with Cache(f"{server.url}?socket_timeout=0.2&socket_connect_timeout=0.2", local=True) as cache:
+            assert 0 < cache.ping() < 20 and 0 < asyncio.run(cache.aping()) < 20
+            getattr(server, trouble)()
+            began = time.monotonic()
+            with pytest.raises(EngineError):
+                cache.ping()
+            with pytest.raises(EngineError):
+                asyncio.run(cache.aping())
+            assert time.monotonic() - began < 10
+        with pytest.raises(EngineError):
+            cache.ping()
+    finally:
+        server.close()
 
 
 def test_many_values(cache: Cache) -> None:

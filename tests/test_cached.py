@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from herd import Herd, Origin, had, until, until_async
+from servers import shared_redis
 
 from stampede import Cache, Entry, KeyingError, RecursiveComputation, WaitTimeout, cached, configure
 from stampede.testing import disabled, isolated
@@ -391,16 +392,62 @@ def test_invalidate_via_a_hook() -> None:
 def test_invalidate_via_a_hook_in_a_loop() -> None:
     """The hook is a plain call, also where the function is async: databases know no other."""
     f = cached(counting("async")[0])
-    hooks: list[Callable[[], object]] = []
+    hooks: list[Callable[[], Any]] = []
 
     async def main() -> None:
         assert await f(1) == (1, 2, 1)
         await f.invalidate(1, via=hooks.append)
         assert await f(1) == (1, 2, 1)
-        hooks.pop()()
+        await hooks.pop()()
         assert await f(1) == (1, 2, 2)
 
     asyncio.run(main())
+
+
+@pytest.mark.redis
+def test_invalidate_via_a_hook_stops_no_loop(before: Callable[[Any], Any]) -> None:
+    """Every request of the process would wait for a server that hangs, once for each key of a commit."""
+    proxy = before(shared_redis())
+    hooks: list[Callable[[], Any]] = []
+
+    async def main() -> None:
+        with Cache(proxy.url, namespace=str(time.monotonic_ns())) as cache:
+            f = cache.cached(counting("async")[0])
+            assert await f(1) == (1, 2, 1)
+            await f.invalidate(1, via=hooks.append)
+            proxy.hold()
+            invalidation = hooks.pop()()  # it returns while the server says nothing
+            await asyncio.sleep(0)
+            assert not invalidation.done()
+            proxy.let_go()
+            await invalidation
+            assert await f(1) == (1, 2, 2)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_invalidate_via_a_hook_where_the_engine_is_down(colour: str, caplog: pytest.LogCaptureFixture) -> None:
+    """After the commit an error would undo nothing, break the session, and leave the other keys as they are."""
+    hooks: list[Callable[[], Any]] = []
+
+    async def main() -> None:
+        for number in (1, 2):
+            given = f.invalidate(number, via=hooks.append)
+            if colour == "async":
+                await given
+        done = [run() for run in hooks]
+        if colour == "async":
+            await asyncio.gather(*done)
+            hooks[0]().cancel()  # as a loop does that ends
+            await asyncio.sleep(0)
+
+    with Cache("redis://127.0.0.1:1") as cache:
+        f = cache.cached(key="user:{x}")(counting(colour)[0])
+        asyncio.run(main())
+    told = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    keys = [key for each in told for key in ("user:1", "user:2") if f"'{key}' was not invalidated" in each]
+    assert sorted(keys) == ["user:1", "user:2"] if colour == "sync" else ["user:1", "user:1", "user:2"]
 
 
 def test_a_parameter_called_via_is_the_function_s_own() -> None:

@@ -102,19 +102,14 @@ def test_a_loop_that_is_closed_on_the_way_to_a_computation(caches: tuple[Cache, 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_loop_that_is_closed_in_a_lock_s_block(caches: tuple[Cache, Cache], colour: str) -> None:
+def test_a_loop_that_is_closed_in_a_lock_s_block(caches: tuple[Cache, Cache]) -> None:
     """The lock would be renewed until somebody collects the task, which may be never."""
     one, two = caches
-    lock = one.lock(f"l {colour}", lease=LEASE)
+    lock = one.lock("l", lease=LEASE)
 
     async def block() -> None:
-        if colour == "sync":
-            with lock:
-                await asyncio.sleep(LEASE)
-        else:
-            async with lock:
-                await asyncio.sleep(LEASE)
+        async with lock:
+            await asyncio.sleep(LEASE)
 
     async def main() -> asyncio.Task[None]:
         task = asyncio.ensure_future(block())
@@ -124,7 +119,7 @@ def test_a_loop_that_is_closed_in_a_lock_s_block(caches: tuple[Cache, Cache], co
 
     with closing(asyncio.new_event_loop()) as loop:
         task = loop.run_until_complete(main())
-    other = two.lock(f"l {colour}", wait=SOON)
+    other = two.lock("l", wait=SOON)
     assert other.acquire()
     other.release()
     assert not lock.held

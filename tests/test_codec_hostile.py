@@ -7,12 +7,14 @@ import fractions
 import io
 import pickle
 import struct
+import subprocess
 import sys
 import time
 import zlib
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,6 +23,7 @@ import stampede.codec.sealed as sealed
 import stampede.codec.shapes as shapes
 import stampede.codec.values as values
 from stampede.codec import HEADER, Codec, make_codec
+from stampede.codec.depth import _tuple_depth
 from stampede.entry import Entry
 from stampede.errors import CodecError
 
@@ -299,3 +302,25 @@ def test_bombs_need_the_signing_key() -> None:
     for bomb in bombs:
         with pytest.raises(CodecError, match="seal"):
             codec.decode(KEY, header + bytes(32) + bomb)
+
+
+@pytest.mark.parametrize("stack, depths", [("0", ["150000"]), ("65536", ["40", "110", "300"])])
+def test_depth_does_not_end_the_process(stack: str, depths: list[str]) -> None:
+    """Broken if a deep key or member ended the process, which hashes it in C: in the main thread, or in a small one."""
+    child = Path(__file__).with_name("deep_bytes.py")
+    done = subprocess.run([sys.executable, str(child), stack, *depths], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_large_values_whose_tuples_are_followed_come_back() -> None:
+    """Broken if the bytes of an honest value were taken for hostile ones once they are large."""
+    point = Point(1, 2)
+    twice = ("shared", (2**70, b"x" * 300, frozenset({1, (2, 3)})))
+    each = {"t(": [twice, twice, (), (point,), (1, -1, 1.5, None, True)], ("key", 1): {"a" * 300, (4,)}}
+    loop: Any = ([],)
+    loop[0].append(loop)
+    value = [dict(each) for _ in range(12_000)]
+    body = sealed.Sealed(shapes.shapes_of(Point)).dump([value, bytearray(9), "\u20ac" * 70_000], False)
+    assert 3 < _tuple_depth(body) < 9
+    assert sealed.Sealed(shapes.shapes_of(Point)).load(body, False)[0] == value
+    assert _tuple_depth(sealed.Sealed().dump(loop, False)) < 4

@@ -14,6 +14,8 @@ from zoneinfo import ZoneInfo
 import msgspec
 import numpy as np
 import pytest
+from django.utils.safestring import SafeString
+from markupsafe import Markup
 
 from stampede import CodecError
 from stampede.codec import make_codec
@@ -53,6 +55,30 @@ class Session:
         self.lock = threading.Lock()
 
 
+class Quiet(str):
+    def __new__(cls, text: str) -> Quiet:
+        made.append(text)
+        return super().__new__(cls, text)
+
+
+made: list[str] = []
+
+
+class Noted(str):
+    def __str__(self) -> str:
+        return self
+
+
+def noted() -> Noted:
+    text = Noted("a")
+    text.note = "b"  # type: ignore[attr-defined]
+    return text
+
+
+class Odd(float):
+    pass
+
+
 def extra() -> Price:
     price = Price(1)
     price.more = 2  # type: ignore[attr-defined]
@@ -66,7 +92,7 @@ Options = dict[str, Any]
 # What is returned, with which codec; what the message names; and one or more ways that it names, which work.
 REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] = {
     "a model": (
-        lambda: Price(1), {}, ["return annotation", "trust=[Price]"],
+        lambda: Price(1), {}, ["trust=[Price], or in the return annotation of the @cached function"],
         [(lambda: Price(1), {"returns": Price}), (lambda: Price(1), {"trust": [Price]})],
     ),
     "a model, annotated as another": (
@@ -81,7 +107,26 @@ REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] 
         [(Plain, {"trust": [Plain]})],
     ),
     "a struct": (lambda: Struct(1), {}, ["msgpack"], [(lambda: Struct(1), {"name": "msgpack", "returns": Struct})]),
-    "a text of one's own": (lambda: Text("a"), {}, ["return str(it)"], [(lambda: str(Text("a")), {})]),
+    "a text of one's own": (
+        lambda: Quiet("a"), {}, ["trust=[Quiet]", "return annotation"],
+        [(lambda: Quiet("a"), {"trust": [Quiet]}), (lambda: [Quiet("a")], {"returns": list[Quiet]})],
+    ),
+    "a text of one's own, by msgpack": (
+        lambda: Quiet("a"), {"name": "msgpack", "returns": Quiet}, ["use codec='sealed'", "trust=[Quiet]"],
+        [(lambda: Quiet("a"), {"trust": [Quiet]}), (lambda: Quiet("a"), {"returns": Quiet})],
+    ),
+    "a text with an attribute": (
+        lambda: Text("a"), {}, ["'more' of its own", "return str.__str__(it)"],
+        [(lambda: str.__str__(Text("a")), {}), (lambda: str(Text("a")), {})],
+    ),
+    "a text with an attribute, whose str() is itself": (
+        noted, {"returns": Noted}, ["'note' of its own", "return str.__str__(it)"],
+        [(lambda: str.__str__(noted()), {"returns": Noted})],
+    ),
+    "safe HTML, by msgpack": (
+        lambda: SafeString("<b>"), {"name": "msgpack"}, ["use codec='sealed'"], [(lambda: SafeString("<b>"), {})],
+    ),
+    "a number of one's own": (lambda: Odd(1), {}, ["return float(it)"], [(lambda: float(Odd(1)), {})]),
     "what nobody can make again": (Session, {}, ["by no codec", "plain values"], []),
     "a generator": (lambda: (n for n in [1]), {}, ["list"], [(lambda: [1], {})]),
     "code": (lambda: len, {}, ["it is code"], []),
@@ -160,3 +205,13 @@ def test_nobody_is_sent_to_where_it_is_refused_again() -> None:
             make_codec().encode(KEY, Entry(make(), ID))
         if "use codec='msgpack'" in told and "annotation" not in told:
             make_codec("msgpack").encode(KEY, Entry(make(), ID))
+
+
+@pytest.mark.parametrize("text", [SafeString("<b>"), Markup("<b>")], ids=["django", "markupsafe"])
+def test_safe_html_is_a_value(text: str) -> None:
+    """Broken if what a template has given were not kept, or came back as a text that a template escapes again."""
+    codec = make_codec(returns=str)
+    value = [text, {text: text}, text + text]
+    read = codec.decode("k", codec.encode("k", Entry(value, b"12345678"))).value
+    assert read == value
+    assert {type(each) for each in (read[0], *read[1], *read[1].values(), read[2])} == {type(text)}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import builtins
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import tomllib
+from code import InteractiveConsole
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,7 +60,34 @@ def test_every_block_is_of_a_language_that_is_tested_here() -> None:
     """A block in another language would be shown to everybody and tried by nobody."""
     for page in PAGES.values():
         fences = [line for line in page.text.splitlines() if line.lstrip().startswith("```")]
-        assert len(fences) == 2 * len(page.blocks("python", "sh", "sql", "toml", "text")), page.name
+        assert len(fences) == 2 * len(page.blocks("python", "sh", "sql", "toml", "text", "promql")), page.name
+
+
+def test_the_tutorial_can_be_pasted_into_a_prompt() -> None:
+    """The prompts of Python 3.11 and 3.12 end a class or a function at its first blank line."""
+    refused: list[str] = []
+
+    class Prompt(InteractiveConsole):
+        def runcode(self, code: object) -> None: ...
+
+        def showsyntaxerror(self, *_: object, **__: object) -> None:
+            refused.append("\n".join(self.buffer))
+
+    for block in PAGES["tutorial.md"].blocks("python"):
+        prompt = Prompt()
+        for line in [*block.text.splitlines(), ""]:
+            prompt.push(line)
+    assert refused == []
+
+
+def test_pictures_of_the_readme_come_from_the_site() -> None:
+    """The home page would show a broken picture wherever the other site can't be reached."""
+    hook = runpy.run_path(str(DOCS / "site.py"))["on_page_content"]
+    pictures = re.findall(r"!\[[^]]*\]\((\S+)\)", README.text)
+    assert pictures
+    for picture in pictures:
+        (local,) = re.findall(r'src="(.*)"', hook(f'<img src="{picture}">'))
+        assert (DOCS / local).is_file()
 
 
 # -- Python ---------------------------------------------------------------------------------------------------------

@@ -13,9 +13,11 @@ from pages import DOCS, PAGES, named
 
 import stampede.engines
 import stampede.errors
-from stampede import Cache, cached
+from stampede import Cache, SettingsError, cached
 from stampede.faces import Options, PolicyOptions
 from stampede.policy import DEFAULT
+from stampede.settings.checks import CACHE
+from stampede.settings.read import from_mapping
 
 OPTIONS = PAGES["guides/options.md"]
 ENGINES = PAGES["guides/which-engine.md"]
@@ -57,6 +59,61 @@ def test_engines_of_this_release_are_in_the_table() -> None:
     assert {stampede.engines._KNOWN[stampede.engines._scheme(f"{scheme}://")][0] for scheme in schemes} == modules
 
 
+OWN = {
+    "sql": ("sql+sqlite:///f", "stampede.engines.sql", "OURS"),
+    "postgres": ("postgres://a@h/d", "stampede.engines.postgres.address", "OURS"),
+    "broker": ("zmq://h", "stampede.engines.zmq", "OPTIONS"),
+    "etcd": ("etcd://h", "stampede.engines.etcd", "OPTIONS"),
+    "zookeeper": ("zookeeper://h", "stampede.engines.zookeeper", "OPTIONS"),
+    "dynamodb": ("dynamodb://t", "stampede.engines.dynamodb", "OPTIONS"),
+}
+"""Each engine's page, a URL of its, and where its options are."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_engines_options_are_on_its_page(name: str) -> None:
+    """An option of the URL would be refused where the page says that it works, or be one that nobody can find."""
+    url, module, known = OWN[name]
+    options = getattr(pytest.importorskip(module), known)
+    page = PAGES[f"engines/{name}.md"]
+    for option in options:
+        assert re.search(rf"`{option}\b", page.text), option
+    if "| option | default |" in page.text:
+        table = {named: default for cells in page.rows() for named, default in _defaults(cells)}
+        assert set(table) == set(options)
+        for option, default in table.items():
+            stampede.engines.check_url(f"{url}?{option}={default}" if default else url)
+
+
+def _defaults(cells: list[str]) -> list[tuple[str, str]]:
+    """The options of a row, each with its default."""
+    names = named(cells[0])
+    return list(zip(names, cells[1].split(", ") if cells[1] else [""] * len(names), strict=True))
+
+
+def test_what_the_pages_give_to_caches_is_taken() -> None:
+    """Who copies a line from a page would have an error."""
+    given = {
+        name
+        for path, page in PAGES.items()
+        if path.startswith("engines")
+        for call in re.findall(r"Cache\((?:\"[^\"]*\"|\w+), ([^()]*)", page.text)
+        for name in re.findall(r"(\w+)=", call)
+    }
+    assert "ttl" in given
+    assert given <= {*CACHE, *inspect.signature(Cache).parameters}
+
+
+IN_A_FILE = pytest.param(lambda **table: from_mapping({"caches": {"default": table}}), id="file")
+
+
+@pytest.mark.parametrize("given_to", [Cache, stampede.configure, IN_A_FILE])
+def test_an_engines_option_that_is_none_of_the_caches_says_where_it_belongs(given_to: Any) -> None:
+    """Who gives it beside the URL would look for it in a list of all settings."""
+    with pytest.raises(SettingsError, match=r"listen: .*an engine's own options go into its URL"):
+        given_to(url="postgres://a@h/d", listen="postgres://a@i/d")
+
+
 def _is_here(module: str) -> bool:
     return find_spec(module) is not None
 
@@ -81,12 +138,14 @@ def test_figures() -> None:
 INSIDE = {"down", "of", "scope", "shared", "stats_of", "trusted"}
 """What a cache has for the library's other parts."""
 
+STATS = {"stats", "stats_by_function"}
+
 
 def test_twins() -> None:
     """The pages say that each verb of a cache that does I/O has one, and name it."""
     public = {name for name in vars(Cache) if not name.startswith("_")}
     without = {name for name in public if f"a{name}" not in public and not (name[0] == "a" and name[1:] in public)}
-    assert without == {"bulkhead", "cached", "limiter", "lock", "refreshing", "bypassed", "stats", *INSIDE}
+    assert without == {"bulkhead", "cached", "limiter", "lock", "refreshing", "bypassed", *STATS, *INSIDE}
     pages = PAGES["guides/verbs.md"].text + PAGES["guides/caches.md"].text
     for name in public - without:
         assert name[1:] in public or f"{name}(" in pages, name

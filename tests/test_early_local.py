@@ -16,6 +16,7 @@ from servers import shared_redis
 
 from stampede import Cache
 from stampede.colour import run_blocking
+from stampede.engines.redis.news import News
 from stampede.entry import Entry, new_id
 
 ALWAYS = 1e9  # a draw so large that the early moment is half of ttl
@@ -62,6 +63,19 @@ def test_who_sees_it_first_in_its_early_moment_refreshes_it(
     else:
         late.get_or_compute("k", computed.set)
         computed.wait(5)
+    assert computed.is_set()
+
+
+@pytest.mark.parametrize("engine", ["redis"])
+def test_the_first_look_refreshes_it_before_changes_are_told(
+    caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then a local tier keeps nothing: processes that ask once each would go by."""
+    monkeypatch.setattr(News, "start", lambda news: None)  # it never connects
+    first, late, computed = caches(), caches(early=ALWAYS), Event()
+    old = Entry("old", new_id(), cost=1.0, ttl=LONG, fresh=LONG / 3, keep=LONG / 3)
+    run_blocking(first._root.store.set(first._root.prefix + first._key("k"), old))
+    late.get_or_compute("k", computed.set)
     assert computed.is_set()
 
 

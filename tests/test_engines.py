@@ -227,6 +227,19 @@ def test_no_error_shows_a_password() -> None:
         "memory://u:hunter2@h?x=1",
         "null://u:hunter2@h?y",
         "memory://u:hunter2℀@h",
+        "memcached://u:hunter2@h",
+        "memcached://u:hunter2/x@h",
+        "dynamodb://u:hunter2@eu-central-1/t",
+        "zmq://u:hunter2@h",
+        "zmq://u:x?hunter2@h",
+        "etcd://u:hunter2/x@h",
+        "zookeeper://u:hunter2/x@h",
+        "redis://u:hunter2/x@h",
+        "redis+cluster://u:hunter2/x@h",
+        "redis+sentinel://u:hunter2/x@h",
+        "postgres://u:hunter2/x@h/d",
+        "disk://u:hunter2@h/x",
+        "file://u:hunter2@h",
     ):
         with pytest.raises(OptionError) as told:
             open_engine(url)

@@ -278,3 +278,23 @@ def test_a_pair_of_engines() -> None:
         assert cache.peek("k") is not None
         assert cache.get_or_compute("k", lambda: 2) == 2
         assert cache.get("k") == 2
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgres"])
+def test_an_update_is_applied_once_beside_anothers_expire_all(kind: str, tmp_path: Path) -> None:
+    """The second writing, under the new generation, would not find what the first one replaced."""
+    url = URLS[kind](tmp_path)[0]
+    with Cache(url, early=0) as mine, Cache(url, early=0) as other:
+        mine.clear()
+        mine.set("n", 5)
+        seen: list[int] = []
+
+        def add(n: int) -> int:
+            seen.append(n)
+            if len(seen) == 1:
+                other.expire_all()
+            return n + 1
+
+        assert mine.update("n", add, default=0) == 6
+        assert seen == [5]
+        assert (mine.get("n"), other.get("n")) == (6, 6)

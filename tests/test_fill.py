@@ -9,16 +9,7 @@ from math import inf
 from typing import Any
 
 import pytest
-
-from stampede import fill, land, patience
-from stampede.call import Call, Held
-from stampede.entry import Entry
-from stampede.flight import Flight, Flights
-from stampede.outcome import Landing
-from stampede.policy import Policy
-from stampede.ports import Ask, Found, Reply
-from stampede.record import Record
-from stampede.testing.explorer import (
+from explorer import (
     FAULTS,
     Process,
     Report,
@@ -37,7 +28,16 @@ from stampede.testing.explorer import (
     slow,
     then,
 )  # fmt: skip
-from stampede.testing.ports import Listener, Model
+
+from stampede import fill, land, patience
+from stampede.call import Call, Held
+from stampede.entry import Entry
+from stampede.flight import Flight, Flights
+from stampede.outcome import Landing
+from stampede.policy import Policy
+from stampede.ports import Ask, Found, Reply
+from stampede.record import Record
+from stampede.testing.model import Listener, Model
 
 HOLDS, HANGS = Policy(early=0.0, max_hold=1e6), Policy(early=0.0, max_hold=30.0)
 

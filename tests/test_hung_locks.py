@@ -59,7 +59,7 @@ class World:
         return make(name, on=self.on, lease=LEASE, **options)
 
     def acquire(self, lock: Lock, *wait: float) -> bool:
-        return lock.acquire(*wait) if self.runner is None else self.runner.run(lock.aacquire(*wait))
+        return bool(lock.acquire(*wait) if self.runner is None else self.runner.run(lock.aacquire(*wait)))
 
     def release(self, lock: Lock) -> None:
         if self.runner is None:

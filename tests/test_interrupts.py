@@ -149,7 +149,8 @@ def swept(
     for number in numbers:
         errors.append(interrupted(partial(act, number), number, moments))
         assert not isinstance(errors[-1], EngineError)  # it would count as down
-        assert loses or str(errors[-1]) != "swallowed"
+        if cache.engine.scheme != "postgres":  # psycopg may swallow it, which loses nothing
+            assert loses or str(errors[-1]) != "swallowed"
         if cache.engine.scheme != "memcached":
             still(number)  # while the error, and with it all frames, are kept
             errors.clear()

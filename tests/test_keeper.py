@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from typing import Any
@@ -20,7 +21,7 @@ from interrupting import interrupted
 
 from stampede.errors import EngineError
 from stampede.events import Computed, LeaseLost
-from stampede.keeper import Hold, Keeper
+from stampede.keeper import THREADS, Hold, Keeper
 from stampede.policy import Policy
 
 SHORT = 0.6  # a lease: a machine that stands still for half of it ends none
@@ -52,19 +53,39 @@ def hold_of(keeper: Keeper, port: Port, *, lease: float = SHORT, max_hold: float
     return Hold(keeper, port, "k", b"token", lease, max_hold, drop, **terms)
 
 
-def test_an_engine_that_hangs_keeps_no_other_lease_waiting() -> None:
-    """One hung server would end the leases of all engines of this process."""
+@pytest.mark.parametrize("engines, leases", [(3, 1), (1, 20), (2, 20)])
+def test_an_engine_that_hangs_keeps_no_other_lease_waiting(engines: int, leases: int) -> None:
+    """One hung server would end the leases of all engines of this process, if it took all threads."""
     keeper, opened = Keeper(), threading.Event()
-    hung = [Port(lambda: opened.wait(LONG)) for _ in range(3)]
+    hung = [Port(lambda: opened.wait(LONG)) for _ in range(engines)]
     other = Port()
-    with hold_of(keeper, hung[0]), hold_of(keeper, hung[1]), hold_of(keeper, hung[2]):
+    with ExitStack() as held:
+        for port in hung * leases:
+            held.enter_context(hold_of(keeper, port))
         for port in hung:
-            port.wait()
-        with hold_of(keeper, other):
+            port.wait(min(leases, THREADS))
+        with hold_of(keeper, other) as hold:
             other.wait(3)
-        assert [port.renewed for port in hung] == [1, 1, 1]
+            assert not hold.lost
+        assert [port.renewed for port in hung] == [min(leases, THREADS)] * engines
         opened.set()
-    assert keeper._threads <= 6
+    until(lambda: not keeper._busy)
+    assert keeper._threads <= 2 * (engines + 1) * min(leases, THREADS)
+
+
+def test_what_waits_for_its_engine_is_renewed_when_that_answers() -> None:
+    """A short stall would end the leases that were due meanwhile."""
+    keeper, opened = Keeper(), threading.Event()
+    port = Port(lambda: opened.wait(LONG))
+    with ExitStack() as held:
+        holds = [held.enter_context(hold_of(keeper, port, lease=30.0)) for _ in range(THREADS + 3)]
+        with keeper._lock:
+            for hold in holds:
+                keeper._schedule(keeper._clock(), hold)  # all are due at once
+        port.wait(THREADS)
+        opened.set()
+        port.wait(3)
+        assert not any(hold.lost for hold in holds)
 
 
 def test_a_hold_is_renewed_until_it_ends() -> None:
@@ -415,6 +436,17 @@ def test_a_frozen_holder_stores_nothing() -> None:
         assert frozen.result(LONG) == "late"
     assert other.ask(lambda: "newer") == "new"
     assert any(isinstance(event, LeaseLost) for event in world.told)
+
+
+def test_a_lease_that_was_taken_away_is_told_from_one_that_ran_out() -> None:
+    """An ordinary invalidation by another process would be logged as a frozen process, or the other way round."""
+    keeper, lost = Keeper(), threading.Event()
+    refused = hold_of(keeper, Port(False), on_lost=lost.set)
+    frozen = Hold(keeper, Port(), "k", b"token", SHORT, LONG, lambda: None, since=time.monotonic() - SHORT)
+    assert not frozen.overruled and frozen.lost
+    with refused:
+        assert refused.overruled and lost.wait(LONG)
+        assert refused.overruled and refused.lost
 
 
 def test_a_hold_that_has_ended_is_forgotten() -> None:

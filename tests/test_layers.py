@@ -36,17 +36,17 @@ LAYERS = """
     origins
     bulkhead
     lock limiter batch exchange status
-    block
+    holding
     scope hands
     stored
     generations
-    core grip
+    core
     loaders
     front fill places gather
     patience
     land admission
     call
-    flight
+    flight crowd
     keeper outcome leader guarded_many looks
     coded outage guarded_locks
     guarded
@@ -60,8 +60,10 @@ LAYERS = """
     colour
     metrics record room window
     ports policy early odds breaker pace events adaptive
-    entry loops watch stacks
-    errors decisions greenlets threads
+    entry loops watch
+    threads
+    greenlets
+    errors decisions definitions
     forks stalls
     interruptions
 """
@@ -74,6 +76,7 @@ NEVER = {"codec": {"engines"}, "fill": _WORLD, "patience": _WORLD, "land": _WORL
 
 # Packages that are not the standard library's are imported when they are needed, by functions. At the top only:
 AT_THE_TOP = {
+    "definitions.py": {"annotationlib"},  # of the standard library, since Python 3.14
     "codec/certain.py": {"msgspec"},  # imported by those who have made sure that it is there
     "codec/arrays.py": {"numpy"},  # and these by who has met a value of theirs
     "codec/frames.py": {"numpy", "pandas"},

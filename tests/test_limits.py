@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import json
 import resource
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -14,11 +15,12 @@ from random import Random
 from typing import Any, TypeVar
 
 import pytest
+from herd import until
 
 from stampede import EngineError, Limiter, Lock
 from stampede.cli.command import main
 from stampede.colour import run_blocking
-from stampede.engines import open_engine
+from stampede.engines import limit_files, open_engine
 from stampede.engines.cells import Cell, CellEngine, wire
 from stampede.engines.disk import boot
 from stampede.engines.naming import name_of
@@ -61,7 +63,10 @@ class InFiles(Backdoor):
         return None
 
     def write(self, name: str, data: bytes) -> None:
-        self._path(name).write_bytes(data + b"\n" + name.encode() + b"\n")
+        path = self._path(name)
+        new = path.with_name("new")
+        new.write_bytes(data + b"\n" + name.encode() + b"\n")
+        new.replace(path)  # at once: who removes files of limits that are over may look in between
 
 
 class OnDisk(Backdoor):
@@ -270,30 +275,36 @@ def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
     dice, name = Random(5), "a limit: ü"
     rates = [Rate(5, 0.8), Rate(3, 0.4), Rate(40, 10.0)]
     mine: list[tuple[int, int]] = []
+    exchanged = 0
     for _ in range(150):
         before = window_of(door.read(name))
         rate, cost = dice.choice(rates), dice.randint(1, 3)
         per = micros(rate.per)
         what = dice.random()
         if what < 0.15 and before.booked:  # as if it had been so long ago; or was asked when clocks were ahead
-            before = _moved(before, micros(dice.choice([0.1, 0.5, 1.5, 12.0, -0.5, -5.0])))
+            by = micros(dice.choice([0.1, 0.5, 1.5, 12.0, -0.5, -5.0]))
+            before, mine = _moved(before, by), [(at - by, its) for at, its in mine]
             door.write(name, bytes_of(before))
         early = micros(door.clock())
         if what < 0.8:
             ahead = dice.choice([-1.0, 0.0, 0.3, 30.0])
-            reply = ask(lambda limits: limits.take(name, rate, cost, ahead))
+            was = 0
+            if mine and dice.random() < 0.4:
+                was, cost = mine.pop(dice.randrange(len(mine)))
+            reply = ask(lambda limits: limits.take(name, rate, cost, ahead, was))
             late = micros(door.clock())
             after = window_of(door.read(name))
+            exchanged += was > 0
             if reply.booked:
                 mine.append((reply.at, cost))
-                expected, delay, at = take(before, after.seen, rate.most, per, cost, micros(ahead))
+                expected, delay, at = take(before, after.seen, rate.most, per, cost, micros(ahead), was)
                 assert (after, reply.at) == (said(expected), at)
                 assert micros(reply.delay) == delay
             else:
                 assert after == said(
-                    take(before, after.seen, rate.most, per, cost, -1 if ahead < 0 else micros(ahead))[0]
+                    take(before, after.seen, rate.most, per, cost, -1 if ahead < 0 else micros(ahead), was)[0]
                 )
-                delays = [take(before, now, rate.most, per, cost, -1)[1] for now in (late, early)]
+                delays = [take(before, now, rate.most, per, cost, -1, was)[1] for now in (late, early)]
                 assert delays[0] <= micros(reply.delay) <= delays[1] or before.seen - early > 990_000
                 assert micros(reply.delay) > ahead * 1_000_000
         elif what < 0.9 and mine:
@@ -307,7 +318,7 @@ def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
         else:
             used = ask(lambda limits: limits.used(name))
             assert isinstance(used, Usage) and (used.rate is None) == (before == NOTHING)
-    assert len(mine) > 20
+    assert exchanged > 20
 
 
 def said(window: Window) -> Window:
@@ -409,6 +420,60 @@ def test_a_file_that_somebody_keeps_blocks_no_loop(tmp_path: Path) -> None:
         return await asked
 
     assert asyncio.run(beside())
+
+
+def test_files_of_limits_that_are_over_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit for each user there would be a file for each that has ever come, and a list would read them all."""
+    on = f"file://{tmp_path}"
+    for number in range(20):
+        assert Limiter(f"user:{number}", max=1, per=60, on=on).try_acquire()
+    assert Limiter("day", max=1, per=86_400, on=on).try_acquire()
+    engine = open_engine(on)
+    limits = engine.limits
+    assert limits is not None
+    assert len(run_blocking(limits.listed()) or ()) == 21
+    real = limit_files.clock
+    monkeypatch.setattr(limit_files, "clock", lambda: real() + 3600)
+    kept = max(tmp_path.iterdir(), key=lambda file: b"user:7\n" in file.read_bytes())
+    with kept.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as who decides by it has it
+        run_blocking(limits.take("new", Rate(1, 60.0), 1, 0.0))
+        until(lambda: len(list(tmp_path.iterdir())) == 3)
+        assert kept.exists()
+    assert [name for name, _ in run_blocking(limits.listed()) or ()] == ["day", "new"]
+    assert not kept.exists()
+    assert not Limiter("day", max=1, per=86_400, on=on).try_acquire()
+    engine.close()
+
+
+def test_a_file_that_is_removed_as_it_is_made_counts_all_starts(tmp_path: Path) -> None:
+    """Two files of one name would let in twice as many."""
+    engine = open_engine(f"file://{tmp_path}")
+    limits = engine.limits
+    assert isinstance(limits, limit_files.LimitFiles)
+    ended = threading.Event()
+
+    def remove() -> None:
+        while not ended.is_set():
+            limits._living()
+
+    def start(name: str, granted: list[bool]) -> None:
+        for _ in range(3):
+            granted.append(run_blocking(limits.take(name, Rate(5, 60.0), 1, 0.0)).booked)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    for number in range(20):
+        granted: list[bool] = []
+        crowd = [threading.Thread(target=start, args=(f"l{number}", granted)) for _ in range(4)]
+        for each in crowd:
+            each.start()
+        for each in crowd:
+            each.join()
+        assert granted.count(True) == 5
+    ended.set()
+    remover.join()
+    engine.close()
 
 
 def test_a_full_disk_forgets_no_start(tmp_path: Path) -> None:

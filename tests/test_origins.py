@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ import pytest
 from bare import Gate, until
 from servers import RedisServer, shared_redis, to_empty, wait_until
 
-from stampede import Cache, OriginFull, SettingsError, WaitTimeout, origins
-from stampede.engines.memory import MemoryEngine
+from stampede import Cache, EngineError, OriginFull, SettingsError, WaitTimeout, origins
 from stampede.testing import isolated
 
 ENGINES = ["memory", "disk", "redis"]
@@ -287,22 +287,74 @@ def test_a_cap_fails_open_for_the_fleet_and_holds_for_the_process(own: RedisServ
     assert origin.most <= 2
 
 
-def test_a_cap_of_the_process_is_one_for_all_its_threads(
-    own: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch
+def test_an_error_of_one_question_opens_no_cap(tmp_path: Path, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load some questions fail. Each opened the cap for its caller: 11 computed at once where 8 may."""
+    first, second = (open_(f"disk://{tmp_path}", concurrency=1) for _ in range(2))
+    locks, failing, asked = second._core.engine.lock_engine.locks, iter([True]), threading.Event()
+    assert locks is not None
+    real = locks.acquire
+
+    def acquire(*args: Any, **options: Any) -> Any:
+        if next(failing, False):
+            raise EngineError("no answer")
+        asked.set()
+        return real(*args, **options)
+
+    monkeypatch.setattr(locks, "acquire", acquire)
+    gate = Gate()
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(first.get_or_compute, "slow", gate, origin="db")
+        until(lambda: gate.calls == 1)
+        other = pool.submit(second.get_or_compute, "k", lambda: gate.open.is_set(), origin="db")
+        assert asked.wait(10) or other.result(10)
+        gate.open.set()
+        assert other.result(20) is True
+        slow.result(20)
+
+
+def test_an_engine_without_an_answer_rests_for_a_moment(
+    tmp_path: Path, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two that are the first to find the engine down would each have the whole of it."""
-    met = threading.Barrier(2)
+    """Each computation would wait for two answers of an engine that hangs."""
+    cache, questions = open_(f"disk://{tmp_path}", concurrency=1), []
+    locks = cache._core.engine.lock_engine.locks
+    assert locks is not None
+    real = locks.acquire
 
-    class Slow(MemoryEngine):
-        def __init__(self) -> None:
-            super().__init__()
-            met.wait(10)
+    def acquire(*args: Any, **options: Any) -> Any:
+        questions.append(args)
+        if len(questions) <= 2:
+            raise EngineError("no answer")
+        return real(*args, **options)
 
-    monkeypatch.setattr(origins, "MemoryEngine", Slow)
-    origin, cache = Origin(0.1), open_(own.url, concurrency=1)
-    own.stop()
-    assert ask(cache, origin, range(2), 2) == ["row 0", "row 1"]
-    assert origin.most == 1
+    monkeypatch.setattr(locks, "acquire", acquire)
+    monkeypatch.setattr(origins, "DOWN", 1000.0)
+    assert ask(cache, Origin(), range(3), 1) == ["row 0", "row 1", "row 2"]
+    assert len(questions) == 2
+    cache._core.gates.gate_of("db")._down_until = 0.0  # type: ignore[union-attr]
+    assert ask(cache, Origin(), range(3, 5), 1) == ["row 3", "row 4"]
+    assert len(questions) == 4
+
+
+def test_a_computation_that_waits_for_itself_is_told(
+    open_: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own threads wait for places, and it for them, in silence, until `max_hold` is over. The remedy works."""
+    monkeypatch.setattr(origins, "STALLED", 0.05)
+    cache = open_(concurrency=1)
+
+    def part(number: int) -> int:
+        return cache.get_or_compute(f"part {number}", lambda: number, origin="db", wait=0.3)
+
+    def whole(run: Callable[..., int]) -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(run, part, 7).result()
+
+    with pytest.raises(OriginFull):
+        cache.get_or_compute("whole", lambda: whole(lambda function, number: function(number)), origin="db")
+    (told,) = [each.getMessage() for each in caplog.records if "waits for itself" in each.getMessage()]
+    assert "the origin 'db'" in told and "contextvars.copy_context().run" in told
+    assert cache.get_or_compute("whole", lambda: whole(copy_context().run), origin="db") == 7
 
 
 def test_an_adaptive_cap_follows_the_origin(open_: Open) -> None:

@@ -218,7 +218,7 @@ def test_a_model_of_two_tables() -> None:
 
 
 REFUSED = {
-    "not annotated": (r"return annotation, or in trust=\[Author\]", lambda: Author.objects.get(), {}),
+    "not annotated": (r"trust=\[Author\], or in the return annotation", lambda: Author.objects.get(), {}),
     "not saved": ("save it first", lambda: Author(name="new"), {"returns": Author}),
     "a query": (r"return list\(it\)", lambda: Author.objects.all(), {"returns": Author}),
     "a manager": (r"return list\(it\.all\(\)\)", lambda: Author.objects, {"returns": Author}),

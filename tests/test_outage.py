@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from herd import Herd, Origin, had, until, until_async
+from prometheus_client import CollectorRegistry
 
 from stampede import Cache, EngineError, Lock, cached, events, try_lock
 from stampede.colour import run_blocking
 from stampede.engines.disk import DiskEngine
 from stampede.engines.memory import MemoryEngine
 from stampede.entry import Entry
+from stampede.metrics import PrometheusObserver
 from stampede.ports import Engine, Found
+from stampede.settings import Settings
 from stampede.testing import FakeClock, isolated
 
 
@@ -29,6 +34,7 @@ class Plug:
         self.pulled: set[str] = set()
         self.asked: list[str] = []
         self.partly = False
+        self.reason = ""
 
     def pull(self, *verbs: str, partly: bool = False) -> None:
         """`partly`: one of several servers is away."""
@@ -40,7 +46,7 @@ class Plug:
     def pass_on(self, verb: str) -> None:
         self.asked.append(verb)
         if "*" in self.pulled or verb in self.pulled:
-            error = EngineError(f"{verb}: the plug is pulled")
+            error = EngineError(self.reason or f"{verb}: the plug is pulled")
             error.partial = self.partly
             raise error
 
@@ -232,6 +238,65 @@ def test_down_and_up_are_told_once(engine: Switched, clock: FakeClock) -> None:
     assert (len(downs), len(ups)) == (3, 3)
     assert f.cache.stats().engine_downs == 3
     assert ups[0].seconds == pytest.approx(5, abs=0.1)
+
+
+def test_an_outage_names_the_cache_and_is_no_finding(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of two caches on one server nobody would know which is down; and its hit ratio would look well meanwhile."""
+    (tmp_path / "file").touch()
+    url = f"disk://{tmp_path}/file/cache"  # which can't be made
+    with isolated(caches={"default": {}, "orders": {"url": url}}), caplog.at_level("WARNING", "stampede"):
+        price = cached(cache="orders")(lambda: 1)
+        assert [price() for _ in range(3)] == [1, 1, 1]
+        stats = price.stats()
+    assert (stats.computations, stats.found, stats.served) == (1, 0, {"outage": 2})
+    assert f"{url} (cache 'orders') is down, calls go on without it" in caplog.text
+
+
+def test_a_lasting_outage_is_logged_again(engine: Switched, clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that comes back with a password would be "refused" in the log for hours, by its first reason."""
+    cache = Cache(engine=engine)
+
+    def lines(seconds: int) -> list[str]:
+        caplog.clear()
+        engine.plug.pull()
+        for _ in range(seconds):
+            clock.advance(1.01)
+            cache.get_or_compute("k", lambda: 1)
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    with caplog.at_level("WARNING", "stampede"):
+        engine.plug.reason = "connection refused"
+        (first,) = lines(20)
+        assert "is down, calls go on without it" in first
+        (reminder,) = lines(45)
+        assert re.search(r"is still down after 6\d s: EngineError: connection refused", reminder)
+        engine.plug.reason = "wrong password, said port 6379 after 0.5 s"
+        (changed,) = lines(5)
+        assert "is still down after" in changed and "wrong password" in changed
+        engine.plug.reason = "wrong password, said port 6380 after 0.7 s"
+        assert lines(5) == []
+
+
+def test_seconds_of_outages_are_counted(engine: Switched, clock: FakeClock) -> None:
+    """Those of the present one, too, or the worst outage is on no dashboard until it is over."""
+    registry = CollectorRegistry()
+    PrometheusObserver(registry)
+    settings = replace(Settings().cache("default"), name="with a plug")
+    cache = Cache.of(settings, engine)
+
+    def sample(name: str) -> float | None:
+        return registry.get_sample_value(f"stampede_{name}", {"cache": "with a plug", "engine": cache.name})
+
+    assert (sample("engine_up"), sample("engine_outages_total"), sample("engine_down_seconds_total")) == (1, 0, 0)
+    engine.plug.pull()
+    cache.get_or_compute("k", lambda: 1)
+    clock.advance(5)
+    assert (sample("engine_up"), sample("engine_outages_total"), sample("engine_down_seconds_total")) == (0, 1, 5)
+    engine.plug.put_back()
+    cache.get_or_compute("other", lambda: 1)
+    clock.advance(5)
+    assert (sample("engine_up"), sample("engine_outages_total"), sample("engine_down_seconds_total")) == (1, 1, 5)
+    assert cache.stats().engine_down_seconds == cache.stats_of("other").engine_down_seconds == 5
 
 
 @both
@@ -626,6 +691,17 @@ def test_a_directory_that_disappears(tmp_path: Path) -> None:
     until(lambda: _works(f))
     assert cache.get_or_compute("k", lambda: "v") == "v"
     cache.close()
+
+
+def test_a_directory_that_cannot_be_used_at_the_start(tmp_path: Path) -> None:
+    """Every worker that begins while the disk is full would answer each call with an error, and those before not."""
+    directory = tmp_path / "cache"
+    directory.write_text("no directory")
+    with Cache(f"disk://{directory}") as cache:
+        f = cache.cached(counting())
+        assert [f(1), f(1)] == [1, 1]
+        directory.unlink()
+        until(lambda: _works(f))
 
 
 def _works(f: Any) -> bool:

@@ -51,6 +51,7 @@ def test_a_lock_that_is_taken_while_others_are_reaped_stands(server: PostgresSer
         # The first is seen as gone by a look at the backends; the others have ended.
         for name, seconds, pid in [("a", LONG, 2**30), ("b", -1.0, None), ("c", -1.0, None)]:
             first.execute(HELD, (lock_id(name), seconds, pid))
+        first.execute("INSERT INTO stampede.missed VALUES (%s, 0, stampede.clock() - 1)", (2**30,))
         first.commit()
         first.execute("SELECT FROM stampede.locks WHERE id = %s FOR UPDATE", (lock_id("b"),))
         reaper = Thread(target=reaps.execute, args=("SELECT stampede.reap(100)",))

@@ -223,6 +223,14 @@ def test_an_older_version_is_brought_up_to_this_one(bare: str) -> None:
     assert works(bare)
 
 
+def test_version_2_is_brought_up_to_version_3(bare: str) -> None:
+    """A dead holder would be found at once in tables of one history, and after a second in those of another."""
+    with line(bare) as own:
+        own.execute(Path(__file__).with_name("golden").joinpath("postgres-2.sql").read_bytes())
+        assert make(own, to=3) == "version 3 was made of version 2; what was kept is kept"
+        assert catalog(own) == fresh_catalog()
+
+
 def test_an_upgrade_that_fails_leaves_what_was_there(bare: str) -> None:
     """A half of it would be neither release's."""
     with line(bare) as own:

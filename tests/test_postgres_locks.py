@@ -28,6 +28,7 @@ from stampede import Cache, Lock, LockLost, OptionError
 from stampede.colour import run_blocking as run
 from stampede.contrib.postgres import on_commit
 from stampede.engines.postgres import PostgresEngine, sweep
+from stampede.engines.postgres.locks import lock_id
 from stampede.engines.postgres.schema import grants
 from stampede.entry import new_id
 from stampede.ports import Ask, Busy, Granted
@@ -130,6 +131,60 @@ def test_a_killed_holder_is_followed_at_once(server: PostgresServer, open_: Open
     assert record(server, "name", "process", "problem") == [("l", holder.pid, "disconnected"), ("l", os.getpid(), "")]
 
 
+def test_a_holder_whose_connections_are_reset_comes_back(server: PostgresServer, open_: Open) -> None:
+    """A load balancer that is reloaded would let two in, though the holder and the server are well."""
+    with closing(Proxy(server.port)) as proxy:
+        holder = open_(server.postgres_url.replace(f":{server.port}/", f":{proxy.port}/"))
+        lock, next_ = holder.lock("l", lease=LONG), open_().lock("l", wait=LONG)
+        with lock:
+            waiter = Thread(target=inside, args=(next_, "sync", lambda: None))
+            waiter.start()
+            waiting(server, 1)
+            proxy.hold()
+            proxy.cut()
+            until(lambda: server.ask("UPDATE stampede.missed SET since = since + 60 RETURNING pid") != [])  # no hurry
+            proxy.let_go()
+            until(lambda: server.ask("SELECT pid FROM stampede.locks") == [(None,)])
+        waiter.join(SOON)
+    assert record(server, "problem") == [("",), ("",)]
+
+
+def test_a_dead_holder_has_a_second_to_come_back(server: PostgresServer, open_: Open) -> None:
+    """The first one who asks would be in before the holder can say that it lives; or nobody until its lease's end."""
+    engine = open_().engine
+    assert engine.locks is not None
+    run(engine.locks.acquire("l", new_id(), LONG))
+    server.say("UPDATE stampede.locks SET pid = 1073741824, started = 7")
+    assert isinstance(run(engine.locks.acquire("l", new_id(), LONG)), Busy)
+    server.say("UPDATE stampede.missed SET since = since - 0.5")
+    assert isinstance(run(engine.locks.acquire("l", new_id(), LONG)), Busy)
+    server.say("UPDATE stampede.missed SET since = since - 0.5")
+    assert isinstance(run(engine.locks.acquire("l", new_id(), LONG)), Granted)
+
+
+def test_a_lock_that_is_taken_as_the_listening_connection_ends_is_no_dead_ones(
+    server: PostgresServer, open_: Open
+) -> None:
+    """It would be bound to a connection that is gone already, and the next one be let in beside its holder."""
+    cache = open_()
+    with cache.lock("first"):
+        ((old,),) = server.ask("SELECT pid FROM stampede.locks")
+    with psycopg.connect(server.postgres_url) as slow:
+        slow.execute("SELECT stampede.alone_with(%s)", (lock_id("l"),))
+        lock = cache.lock("l", lease=LONG)
+        taker = Thread(target=lock.acquire)
+        taker.start()
+        until(lambda: server.ask("SELECT FROM pg_stat_activity WHERE wait_event = 'advisory'") != [])
+        server.ask("SELECT pg_terminate_backend(%s, 5000)", old)
+        until(
+            lambda: server.ask("SELECT FROM pg_stat_activity WHERE query LIKE '%LISTEN%' AND pid <> pg_backend_pid()")
+        )
+    taker.join(SOON)
+    until(lambda: server.ask("SELECT pid = %s FROM stampede.locks", old) != [(True,)], bound=10)
+    assert not open_().lock("l", wait=0).acquire()
+    lock.release()
+
+
 def test_a_frozen_holder_has_its_lease_and_no_more(server: PostgresServer, open_: Open) -> None:
     """It would go on beside the next one, and neither know; or the next one's fence be one that it may have, too."""
     lock = open_().lock("l", wait=LONG)
@@ -157,10 +212,12 @@ def test_a_dead_holder_is_in_the_record_before_anybody_wants_its_lock(server: Po
     assert (told.name, told.pid, told.problem) == ("l", holder.pid, "disconnected")
     assert server.ask("SELECT count(*) FROM stampede.held") == [(0,)]
     lock = open_().lock("m")
-    for _ in range(sweep.TAKEN):
-        with lock:
-            pass
-    until(lambda: server.ask("SELECT name FROM stampede.released WHERE problem = 'disconnected'") == [(b"l",)])
+    missed = "UPDATE stampede.missed SET since = since - 1 RETURNING pid"
+    for seen in (missed, "SELECT name FROM stampede.released WHERE problem = 'disconnected'"):
+        for _ in range(sweep.TAKEN):
+            with lock:
+                pass
+        until(lambda: server.ask(seen) != [])
     assert server.ask("SELECT count(*) FROM stampede.locks WHERE token IS NOT NULL") == [(0,)]
 
 
@@ -183,7 +240,7 @@ def test_an_unbound_lock_stands_when_its_server_alone_hears_of_a_cut(server: Pos
         holder = open_(url.replace(f":{server.port}/", f":{proxy.port}/"))
         lock = holder.lock("l", lease=2.0)
         assert lock.acquire()
-        hold = lock._mine().hold  # type: ignore[union-attr]
+        hold = lock._last.hold  # type: ignore[union-attr]
         theirs = set(server.ask("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")) - before
         proxy.hold()
         assert [server.ask("SELECT pg_terminate_backend(%s, 5000)", *each) for each in theirs]

@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from math import inf
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -21,7 +23,7 @@ from herd import until
 from postgres_server import PgBouncer, PostgresServer, shared_postgres
 from proxy import Proxy
 
-from stampede import Cache
+from stampede import Cache, events
 from stampede.colour import BLOCKING
 from stampede.colour import run_blocking as run
 from stampede.engines.kit import feed
@@ -137,6 +139,18 @@ def fill(engine: PostgresEngine) -> None:
     token = new_id()
     run(engine.claims.claim("k", token, Ask(LONG, force=True)))
     run(engine.claims.fill("k", token, some()))
+
+
+def test_a_fill_has_a_ticket_until_the_next_change(server: PostgresServer, open_: Open) -> None:
+    """With server and origin down, a process would have nothing of what it has computed and not yet read."""
+    engine, other = open_(keeps=True), open_()
+    for change in ("set", "expire", "invalidate", "fill"):
+        token = new_id()
+        run(engine.claims.claim("k", token, Ask(LONG, force=True)))
+        its = run(engine.claims.fill("k", token, some()))
+        until(lambda its=its: holds(its))
+        CHANGES[change](other)
+        until(lambda its=its: not holds(its))
 
 
 def test_changes_are_told_while_somebody_keeps(server: PostgresServer, open_: Open) -> None:
@@ -653,3 +667,42 @@ def test_who_waits_behind_a_pooler_looks(bouncer: PgBouncer, server: PostgresSer
         waiting.join(10)
         assert got == ["value"]
         computing.join(10)
+
+
+# -- a connection that can't be made -----------------------------------------------------------------------------------
+
+
+def test_who_can_t_listen_is_told_why(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was kept, waiters polled, and neither the log nor `stampede check` said so."""
+    monkeypatch.setattr(feed, "DEAF", 0.05)
+    monkeypatch.setattr(feed, "AGAIN", 0.02)
+    nobody = quote("postgres://root@127.0.0.1:1/postgres", safe="")
+    told: list[Any] = []
+    with closing(Cache(f"{server.postgres_url}&listen={nobody}", local=True, observers=[told.append])) as cache:
+        until(lambda: (cache.get_or_compute("k", lambda: 1), cache.stats().untold)[1])
+        news = cache.engine._all.news  # type: ignore[attr-defined]
+        failed = news._failed_at
+        until(lambda: (cache.get_or_compute("k", lambda: 1), news._failed_at > failed + 0.1)[1])
+        assert cache.stats().untold == 1
+        (how,) = [event.how for event in told if isinstance(event, events.Untold)]
+        assert "Connection refused" in how
+        assert "a local tier keeps nothing" in how
+        (advice,) = cache.engine.advice()
+        assert "Connection refused" in advice
+
+
+def test_a_server_that_is_down_is_not_one_that_can_t_be_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each outage would be told twice."""
+    monkeypatch.setattr(feed, "DEAF", 0.0)
+    news, told = News(lambda: None), list[str]()
+    news.on_deaf = told.append
+    for _ in range(3):
+        news._failed(OSError("refused"), inf)
+    assert told == []
+    news.answered_others = time.monotonic
+    for _ in range(3):
+        news._failed(OSError("refused"), inf)
+    assert len(told) == 1
+    news._failed(OSError("it broke"), -inf)  # once it has stood for a while
+    news._failed(OSError("refused"), inf)
+    assert len(told) == 2

@@ -13,7 +13,7 @@ pytest.importorskip("redis")
 
 from servers import SteppedServer, wait_until
 
-from stampede import Cache
+from stampede import Cache, Lock
 from stampede.colour import run_blocking as run
 from stampede.engines.redis import RedisEngine
 from stampede.engines.redis.wire import Names, names
@@ -166,3 +166,13 @@ def test_a_clock_that_is_set_forward_costs_no_second_value(server: SteppedServer
         thread.join(20)
         assert got == ["first"]
         assert cache.get("k") == "second"
+
+
+def test_a_fence_is_above_all_that_its_process_has_seen(server: SteppedServer, engine: RedisEngine) -> None:
+    """A resource would refuse the new holder for the hour by which the clock was set back."""
+    with Lock("l", on=engine) as lock:
+        first = lock.fence
+    server.cli("FLUSHALL")  # the server remembers a fence for ten seconds only
+    server.step(-HOUR)
+    with Lock("l", on=engine) as lock, Lock("other", on=engine) as other:
+        assert first < lock.fence < other.fence

@@ -694,6 +694,43 @@ def test_a_lock_that_was_forgotten_is_lost(
 
 
 @both
+def test_what_a_closed_connection_had_read_is_not_believed(
+    own: RedisServer, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server tells nobody of its changes any more. With server and origin down, callers would get what another
+    process has invalidated since. A loop that ends closes its connection, and so does who is interrupted."""
+
+    def fails() -> Any:
+        raise OSError("the origin is down")
+
+    async def suspending() -> Any:
+        fails()
+
+    def interrupted(wire: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with Cache(own.url, local=True, ttl=60, stale=600) as ours, Cache(own.url, ttl=60) as theirs:
+
+        async def read() -> None:
+            while ours._root.hit("k") is None:
+                await ours.aget_or_compute("k", suspending)
+
+        theirs.set("k", "old")
+        if colour == "async":
+            asyncio.run(read())
+        else:
+            until(lambda: ours.get_or_compute("k", fails) and ours._root.hit("k") is not None)
+            with monkeypatch.context() as patch:
+                patch.setattr("stampede.engines.redis.blocking._Wire.hear", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    ours.get_or_compute("another", fails)
+        theirs.invalidate("k")
+        own.stop()
+        with pytest.raises(OSError, match="origin is down"):
+            ours.get_or_compute("k", fails)
+
+
+@both
 def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colour: str) -> None:
     """With server and origin both down there would be nothing to serve, though it is here, and `stale` allows it."""
 
@@ -707,8 +744,12 @@ def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colo
         for key in ("kept", "changed", "ours"):
             theirs.cache.set(key, "old")  # read by us, and not stored: of what we store there may be late news
             until(lambda key=key: ours(key, fails) and ours.cache._root.hit(key) is not None)
-        theirs.cache.invalidate("changed")
-        until(lambda: ours.cache._root.hit("changed") is None)
+        for key in ("computed", "computed, then changed"):
+            ours(key, lambda: "old")
+            until(lambda key=key: ours.cache._root.hit(key) is not None)  # without another question to the server
+        for key in ("changed", "computed, then changed"):
+            theirs.cache.invalidate(key)
+            until(lambda key=key: ours.cache._root.hit(key) is None)
         server.stop()
         until(lambda: ours.cache._root.hit("kept") is None)
         with pytest.raises(EngineError):
@@ -716,8 +757,8 @@ def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colo
         scope, front = ours.cache._root, ours.cache._core.front
         until(lambda: front.kept(scope.prefix + "kept") is not None)  # one connection's end is not yet the server's
         for _ in range(2):
-            assert ours("kept", fails) == "old"
-            for key in ("changed", "ours"):
+            assert ours("kept", fails) == ours("computed", fails) == "old"
+            for key in ("changed", "ours", "computed, then changed"):
                 with pytest.raises(OSError, match="origin is down"):
                     ours(key, fails)
         with pytest.raises((OSError, ComputationFailed), match="origin is down"):  # the key may rest yet

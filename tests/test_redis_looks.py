@@ -17,9 +17,9 @@ from servers import RedisServer, free_port, is_redis_6
 
 from stampede import Cache
 from stampede.colour import run_blocking
-from stampede.engines.kit.progress import LARGE
 from stampede.engines.redis import RedisEngine, wire
 from stampede.engines.redis.ends import MOST, Ends
+from stampede.engines.redis.wire import LARGE
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, RecursiveComputation
 from stampede.ports import Ask, Asked, Found, Granted, Ticket

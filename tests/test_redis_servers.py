@@ -127,6 +127,20 @@ def test_a_server_that_refuses_to_redirect(
 
 
 @pytest.mark.parametrize("how", list(OTHER))
+def test_a_fill_has_no_ticket_where_two_changes_may_be_told_as_one(
+    server: RedisServer, before: Before, face: Faces, how: str
+) -> None:
+    """News of the fill and of a later change come together: the tier would believe that there was no later one."""
+    proxy = before(server)
+    proxy.forge = without(*OTHER[how])
+    here = face(proxy.url, local=True)
+    warm(here, server)
+    claims, token, entry = here.cache.engine.claims, new_id(), Entry(b"", new_id(), ttl=60, fresh=60, keep=60)
+    run(claims.claim("filled", token, Ask(60)))
+    assert run(claims.fill("filled", token, entry)) is True
+
+
+@pytest.mark.parametrize("how", list(OTHER))
 def test_a_change_by_a_stranger(server: RedisServer, before: Before, face: Faces, how: str) -> None:
     """Of which only the server tells: it would never be seen where it doesn't."""
     proxy = before(server)

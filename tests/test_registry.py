@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from herd import Herd, Origin, had
+from prometheus_client import REGISTRY
 
 from stampede import (
     Cache,
@@ -22,6 +23,7 @@ from stampede import (
     cache_without_dogpiling,
     cached,
     configure,
+    events,
     get_cache,
 )
 from stampede.errors import EngineClosed
@@ -45,6 +47,76 @@ def counting() -> Any:
         return len(calls)
 
     return compute
+
+
+# -- observers ---------------------------------------------------------------------------------------------------------
+
+seen: list[events.Event] = []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"observers": {"mine": "test_registry:listen", "prometheus": False}, "caches": {"reports": {}}},
+        {"observers": {"mine": seen.append}, "caches": {"reports": {}}},
+        {"observers": [seen.append], "caches": {"reports": {}}},
+        {"observers": ["test_registry:Listener"], "caches": {"reports": {}}},
+        {"observers": [seen.append]},
+        {"observers": [seen.append], "url": "memory://"},
+    ],
+)
+def test_observers_of_the_settings(settings: Any) -> None:
+    """What holds for `Cache(observers=...)` must hold for the caches that most applications have."""
+    seen.clear()
+    configure(**settings)
+    for name in ("default", *settings.get("caches", ())):
+        get_cache(name).get_or_compute("k", lambda: 1)
+        assert [type(event) for event in seen] == [events.Computed]
+        seen.clear()
+    with isolated(**settings):
+        get_cache().get_or_compute("k", lambda: 1)
+    assert [type(event) for event in seen] == [events.Computed]
+
+
+def listen(event: events.Event) -> None:
+    seen.append(event)
+
+
+class Listener:
+    def __call__(self, event: events.Event) -> None:
+        listen(event)
+
+
+def test_a_settings_file_turns_prometheus_on(tmp_path: Path) -> None:
+    """Caches have the names of the settings there, and the settings may be read again."""
+    file = tmp_path / "stampede.toml"
+    file.write_text("[observers]\nprometheus = true\nopentelemetry = true\n[caches.by-its-name]\n")
+    for computations in (1, 2):
+        configure(file)
+        get_cache("by-its-name").get_or_compute("k", lambda: 1)
+        labels = {"cache": "by-its-name", "function": "", "why": "missing"}
+        assert REGISTRY.get_sample_value("stampede_computations_total", labels) == computations
+
+
+@pytest.mark.parametrize(
+    "observers, message",
+    [
+        (
+            {"promtheus": True},
+            "observers.promtheus is True: did you mean 'prometheus'? Else give a function of an event",
+        ),
+        ({"prometheus": 5}, "observers.prometheus is 5: give true or false"),
+        ({"mine": "print"}, "observers.mine is 'print': give a function of an event, as 'package.module:name'; "),
+        ([5], "observers.0 is 5: give a function"),
+        (5, "observers is of type int: give a table, or a list of functions"),
+        ({"mine": "no.such:thing"}, "[observers] names 'no.such:thing', which can't be imported: No module named 'no'"),
+        ({"mine": "test_registry:nothing"}, "[observers] names 'test_registry:nothing', which can't be imported: "),
+    ],
+)
+def test_observers_that_can_not_be(observers: Any, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        configure(observers=observers)
+    assert message in str(caught.value)
 
 
 # -- configure --------------------------------------------------------------------------------------------------------
@@ -432,6 +504,17 @@ assert not {"importlib.metadata", "email", "zipfile", "sqlite3"} & sys.modules.k
     run(tmp_path, program)
 
 
+def test_a_wrong_url_of_the_settings_is_named_with_its_file(tmp_path: Path) -> None:
+    """Who finds "two slashes" in a traceback would look through all files of the program for it."""
+    (tmp_path / "stampede.toml").write_text('[caches.default]\nurl = "disk://var/cache"\n')
+    program = """
+import stampede
+try: stampede.cached(lambda: 1)()
+except stampede.SettingsError as error: print(error)
+"""
+    assert "stampede.toml: [caches.default] url: 'disk://var/cache' has two slashes" in run(tmp_path, program)
+
+
 def test_testing_is_light_and_holds_what_it_names(tmp_path: Path) -> None:
     """Application code may import it outside of tests, where there is no pytest."""
     program = """
@@ -439,8 +522,7 @@ import sys
 sys.modules["pytest"] = None
 import stampede.testing as testing
 with testing.isolated(), testing.disabled(): testing.FakeClock().advance(1)
-assert "stampede.testing.explorer" not in sys.modules
-assert callable(testing.explore) and callable(testing.roam)
+assert "stampede.testing.conformance" not in sys.modules
 """
     run(tmp_path, program)
     import stampede.testing
@@ -526,6 +608,7 @@ def test_the_cache_is_the_one_of_now() -> None:
     "url, said",
     [
         ("reddis://localhost:6379", "there is no engine 'reddis://': did you mean 'redis'"),
+        ("quorum+redis://a,b,c", "there is no engine 'quorum+redis://': there are disk, "),
         ("disk:///x?max_byte=5", "has no option 'max_byte': did you mean 'max_bytes'"),
         ("disk://", "names no directory"),
         ("memory://?entires=5", "did you mean 'entries'"),

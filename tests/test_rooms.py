@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from stampede import Bulkhead, Cache, Lock, LockTimeout, OptionError, try_lock
+from stampede import Bulkhead, Cache, Lock, LockLost, LockTimeout, OptionError, try_lock
 
 
 @pytest.fixture(params=["memory", "disk", "file", "redis"])
@@ -123,6 +123,26 @@ def test_each_entry_is_one_place(on: Cache) -> None:
         each.release()
 
 
+@pytest.mark.parametrize("by", ["holding", "bulkhead"])
+def test_places_are_given_back_by_others_than_took_them(on: Cache, by: str) -> None:
+    """Those of an executor's threads, or of tasks that `asyncio.wait_for` makes, would be renewed for ever."""
+    bulkhead = on.bulkhead("b", concurrency=2, wait=5)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for take in (
+            lambda: loop.run_in_executor(None, bulkhead.acquire),
+            lambda: loop.create_task(bulkhead.aacquire()),
+        ):
+            for holding in await asyncio.gather(take(), take()):
+                await (holding if by == "holding" else bulkhead).arelease()
+
+    asyncio.run(main())
+    assert not bulkhead.held and not bulkhead.locked()
+    with bulkhead, bulkhead, pytest.raises(LockLost, match="of 2 blocks: release what one of `with` gave"):
+        bulkhead.release()  # whose?
+
+
 def test_what_is_dropped_is_free(on: Cache) -> None:
     """The places of an object that nobody has any more would be kept by nobody, until their leases end."""
     bulkhead = on.bulkhead("b", concurrency=1, wait=0)
@@ -218,7 +238,8 @@ def test_a_place_ends_with_its_holder(engine: str, how: signal.Signals, tmp_path
     )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "inside\n"
-        with Bulkhead("b", concurrency=2, on=url, wait=20) as bulkhead:
+        bulkhead = Bulkhead("b", concurrency=2, on=url, wait=20)
+        with bulkhead:
             assert not bulkhead.acquire(wait=0)
             holder.send_signal(how)
             assert bulkhead.acquire(wait=20)

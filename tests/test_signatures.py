@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +41,8 @@ def test_what_checkers_see_is_what_there_is() -> None:
         (Cache().cached, set(Options.__annotations__)),
         (Cache().cached.many, set(ManyOptions.__annotations__)),
         (Cache, {*CACHE, "engine", "observers", "origins"}),
-        (configure, {*CACHE, "caches", "origins"}),
-        (isolated, {*CACHE, "caches", "origins", "clock"}),
+        (configure, {*CACHE, "caches", "observers", "origins"}),
+        (isolated, {*CACHE, "caches", "observers", "origins", "clock"}),
         *[(getattr(Cache(), twin + verb), POLICY) for twin in ("", "a") for verb in ("get_or_compute", "set", "touch",
             "get_or_compute_many", "set_many", "add", "update")],
         (stampede.cache_without_dogpiling, POLICY),
@@ -77,4 +78,4 @@ def test_help_tells_of_cached(capsys: pytest.CaptureFixture[str]) -> None:
     """Of an object, help() would tell its address."""
     help(cached)
     told = capsys.readouterr().out
-    assert "function cached" in told and "stale: 'Seconds' = 0.0" in told
+    assert "function cached" in told and re.search("stale: '?Seconds'? = 0.0", told)  # quoted before Python 3.14

@@ -1,12 +1,15 @@
-"""Large values over slow links: bytes that move are life, and nobody waits for another's."""
+"""Slow links: the time-out bounds each piece, and a small value does not wait for a large one."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from faces import Face, never
@@ -16,7 +19,9 @@ from proxy import Proxy
 from servers import RedisServer, shared_redis
 
 from stampede import Cache, TooLarge, events
-from stampede.engines.kit.progress import Progress
+from stampede.engines.kit.sock import Sock
+from stampede.engines.kit.vigil import Vigil
+from stampede.engines.kit.wire import Wire
 
 RATE = 7e5
 BLOB = os.urandom(500_000)
@@ -42,30 +47,8 @@ def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_large_value_arrives(slow: Slow, face: Callable[..., Face], colour: str) -> None:
-    """What takes longer than a reply may would be computed anew at every call, and the engine be down."""
-    near, far, _ = slow
-    with Cache(near) as cache:
-        cache.set("big", BLOB)
-    slowly = face(far, colour)
-    assert slowly("big", never) == BLOB
-    assert slowly.cache.stats().engine_downs == 0
-
-
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_large_value_is_stored(slow: Slow, face: Callable[..., Face], colour: str) -> None:
-    """It would be computed again by everybody, and each store of it would take the engine down."""
-    near, far, _ = slow
-    slowly = face(far, colour)
-    assert slowly("big", lambda: BLOB) == BLOB
-    assert slowly.cache.stats().engine_downs == 0
-    with Cache(near) as cache:
-        assert cache.get("big") == BLOB
-
-
-@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callable[..., Face], colour: str) -> None:
-    """One engine would drop in the middle what the other returns, however small it is, and be down."""
+    """The time-out would bound the whole of a reply, and a large one be cut off on a slow link."""
     near, far, link = slow
     with Cache(near) as cache:
         cache.set("k", b"x" * 400)
@@ -78,14 +61,42 @@ def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callabl
     assert slowly.cache.stats().engine_downs == 0
 
 
-def test_what_is_taken_is_life() -> None:
-    """A value that takes longer to send than any allowance for what nobody sees would be given up on its way."""
-    pace, patience, size = Progress(), 1.0, 100 << 20
-    pace.begin(0.0)
-    pace.sends(size)
-    whole = pace.left(patience, size, 0.0)
-    assert pace.left(patience, size - 1, whole - 0.1) == whole
-    assert pace.left(patience, size - 1, whole) == pytest.approx(whole - 0.1)
+def test_each_piece_that_is_sent_has_the_time_out() -> None:
+    """A large value would have one time-out for all its pieces."""
+    ours, theirs = socket.socketpair()
+    piece, pieces = 20_000, 12
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, piece)
+    sock = Sock(Vigil())
+    sock.stand(ours, 0.3)
+
+    def take() -> int:
+        taken = 0
+        while taken < piece * pieces and (some := theirs.recv(piece)):
+            time.sleep(0.05)
+            taken += len(some)
+        return taken
+
+    with ThreadPoolExecutor(1) as beside, theirs, ours:
+        taken = beside.submit(take)
+        began = time.monotonic()
+        sock.send(bytes(piece * pieces))
+        assert time.monotonic() - began > 0.3
+        assert taken.result() == piece * pieces
+
+
+def test_what_an_event_loop_sends_has_the_time_out_for_each_piece() -> None:
+    """The same of a transport, which sends what it has as fast as it is taken."""
+    transport = SimpleNamespace(unsent=500_000, write=lambda data: None, is_closing=lambda: False)
+    transport.get_write_buffer_size = lambda: transport.unsent
+    transport.get_extra_info = {"sslcontext": "some"}.get
+    wire = Wire(cast(Any, SimpleNamespace(vigil=Vigil())), cast(Any, None))
+    wire.stand(transport)
+    wire.send(b"", idle=True)
+    assert 0.0 < wire.left(5.0) <= 5.0
+    wire.since -= 10.0
+    assert wire.left(5.0) < 0.0
+    transport.unsent -= 1
+    assert wire.left(5.0) > 0.0
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
@@ -118,7 +129,7 @@ def test_a_small_value_overtakes_a_large_one(way: str, before: Callable[[Any], P
         cache.set("small", 1)
 
     async def main() -> None:
-        with Cache(proxy.url) as cache:
+        with Cache(f"{proxy.url}?socket_timeout=5") as cache:
             ways: dict[str, Callable[[], Any]] = {
                 "read": lambda: cache.aget_or_compute("big", never),
                 "got": lambda: cache.aget("big"),

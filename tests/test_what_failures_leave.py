@@ -102,6 +102,7 @@ def herd(cache: Cache, failing: Failing) -> None:
     waiting = [threading.Thread(target=call, args=(cache, failing)) for _ in range(3)]
     for each in waiting:
         each.start()
+    until(lambda: failing.held)  # else this one would compute
     with pytest.raises(WaitTimeout):
         cache.get_or_compute("k", failing, wait=0.05)
     failing.go.set()

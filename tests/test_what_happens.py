@@ -58,7 +58,8 @@ TRIED: dict[str, tuple[str, str, str, str, str]] = {
     ),
     "the engine is down, hangs, or refuses us": (
         "outage::test_calls_go_on outage::test_a_dead_engine_is_asked_once_a_second outage::test_locks_are_never_open",
-        "outage::test_a_directory_that_disappears disk_faults::test_locked_by_another_program",
+        "outage::test_a_directory_that_disappears outage::test_a_directory_that_cannot_be_used_at_the_start"
+        " disk_faults::test_locked_by_another_program",
         "redis_faults::test_an_engine_in_trouble_is_no_outage redis_faults::test_a_slow_engine_is_no_dead_one"
         " redis_faults::test_by_default_a_hung_engine_costs_a_second"
         " redis_faults::test_nobody_waits_longer_than_wait",
@@ -71,7 +72,8 @@ TRIED: dict[str, tuple[str, str, str, str, str]] = {
     ),
     "the engine is full": (
         "outage::test_what_a_full_engine_refuses_is_kept_for_a_moment_only",
-        "disk_faults::test_bounded_by_bytes disk_faults::test_no_room",
+        "disk_faults::test_bounded_by_bytes disk_faults::test_no_room"
+        " disk_faults::test_a_file_system_smaller_than_max_bytes",
         "redis_faults::test_an_engine_in_trouble_is_no_outage redis::test_a_full_server_ends_what_it_began"
         " redis_faults::test_what_was_computed_in_trouble_holds_for_a_while"
         " docs_servers::test_what_is_evicted_first",
@@ -177,7 +179,8 @@ TRIED: dict[str, tuple[str, str, str, str, str]] = {
         "",
     ),
     "several greenlets of a thread ask for one key": (
-        "greenlets::test_plain_greenlets greenlets::test_gevent",
+        "greenlets::test_plain_greenlets greenlets::test_gevent"
+        " greenlets::test_gevent_s_patch_after_the_first_use greenlets::test_eventlet_is_refused",
         "",
         "",
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -247,6 +248,75 @@ def test_what_nothing_can_tell_is_told_aloud(tmp_path: Path, caplog: pytest.LogC
         caplog.clear()
         assert make(shared, version=2)(1) == make(Cache())(1) == 1
     assert not caplog.records
+
+
+FACTORY = """
+import os, sys
+from stampede import Cache
+class Config:
+    def __init__(self):
+        self.secret = os.urandom(8)
+class Database:
+    def __init__(self, config):
+        self.config = config
+    def price(self, article):
+        return sys.argv[2]
+def create_app(cache, **options):
+    db = Database(Config())
+    return [
+        cache.cached(**options)(lambda article: db.price(article)),
+        cache.cached(**options)((lambda ask: lambda article: ask(article))(db.price)),
+        cache.cached.many(**options)(lambda ids: {id: db.price(id) for id in ids}),
+    ]
+with Cache(f"disk://{sys.argv[1]}") as cache:
+    versioned, plain = create_app(cache, version=1), create_app(cache)
+    print(versioned[0].key("tea"), versioned[1].key("tea"), versioned[2].one.key("tea"))
+    print(versioned[0]("tea"), versioned[1]("tea"), versioned[2](["tea"])["tea"])
+    print(plain[0].key("tea"), plain[1].key("tea"), plain[2].one.key("tea"))
+"""
+
+
+def test_an_application_factory_whose_objects_differ_between_processes(tmp_path: Path) -> None:
+    """Broken if each process had keys of its own although a version= says that all are alike; or silently without."""
+    script = tmp_path / "script.py"
+    script.write_text(FACTORY)
+    one, two = (
+        subprocess.run(
+            [sys.executable, str(script), str(tmp_path / "cache"), value], capture_output=True, text=True, check=True
+        )
+        for value in ("first", "second")
+    )
+    (alike, values, unlike), (alike_2, values_2, unlike_2) = one.stdout.splitlines(), two.stdout.splitlines()
+    assert alike == alike_2
+    assert values == values_2 == "first first first"
+    assert not {*unlike.split()} & {*unlike_2.split()}
+    assert len(re.findall(r"has captured (?:db|price), whose state is part of its keys", one.stderr)) == 3
+    assert one.stderr.count("give a version= (other than 'code')") == 3
+
+
+def test_advice_fits_a_version_that_follows_the_code() -> None:
+    """Broken if a function with version="code" is refused with the advice to give it a version."""
+    cache = Cache()
+
+    def make(it: Any) -> Any:
+        return cache.cached(version="code")(lambda x: (it, x))
+
+    make(threading.Lock())
+    with pytest.raises(OptionError, match=r"by a version= \(other than 'code'\)"):
+        make(threading.Lock())
+
+
+def test_data_that_is_captured_is_told_apart_also_with_a_version() -> None:
+    """Broken if a version= made one function of two closures over other data, or two of those over other objects."""
+    cache = Cache()
+
+    def make(it: Any) -> Any:
+        return cache.cached(version=1)(lambda x: (it, x))
+
+    assert make(1)(5) == (1, 5)
+    assert make(2)(5) == (2, 5)
+    first, second = threading.Lock(), threading.Lock()
+    assert make(first)(5) == make(second)(5) == (first, 5)
 
 
 def test_a_function_in_a_function_that_calls_itself() -> None:

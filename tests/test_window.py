@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from random import Random
 
 import pytest
@@ -67,6 +68,60 @@ def test_clocks_that_step_back_and_rates_that_change_let_nobody_past(seed: int) 
             before = sum(c for when, c in naive.starts if when > true - per and when >= since)
             assert before + cost <= most
             naive.starts.append((true, cost))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("most, workers, late", [(10, 30, 0.1), (100, 250, 0.1), (4, 30, 1.0)])
+def test_callers_that_wake_late_keep_their_turns(most: int, workers: int, late: float, seed: int) -> None:
+    """Callers sleep until their starts, and one wake in ten is up to 30 ms late, as in a loop that is blocked now and
+    then: a late caller would lose its turn to the end of the queue, or start where the limit has no room."""
+    dice, window, now, end, per = Random(seed), NOTHING, 1, 30_000_000, 500_000
+    starts, waited = list[int](), list[int]()
+    due = [(1 + worker, worker, 0, 1 + worker) for worker in range(workers)]  # asks next, who, its booking, came
+    while now < end:
+        now, who, was, came = heappop(due)
+        window, delay, at = take(window, now, most, per, 1, 10 * end, was)
+        assert at is not None
+        if delay:
+            lateness = dice.randint(0, 30_000) if dice.random() < late else 60
+            heappush(due, (now + delay + lateness, who, at, came))
+        else:
+            starts.append(now)
+            waited.append(now - came)
+            heappush(due, (now + 1, who, 0, now + 1))
+    assert all(last - first >= per for first, last in zip(starts, starts[most:], strict=False))
+    assert len(starts) >= (0.97 if late < 1 else 0.92) * most * end / per
+    assert max(waited) <= (workers / most + 2) * per * 1.1
+
+
+def test_a_start_that_is_late_shifts_no_more_than_it_has_to() -> None:
+    """A plan behind it would start as if nothing had happened, and make one too many; or all plans would be shifted."""
+    window, _, first = take(NOTHING, 1, 1, PER, 1, 0)
+    window, _, second = take(window, 2, 1, PER, 1, 9 * SPAN)
+    window, _, third = take(window, 3, 1, PER, 1, 9 * SPAN)
+    assert first == 1 and second == 1 + SPAN and third == 1 + 2 * SPAN
+    window, delay, at = take(window, second + slack(PER), 1, PER, 1, 0, second)
+    assert (delay, at) == (0, second)
+    window, delay, at = take(window, second + 100_000, 1, PER, 1, 0, second)
+    assert (delay, at) == (0, second + 100_000 - slack(PER))
+    window, delay, at = take(window, third, 1, PER, 1, 9 * SPAN, third)
+    assert third + delay == at == second + 100_000 + PER
+
+
+def test_who_asks_early_moves_up_into_a_place_that_was_given_back() -> None:
+    """It would be used by nobody, or by those who come later."""
+    window = NOTHING
+    moments = list[int]()
+    for now in range(1, 5):
+        window, _, at = take(window, now, 1, PER, 1, 9 * SPAN)
+        assert at is not None
+        moments.append(at)
+    window = give_back(window, moments[1], 1)
+    window, _, at = take(window, 10, 1, PER, 1, 9 * SPAN, moments[3])
+    assert at == moments[1]
+    window, _, at = take(window, 11, 1, PER, 1, 0, moments[2])  # its caller's patience is over: it has none any more
+    assert at is None
+    assert take(window, 12, 1, PER, 1, 9 * SPAN)[2] == moments[2]
 
 
 def _step(dice: Random) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 import zmq
 from broker_server import BrokerProcess, BrokerThread, Limits, Place, ZmqEngine
+from proxy import Proxy
 from server_process import free_port, freeze
 
 from stampede import Bulkhead, EngineError, Lock, LockLost, LockTimeout, OptionError, StampedeError, try_lock
@@ -28,10 +30,10 @@ from stampede.colour import run_blocking as run
 from stampede.engines import open_engine
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import make_keys
-from stampede.engines.zmq.server import Broker
+from stampede.engines.zmq.server import LISTS, PAGE, Broker
 from stampede.entry import new_id
 from stampede.errors import EngineClosed
-from stampede.ports import Busy, Granted
+from stampede.ports import Busy, Granted, Rate
 from stampede.returns import LockReturns
 
 LONG = 20.0
@@ -102,7 +104,7 @@ def holder() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("fork", [False, True])
-def test_what_a_killed_client_had_is_free_within_a_second(
+def test_what_a_killed_client_had_is_free_in_a_moment(
     broker: BrokerThread, open_: Open, holder: Callable[..., subprocess.Popen[str]], fork: bool
 ) -> None:
     """A crash would stop its fleet for a whole lease; with a forked child, which has its parent's connection open."""
@@ -115,8 +117,31 @@ def test_what_a_killed_client_had_is_free_within_a_second(
     process.kill()
     began = time.monotonic()
     assert lock.acquire(10)
-    assert time.monotonic() - began < 2  # a second, and what a busy machine adds
+    assert time.monotonic() - began < 3  # 1.5 seconds, and what a busy machine adds
     lock.release()
+
+
+def test_a_holder_whose_connection_is_reset_comes_back(open_: Open) -> None:
+    """A proxy that is reloaded would let two in, though the holder and the broker are well."""
+    ahead = 0.0
+    broker = BrokerThread(clock=lambda: time.monotonic() + ahead)
+    proxy = Proxy(broker.port)
+    try:
+        engine, other = open_(f"zmq://127.0.0.1:{proxy.port}"), open_(broker.url)
+        assert took(engine)
+        (session,) = broker.broker.machine.sessions.values()
+        proxy.hold()
+        proxy.cut()
+        until(lambda: session.gone < math.inf)
+        ahead += 0.8
+        assert not any(took(other) for _ in range(2))  # behind the first one the broker looks who is gone
+        proxy.let_go()
+        until(lambda: session.gone == math.inf)
+        ahead += 0.8
+        assert not took(other)
+    finally:
+        proxy.close()
+        broker.stop()
 
 
 def test_a_frozen_client_keeps_its_lock_for_its_lease(
@@ -214,7 +239,7 @@ def test_a_lock_that_its_holder_has_again_in_a_grace_is_somebody_s(open_: Open) 
             server._options = ("--grace", "20s")
             server.restart()
             lock.extend(20)
-            with pytest.raises(LockTimeout, match="somebody else has the lock 'l'"), Lock("l", on=server.url, wait=0):
+            with pytest.raises(LockTimeout, match="the lock 'l' is already held"), Lock("l", on=server.url, wait=0):
                 pass
     finally:
         server.close()
@@ -402,6 +427,33 @@ def test_the_command_ends_when_it_is_told_to(tmp_path: Path) -> None:
         lock._engine.close()
     finally:
         server.close()
+
+
+def test_lists_keep_nobody_from_its_lock(broker: BrokerThread, open_: Open) -> None:
+    """Who looks at ten thousand limits would cost all others their leases, and the broker the memory of each answer."""
+    machine, counts = broker.broker.machine, broker.broker.counts
+    session, _ = machine.hello(b"other", "h:1", time.monotonic())
+    for number in range(2500):
+        counts.take(b"user:%d" % number, Rate(5, 3600.0), 1, 0.0, time.monotonic())
+        machine.acquire(session, b"%d:lock" % (number % 2), new_id(), 60.0, math.inf, False, time.monotonic())
+    engine = open_(broker.url)
+    assert len(run(engine.limits.listed())) == 2500
+    assert len(run(engine.holds.held("1:"))) == PAGE
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        greedy = context.socket(zmq.DEALER)
+        greedy.connect(f"tcp://{broker.place.text}")
+        greeting = wire.record(wire.HELLO, 1, wire.hello(0, "h:2"))
+        lists = [wire.record(wire.LIMITS, number, b'[0, 0, ""]') for number in range(1, 1001)]
+        greedy.send(wire.VERSION + b"".join([greeting, *lists, wire.record(wire.PING, 1001)]))
+        heard: list[int] = []
+        while len(heard) < 1002 and greedy.poll(5000):
+            heard += [kind for kind, _, _ in wire.records(greedy.recv())]
+        assert heard.count(wire.TROUBLE) == 1000 - LISTS, "too many are refused"
+        assert heard[-LISTS:].count(wire.ROWS) >= LISTS - 1, "what is asked behind them waits for one page"
+        assert not any(client.answers for client in broker.broker._clients.values())
+    finally:
+        context.destroy(linger=0)
 
 
 def test_rubbish_costs_its_sender_only(broker: BrokerThread, open_: Open) -> None:

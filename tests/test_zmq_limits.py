@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from broker_server import BrokerThread, ZmqEngine
 from server_process import free_port
+from watched_limits import Watched, pairwise_by
 
 from stampede import EngineError, Limiter
 from stampede.colour import run_blocking as run
@@ -63,22 +64,22 @@ def test_a_name_that_was_shortened_is_listed_with_the_others(engines: list[ZmqEn
 
 def test_never_more_than_there_may_be_and_hardly_less(engines: list[ZmqEngine]) -> None:
     """Waiters would come at once when a window ends, or lose their turns."""
-    starts, end = list[float](), time.monotonic() + 1.2
+    end = time.monotonic() + 1.2
     limiters = [Limiter("fast", max=20, per=0.2, on=each) for each in engines]
+    watched = [Watched(each) for each in limiters]
 
     def work(limiter: Limiter) -> None:
         while time.monotonic() < end:
-            if limiter.acquire(wait=1):
-                starts.append(time.monotonic())
+            limiter.acquire(wait=1)
 
     threads = [threading.Thread(target=work, args=(each,)) for each in limiters * 4]
     for each in threads:
         each.start()
     for each in threads:
         each.join(10)
-    starts.sort()
-    assert all(late - early > 0.2 - 0.004 for early, late in zip(starts, starts[20:], strict=False))
-    assert len([each for each in starts if each < end]) > 20 * 5 * 0.8
+    starts = sorted(at for each in watched for at in each.starts)
+    assert all(late - early > 200_000 for early, late in pairwise_by(20, starts))
+    assert len(starts) > 20 * 5
 
 
 def test_what_a_predecessor_has_let_through_counts_for_its_successor() -> None:

@@ -92,8 +92,9 @@ class Plain:
                 self.inside.remove(each)
                 self.advance(now)
                 return each.taken
-        self.queue = [each for each in self.queue if each[1] != token]
-        self.advance(now)
+        if any(each[1] == token for each in self.queue):
+            self.queue = [each for each in self.queue if each[1] != token]
+            self.advance(now)
         return False
 
     def lose(self, client: int, now: float, *, holds: bool) -> None:

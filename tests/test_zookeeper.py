@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -234,17 +235,24 @@ def test_what_has_a_password_is_nobody_else_s(open_: Open) -> None:
 @pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # kazoo drops what wasn't let in
 def test_over_tls(open_: Open) -> None:
     """What is sent could be read on its way; or a server be believed, or let in, that nobody has signed."""
-    its = Authority()
+    its, engines = Authority(), list[ZooKeeperEngine]()
+
+    def opened(url: str) -> ZooKeeperEngine:
+        engines.append(open_(url))
+        return engines[-1]
+
     with closing(ZooKeeperServer(authority=its)) as server:
-        place = f"zookeeper://127.0.0.1:{server.port}?timeout=2"
+        place = f"zookeeper://127.0.0.1:{server.port}?timeout=10"
         whole = f"{place}&ca={its.ca}&cert={its.certificate}&key={its.key}"
-        with Lock("l", on=open_(whole), lease=10.0) as lock:
-            assert run(open_(whole).locks.holder("l"))[0][0] == lock.token
+        with Lock("l", on=opened(whole), lease=10.0) as lock:
+            assert run(opened(whole).locks.holder("l"))[0][0] == lock.token
         other_authority = Authority()
         for wrong in (place, f"{place}&ca={its.ca}", whole.replace(its.ca, other_authority.ca)):
             with pytest.raises(EngineError, match="no server"):
-                run(open_(wrong.replace("timeout=2", "timeout=0.5")).locks.acquire("l", new_id(), 1.0))
-    until(lambda: not any(each.name == "stampede-zookeeper-end" for each in threading.enumerate()))
+                run(opened(wrong.replace("timeout=10", "timeout=0.5")).locks.acquire("l", new_id(), 1.0))
+        for engine in engines:  # before their server ends, or they would look for it and leave sockets
+            engine.close()
+        until(lambda: not any(each.name == "stampede-zookeeper-end" for each in threading.enumerate()))
     gc.collect()
 
 
@@ -303,7 +311,7 @@ def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
     holder, waiter, cut_off = open_(theirs), open_(f"{theirs}?timeout=10"), open_(leader.url)
     lock, own_lock = Lock("l", on=holder, lease=20.0), Lock("m", on=cut_off, lease=LEASE)
     assert lock.acquire() and own_lock.acquire()
-    fences, hold = [lock.fence, own_lock.fence], own_lock._mine().hold  # type: ignore[union-attr]
+    fences, hold = [lock.fence, own_lock.fence], own_lock._last.hold  # type: ignore[union-attr]
 
     def visit(name: str) -> Any:
         with Lock(name, on=waiter, lease=10.0, wait=30) as mine:
@@ -345,7 +353,7 @@ def come_back(pipe: Connection, url: str, lease: float) -> None:
     pipe.send(None)
     pipe.recv()
     assert lock.acquire()
-    pipe.send(lock._mine().hold.ends)  # type: ignore[union-attr]
+    pipe.send(lock._last.hold.ends)  # type: ignore[union-attr]
     pipe.recv()
 
 
@@ -385,7 +393,7 @@ def test_a_holder_leaves_a_server_that_is_silent(open_: Open) -> None:
     try:
         with lock:
             (used,) = (each for each in proxies if each.accepted)
-            hold = lock._mine().hold  # type: ignore[union-attr]
+            hold = lock._last.hold  # type: ignore[union-attr]
             ends = hold.ends
             used.hold()
             until(lambda: hold.lost or hold.ends > ends + 2.0, PATIENCE)  # one renewal may be under way
@@ -411,3 +419,25 @@ def test_one_server_that_does_not_answer_keeps_nobody_from_the_others(open_: Ope
         engines = [open_(url) for _ in range(5)]  # which one they try first is chance
         herd = Herd(*[partial(run, each.locks.acquire("l", new_id(), 30.0)) for each in engines])
         assert sorted(type(each).__name__ for each in herd.join()) == ["Granted"] + ["Queued"] * 4
+
+
+def test_a_reply_to_another_question_is_an_engine_error() -> None:
+    """kazoo's own RuntimeError would come to the caller; and as its thread would end, all locks of the session go."""
+    proxy, spoilt = Proxy(shared_zookeeper().port), []
+
+    def spoil(piece: bytes) -> bytes:
+        size, xid = struct.unpack(">ii", piece[:8]) if len(piece) > 20 else (0, 0)
+        if spoilt or not 0 < xid < 2**20 or len(piece) != size + 4:
+            return piece
+        spoilt.append(piece)
+        return piece[:4] + struct.pack(">i", xid + 1) + piece[8:]
+
+    url = f"zookeeper://127.0.0.1:{proxy.port}?timeout=1"
+    with closing(proxy), closing(from_url(url)) as engine, Lock("kept", on=engine, wait=PATIENCE) as kept:
+        proxy.alter = spoil
+        while not spoilt:
+            with suppress(EngineError):  # what it asks without need of an answer raises nothing
+                run(engine.locks.release("odd", new_id()))
+                run(engine.locks.acquire("odd", new_id(), 1.0))  # it may be granted, and stand until it ends
+        with Lock("odd", on=engine, wait=PATIENCE):
+            assert kept.held

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
 
-from stampede import Cache, Entry, Lock, ValueCodec, cache_without_dogpiling, cached, try_lock
+from stampede import Cache, Entry, Holding, Lock, ValueCodec, cache_without_dogpiling, cached, try_lock
 from stampede.faces import Decorate
 from stampede.metrics import Stats
 from stampede.status import Status
@@ -280,12 +280,12 @@ async def caches(cache: Cache) -> None:
 
 
 async def locks() -> None:
-    """A lock is itself inside its block, in both colours."""
+    """What a block gives is a holding, in both colours."""
     with Lock("nightly", on="file://", lease=30, wait=10) as lock:
-        assert_type(lock, Lock)
-        assert_type(lock.acquire(), bool)
+        assert_type(lock, Holding)
+        assert_type(Lock("nightly").acquire(), Holding)
     async with Lock("nightly") as lock:
-        assert_type(lock, Lock)
+        assert_type(lock, Holding)
     with try_lock("nightly") as attempt:
-        assert_type(attempt, try_lock)
+        assert_type(attempt, Holding)
         assert_type(bool(attempt), bool)
