@@ -29,7 +29,7 @@ ROOMS = [
         "functions", "a decorated function: its keys, its calls, its verbs, its types",
         "decorate cached method many verbs faces many_faces hot namesakes switch",
     ),
-    Room("locks", "the user's locks and limits, and times of holding one", "bulkhead lock limiter hands grip block"),
+    Room("locks", "the user's locks and limits, and times of holding one", "bulkhead crowd lock limiter hands holding"),
     Room(
         "scopes", "behind every face: an engine, a local tier, a Scope for each function; batches",
         "core generations stored scope batch loaders front gather status",
@@ -52,7 +52,7 @@ ROOMS = [
     ),
     Room(
         "ground", "two colours, one lock for decisions, loops, threads, forks, signals, observers",
-        "colour metrics loops watch stacks stalls decisions greenlets threads forks interruptions",
+        "colour metrics loops watch stalls decisions definitions greenlets threads forks interruptions",
     ),
     Room(
         "values", "pure: what is decided takes the time as an argument, and does nothing",
