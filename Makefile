@@ -4,10 +4,11 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-# Debian packages of the servers that tests start, and what steps their clocks.
-SERVERS := redis-server memcached faketime mariadb-server-core postgresql pgbouncer etcd-server libzookeeper-java default-jre-headless
+# Debian packages of the servers that tests start, and what steps their clocks; prometheus brings promtool.
+SERVERS := redis-server memcached faketime mariadb-server-core postgresql pgbouncer etcd-server libzookeeper-java default-jre-headless \
+    prometheus
 
-.PHONY: help demo quick test promises pairs oldest matrix soak lint format docs bench clean venv servers
+.PHONY: help demo quick test promises pairs oldest matrix next soak lint format docs bench clean venv servers
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -19,6 +20,7 @@ help:  ## what there is
 	@echo "make pairs   the whole suite of engines over every pair of a store and another's locks (an hour)"
 	@echo "make oldest  the tests of what users bring, with the oldest releases that pyproject.toml allows"
 	@echo "make matrix  the tests of the Redis engine on Redis 6.2, Debian's and Valkey; writes the table in docs/engines/redis.md"
+	@echo "make next    the tests of keys, codecs, models, settings and memory on Python 3.14 and 3.15, without threads"
 	@echo "make soak    chaos on every engine (ARGS='--engine redis --minutes 20 --seed 7')"
 	@echo "make lint    ruff, mypy --strict, pyright"
 	@echo "make format  let ruff fix and format"
@@ -50,6 +52,9 @@ oldest: servers .venv/.oldest
 
 matrix: servers .venv/.matrix
 	$(PY) tests/matrix.py $(ARGS)
+
+next: .venv/.dev
+	$(PY) tests/next_pythons.py
 
 soak: servers .venv/.dev
 	cd tests && ../$(PY) -m chaos $(ARGS)
