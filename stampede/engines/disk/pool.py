@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -41,6 +42,9 @@ class Pool:
         try:
             connection.execute("PRAGMA synchronous = NORMAL")  # a power cut loses the last writes, and damages nothing
             connection.execute("PRAGMA journal_size_limit = 16777216")
+            disk = os.statvfs(opened.file)
+            pages = disk.f_blocks * disk.f_frsize >> 16  # the log is emptied at a sixteenth of a small file system
+            connection.execute(f"PRAGMA wal_autocheckpoint = {min(pages, 1000) or 1000}")  # 1000: SQLite's default
             connection.execute("PRAGMA busy_timeout = 0")  # from here on we wait by ourselves: see `patiently`, `_gate`
         except BaseException:
             connection.close()
