@@ -199,6 +199,16 @@ def test_trusted_types_and_pickles() -> None:
             made("memory://", **wrong)
 
 
+def test_the_advice_for_a_refused_value_works() -> None:
+    """An application would be told to annotate its function, which changes nothing in a region."""
+    with pytest.raises(CodecError, match=r"name it in trust=.Price. of the region's arguments$") as refused:
+        made("memory://", codec="sealed").set("k", Price(3))
+    assert "annotation" not in str(refused.value)
+    region = made("memory://", codec="sealed", trust=[Price])
+    region.set("k", Price(3))
+    assert region.get("k") == Price(3)
+
+
 def test_a_region_on_a_cache_that_is_there() -> None:
     """Its engine would be opened twice."""
     with Cache("memory://", namespace="shop") as cache:

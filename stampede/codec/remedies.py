@@ -24,9 +24,9 @@ from stampede.codec.rows import is_row
 from stampede.codec.shapes import is_model, is_text
 from stampede.interruptions import pass_on
 
-__all__ = ["foreign", "left_out", "not_alike", "where"]
+__all__ = ["ANNOTATION", "foreign", "left_out", "not_alike", "where"]
 
-_ANNOTATION = "the return annotation of the @cached function"
+ANNOTATION = "the return annotation of the @cached function"
 _ONCE = (GeneratorType, AsyncGeneratorType, CoroutineType, map, filter, zip)
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 
@@ -50,7 +50,7 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
     if instead is not None:
         return instead
     if hasattr(kind, "__struct_fields__"):
-        return f"it is a msgspec.Struct: use codec='msgpack', and name it in {_ANNOTATION}"
+        return f"it is a msgspec.Struct: use codec='msgpack', and name it in {ANNOTATION}"
     if issubclass(kind, tzinfo):
         return "use a zoneinfo.ZoneInfo, or a datetime.timezone"
     sealed = codec == "sealed"
@@ -60,10 +60,10 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
     if is_model(kind) and (refused := _refused(value, kind)) is not None:
         return refused
     if (is_row(kind) or is_text(kind)) and not sealed:
-        return f"use codec='sealed', and name it in {named}, or in {_ANNOTATION}"
+        return f"use codec='sealed', and name it in {named}, or in {ANNOTATION}"
     if is_model(kind):
-        naming = f"name it in {named}, or in {_ANNOTATION}"
-        return naming if sealed else f"name it in {_ANNOTATION}, or use codec='sealed' with {named}"
+        naming = f"name it in {named}, or in {ANNOTATION}"
+        return naming if sealed else f"name it in {ANNOTATION}, or use codec='sealed' with {named}"
     plain = f"return {_plain(value, kind)}"
     if kind is memoryview:
         return "return bytes(it)"
@@ -144,13 +144,13 @@ def _annotation(value: Any, kind: type, codec: str) -> str:
     if codec == "json" and kind is float:
         return "JSON has no word for it: use codec='msgpack' or 'sealed'"
     if kind in (tuple, set, frozenset):
-        return f"say {kind.__name__}[...] in {_ANNOTATION}, or use codec='sealed'"
+        return f"say {kind.__name__}[...] in {ANNOTATION}, or use codec='sealed'"
     if package_of(kind) is not None or (is_model(kind) and not is_text(kind)):
-        return f"name {_named(kind)} in {_ANNOTATION}, or use codec='sealed'" + (
+        return f"name {_named(kind)} in {ANNOTATION}, or use codec='sealed'" + (
             "" if package_of(kind) else f" with trust=[{kind.__qualname__}]"
         )
     if kind in BUILTIN:
-        return f"say what it is in {_ANNOTATION}, or use codec='sealed'"
+        return f"say what it is in {ANNOTATION}, or use codec='sealed'"
     return _remedy(value, kind, codec)
 
 

@@ -25,6 +25,7 @@ from dogpile.cache.api import (
 from stampede import forks
 from stampede.cache import Cache
 from stampede.codec.choose import sealing
+from stampede.codec.remedies import ANNOTATION
 from stampede.contrib.dogpile.mutex import Mutex, Mutexes
 from stampede.engines import open_engine
 from stampede.errors import CodecError, EngineClosed, EngineError, OptionError
@@ -258,7 +259,9 @@ def _refusing(dump: Serializer) -> Serializer:
             return dump(value)
         except Exception as error:
             pass_on(error)
-            return _REFUSED + str(error).encode("utf-8", "replace")
+            # A region reads no annotations.
+            why = str(error).replace(f", or in {ANNOTATION}", " of the region's arguments")
+            return _REFUSED + why.encode("utf-8", "replace")
 
     return serialize
 
