@@ -611,8 +611,8 @@ class Engine(ABC):
         many seconds, but what its holders renew."""
         return {}
 
-    def facts(self) -> Mapping[str, Mapping[str, str]]:
-        """What each of its servers says of itself, by its name, for people. Nothing: they aren't asked."""
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """What each server says of itself, by its name: numbers and texts; None: no limit. Empty: not asked."""
         return {}
 
     @abstractmethod

@@ -473,6 +473,8 @@ def test_stats_of_redis(home: Path, kind: str) -> None:
     assert re.search(r"when full +noeviction\n", said) and re.search(r"memory +\d+.*\n", said)
     if kind == "redis":
         assert re.search(r"keys, also of others +[1-9]", said) and f"{url}" in said
+    for facts in json.loads(stampede(home, "stats", "--json")).values():
+        assert facts["keys, also of others"] >= 0 and facts["bytes of memory"] > 0 and facts["at most"] is None
 
 
 def test_check_tells_what_a_full_redis_does(home: Path) -> None:

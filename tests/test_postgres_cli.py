@@ -435,6 +435,8 @@ def test_check_and_stats_of_a_database(run: Run, url: str, settings: Callable[[s
     assert "median ping" in run("check")
     shown = run("stats")
     assert "entries, about" in shown and "connections" in shown
+    (facts,) = json.loads(run("stats", "--json")).values()
+    assert facts["bytes of entries"] > 0 and 0 < facts["connections"] <= facts["at most"]
 
 
 def test_check_tells_of_missing_tables(run: Run, bare: str, settings: Callable[[str], None]) -> None:

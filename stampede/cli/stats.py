@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stampede.cli.address import cache_of
 from stampede.cli.screen import Screen
@@ -75,12 +75,18 @@ def _facts(screen: Screen, engine: Engine, *, as_json: bool) -> int:
             "process does, by get_cache().stats()"
         )
     if as_json:
-        screen.say(json.dumps({name: dict(facts) for name, facts in servers.items()}, indent=2))
+        screen.say(json.dumps(servers, indent=2))
         return 0
     for name, facts in servers.items():
         screen.say(name)
-        screen.table(["", "now"], list(facts.items()))
+        screen.table(["", "now"], [(what, _text(value)) for what, value in facts.items()])
     return 0
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else value or "no limit"
 
 
 def holdings(directory: Path) -> Holdings:

@@ -56,7 +56,7 @@ class EtcdEngine(CellEngine):
         self.locks = self.releases = self.holds = self.hands = EtcdLocks(desk, self._hub, gateway, here, BLOCKING)
         self.alocks = self.aholds = self.ahands = EtcdLocks(desk, self._hub, gateway, Errands(THREADS).run, SUSPENDING)
 
-    def facts(self) -> Mapping[str, Mapping[str, str]]:
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
         return self._gateway.facts()
 
     def close(self) -> None:

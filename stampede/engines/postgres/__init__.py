@@ -91,7 +91,7 @@ class PostgresEngine(Engine):
         self.ping()  # or it isn't known yet
         return self._all.advice()
 
-    def facts(self) -> Mapping[str, Mapping[str, str]]:
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
         return {self.url: run_blocking(self._all.facts())}
 
     def _start_again(self) -> None:
@@ -129,11 +129,11 @@ class _All:
         for each in list(self._audience):
             each.untold(self._server.name, how)
 
-    async def facts(self) -> dict[str, str]:
+    async def facts(self) -> dict[str, Any]:
         """What an operator wants to know of it."""
         (row,) = await self.line.ask((FACTS, ()))
         way = {"reached": "through a pooler" if self._server.pooled else "directly"}
-        return dict(zip(NAMED, map(str, row), strict=True)) | way
+        return dict(zip(NAMED, row, strict=True)) | way
 
     def advice(self) -> list[str]:
         error = self._server.deaf()
@@ -155,15 +155,16 @@ class _All:
 
 
 NAMED = (
-    "version", "tables", "entries, about", "their size", "locks held", "record of, about", "connections", "at most",
+    "version", "tables", "entries, about", "bytes of entries", "locks held", "record of, about", "connections",
+    "at most",
 )  # fmt: skip
 FACTS = """SELECT current_setting('server_version'),
         'version ' || stampede.version() || CASE relpersistence WHEN 'u' THEN ', unlogged' ELSE ', durable' END,
-        pg_stat_get_live_tuples(entries.oid), pg_size_pretty(pg_total_relation_size(entries.oid)),
+        pg_stat_get_live_tuples(entries.oid), pg_total_relation_size(entries.oid),
         (SELECT count(*) FROM stampede.held),
         pg_stat_get_live_tuples('stampede.released'::regclass),
         (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
-        current_setting('max_connections')
+        current_setting('max_connections')::int
     FROM pg_class AS entries WHERE oid = 'stampede.entries'::regclass"""
 
 POOLED = (

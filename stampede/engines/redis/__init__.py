@@ -111,7 +111,7 @@ class RedisEngine(Engine):
                 return ()
             raise
 
-    def facts(self) -> Mapping[str, Mapping[str, str]]:
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
         servers = self._servers
         if isinstance(servers, Shard):
             return {servers.name: run_blocking(servers.facts())}

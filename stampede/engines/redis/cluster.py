@@ -95,7 +95,7 @@ class Cluster:
         await self._refresh(BLOCKING)
         return [self._shard(address) for address in {address for address in self._owners if address is not None}]
 
-    async def facts(self) -> dict[str, dict[str, str]]:
+    async def facts(self) -> dict[str, dict[str, Any]]:
         """Return what an operator wants to know, by shard."""
         return {shard.name: await shard.facts() for shard in await self._all()}
 

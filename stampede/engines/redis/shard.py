@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
@@ -87,18 +88,18 @@ class Shard:
         risk = next((risk for part, risk in _RISKS.items() if most and part in policy), None)
         return [f"{self.name} has maxmemory-policy {policy}, which {risk}: set volatile-lru"] if risk else []
 
-    async def facts(self) -> dict[str, str]:
+    async def facts(self) -> dict[str, Any]:
         """Return what an operator wants to know of the server."""
         info = await self._info()
         keys = await self.line.ask((b"DBSIZE",))
         return {
             "version": info.get("redis_version", "?"),
-            "keys, also of others": f"{int(keys):,}",
-            "memory": info.get("used_memory_human", "?"),
-            "at most": info.get("maxmemory_human", "?") if int(info.get("maxmemory", 0)) else "all there is",
+            "keys, also of others": int(keys),
+            "bytes of memory": int(info.get("used_memory", 0)),
+            "at most": int(info.get("maxmemory", 0)) or None,
             "when full": info.get("maxmemory_policy", "?"),
-            "evicted since its start": f"{int(info.get('evicted_keys', 0)):,}",
-            "connections": info.get("connected_clients", "?"),
+            "evicted since its start": int(info.get("evicted_keys", 0)),
+            "connections": int(info.get("connected_clients", 0)),
         }
 
     def close(self) -> None:

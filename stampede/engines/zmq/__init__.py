@@ -75,7 +75,7 @@ class ZmqEngine(Engine):
     def grace(self) -> Mapping[str, float]:
         return run_blocking(ZmqLists(self._links, BLOCKING).grace())
 
-    def facts(self) -> Mapping[str, Mapping[str, str]]:
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
         return run_blocking(ZmqLists(self._links, BLOCKING).facts())
 
     def close(self) -> None:

@@ -45,13 +45,13 @@ class ZmqLists:
                 found[link.name] = left
         return found
 
-    async def facts(self) -> Mapping[str, Mapping[str, str]]:
+    async def facts(self) -> Mapping[str, Mapping[str, Any]]:
         """What each says of itself."""
-        said: dict[str, Mapping[str, str]] = {}
+        said: dict[str, Mapping[str, Any]] = {}
         for link in self._links.links:
             try:
                 _, payload = await link.ask(self._colour, wire.STATS)
-                said[link.name] = {name: f"{value:g}" for name, value in json.loads(payload).items()}
+                said[link.name] = json.loads(payload)
             except EngineError as error:
                 said[link.name] = {"down": str(error)}
         return said
