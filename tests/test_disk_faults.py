@@ -435,6 +435,8 @@ end = time.monotonic() + 60
 with Cache(f"disk://{sys.argv[1]}/cache", strict=True) as cache:
     for number in range(600):
         cache.set(last := f"k{number}", os.urandom(20_000))
+        disk = os.statvfs(sys.argv[1])
+        assert disk.f_bavail * disk.f_frsize > 1 << 20, "no room for a log that is emptied late"
     while not cache.get(last):
         assert time.monotonic() < end
     assert cache.invalidate(last)

@@ -477,7 +477,7 @@ class Rows:
         if not disk.f_blocks:
             return self._max_bytes  # the file system has no size, or does not tell it
         most = size + disk.f_bavail * disk.f_frsize
-        return min(self._max_bytes, most - min(most // 4, LOG))
+        return min(self._max_bytes, most - min(most // 2, LOG))
 
     def _become(self, write: Write, number: int, raw: bytes, was: Record, after: Record, now: float) -> None:
         """Let the rows say what they did not."""
