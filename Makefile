@@ -29,7 +29,7 @@ help:  ## what there is
 	@echo "make clean   remove what make made, .venv too"
 
 demo: .venv/.cli
-	$(PY) -m stampede demo $(ARGS)
+	$(PY) examples/demo $(ARGS)
 
 # Who keeps no bytecode compiles all of it again in each of some hundred processes.
 test quick: export PYTHONDONTWRITEBYTECODE =

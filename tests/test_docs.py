@@ -228,10 +228,6 @@ def _type(words: list[str], home: Path) -> None:
                 _is_known(each)
         case ["make", target, *_]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        case ["stampede", "demo"]:
-            size = ("--processes", "2", "--callers", "2", "--seconds", "0.05")
-            assert "demo.html" in run(home, "-m", "stampede", "demo", *size)
-            assert "<svg" in (home / "demo.html").read_text()
         case ["stampede", "locks" | "postgres" as command, *_]:
             assert run(home, "-m", "stampede", command, "--help")  # test_postgres_cli.py does
         case ["stampede", *arguments]:
@@ -266,7 +262,7 @@ def test_pip_lines_in_the_text() -> None:
 def test_the_command_s_verbs(tmp_path: Path) -> None:
     """The pages would name verbs of the command that are not there."""
     (block,) = [block.text for block in PAGES["guides/observing.md"].blocks("sh") if "stampede get" in block.text]
-    for verb in ("demo", "check", "get", "keys", "invalidate", "stats"):
+    for verb in ("check", "get", "keys", "invalidate", "stats"):
         assert verb in block
         run(tmp_path, "-m", "stampede", verb, "--help")
 

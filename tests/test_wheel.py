@@ -74,7 +74,7 @@ def test_all_of_it_is_there(installed: Callable[..., str], engine: str, tmp_path
 def test_the_command_is_there(installed: Callable[..., str]) -> None:
     """`stampede` would ask for a package that the README doesn't tell to install."""
     printed = installed("-m", "stampede", "--help")
-    assert all(verb in printed for verb in ("demo", "check", "get", "invalidate", "stats"))
+    assert all(verb in printed for verb in ("check", "get", "invalidate", "stats"))
 
 
 def test_the_page_on_pypi_can_be_shown(built: Path) -> None:

@@ -1,1 +1,1 @@
-"""The command line: `stampede demo`, `check`, `get`, `invalidate`, `stats`, `locks`, `postgres init`."""
+"""The command line: `stampede check`, `get`, `invalidate`, `stats`, `locks`, `postgres init`."""

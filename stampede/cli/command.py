@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     version = import_module("stampede").__version__
     parser.add_argument("--version", action="version", version=f"stampede {version}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _add_demo(commands.add_parser("demo", help="herds of processes with and without stampede, counted and drawn"))
     for name, run, add, help in (
         ("check", _check, (_add_json,), "the settings as they are read, and whether each engine answers"),
         ("get", _get, (_add_key, _add_json), "a key's value, how long it is fresh and kept, and who computes it now"),
@@ -141,15 +140,6 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_serve)
 
 
-def _add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Herds of real processes on the disk engine: without stampede, with it, and with a murder."
-    parser.add_argument("--processes", type=_number(2, 32), default=8, metavar="N")
-    parser.add_argument("--callers", type=_number(1, 32), default=8, metavar="N", help="in each process")
-    parser.add_argument("--seconds", type=_seconds, default=0.25, help="that one computation takes")
-    parser.add_argument("--out", type=Path, default=Path("demo.html"), metavar="FILE", help="a page, or an .svg")
-    parser.set_defaults(run=_demo)
-
-
 def _add_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY", help="a cache's own, or a function's as its key(...) returns it")
     parser.add_argument("--function", metavar="MODULE:NAME", help="import this function, which knows the value's type")
@@ -166,13 +156,6 @@ def _add_prefix(parser: argparse.ArgumentParser) -> None:
 
 
 # -- commands: what they need is imported when it is needed -----------------------------------------------------------
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from stampede.cli.demo.play import demo
-
-    demo(screen(), options.processes, options.callers, options.seconds, options.out)
-    return 0
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -294,13 +277,3 @@ def _duration(text: str) -> float:
         return seconds("--since", float(text) if text.replace(".", "", 1).isdecimal() else text)
     except OptionError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: give a time such as 90s, 10m, 1h or 7d") from error
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not (isfinite(seconds) and 0.01 <= seconds <= 10):
-        raise argparse.ArgumentTypeError(f"{text!r}: give seconds from 0.01 to 10")
-    return seconds

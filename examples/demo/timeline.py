@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stampede.cli.demo.caller import Mark, Reads
+from caller import Mark, Reads
 
 __all__ = ["Counts", "Span", "Timeline"]
 

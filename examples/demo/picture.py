@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from stampede.cli.demo.timeline import MANY, Span, Timeline
+from timeline import MANY, Span, Timeline
 
 __all__ = ["Panel", "draw"]
 

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 from html import escape
 
-from stampede.cli.demo.picture import STYLE
+from picture import STYLE
 
 __all__ = ["page"]
 
@@ -35,7 +35,7 @@ th:first-child,td:first-child{{text-align:left;padding-left:0}}p{{color:var(--di
 </tbody>
 </table>
 <p>Point at a row to read what its caller did. Where a reader under load has a gap, the machine had no time for it.</p>
-<p>One real run of <code>stampede demo</code> on the disk engine: Python {python}, {cores} cores, {system}.</p>
+<p>One real run of <code>make demo</code> on the disk engine: Python {python}, {cores} cores, {system}.</p>
 </body>
 </html>
 """

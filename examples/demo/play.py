@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from caller import Task, clock
+from conductor import Fleet
+from page import page
+from picture import Panel, draw
+from timeline import Timeline
+
 from stampede.cache import Cache
-from stampede.cli.demo.caller import Task, clock
-from stampede.cli.demo.conductor import Fleet
-from stampede.cli.demo.page import page
-from stampede.cli.demo.picture import Panel, draw
-from stampede.cli.demo.timeline import Timeline
 from stampede.cli.screen import Board, Screen
 from stampede.errors import StampedeError
 

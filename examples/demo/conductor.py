@@ -13,8 +13,9 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Self
 
-from stampede.cli.demo.caller import Task, clock, run
-from stampede.cli.demo.timeline import Timeline
+from caller import Task, clock, run
+from timeline import Timeline
+
 from stampede.errors import StampedeError
 
 __all__ = ["Fleet"]

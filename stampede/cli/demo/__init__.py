@@ -1,1 +1,0 @@
-"""`stampede demo`: three herds of real processes on the disk engine, counted, timed and drawn."""
