@@ -15,7 +15,6 @@ from typing import Any
 
 from stampede import early
 from stampede.entry import Entry
-from stampede.interruptions import pass_on
 from stampede.local import Resident, Tier
 from stampede.outcome import Landing
 from stampede.policy import Policy
@@ -181,8 +180,7 @@ def _holds(resident: Resident) -> bool:
         return resident.stamp is None or (
             resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp
         )
-    except ValueError as error:
-        pass_on(error)
+    except ValueError:
         return False  # the engine has taken its tickets back
 
 

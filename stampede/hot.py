@@ -13,7 +13,6 @@ from keyword import iskeyword
 from typing import Any
 
 from stampede.definitions import signature_of
-from stampede.interruptions import pass_on
 from stampede.keys import GENERATED, Parameters, are_fast
 from stampede.local import Resident
 
@@ -36,9 +35,8 @@ _HIT = """\
         ):
             e_.hits += 1
             return e_.value
-    except fail_.kind as x_:
-        if x_.__traceback__.tb_next is not None:
-            fail_.pass_on(x_)
+    except fail_:
+        pass
     return {wait}slow_({passing})
 """
 
@@ -47,13 +45,6 @@ def {name}({parameters}):
     {own}
     return {key}
 """
-
-
-class _Fail:
-    """What a hit needs when it fails, under one name: every further one that is closed over costs each hit."""
-
-    kind = Exception
-    pass_on = staticmethod(pass_on)
 
 
 class Hot:
@@ -84,8 +75,7 @@ class Hot:
             return None
         try:
             key: tuple[Any, ...] = self._key_of(*args, **kwargs)
-        except Exception as error:
-            pass_on(error)
+        except Exception:
             return None  # an object without __stampede_key__, or with one that fails
         pairs = key[1:] if self._of_method else key
         return key if are_fast(pairs[::2]) else None
@@ -101,7 +91,7 @@ class Hot:
             if first not in self._parameters.ignored:
                 own = f"{new('own_')} = {first}.__stampede_key__()"
                 pairs = pairs.replace(", ", f", {new('type_')}({new('own_')}), {new('own_')}, ", 1)
-        for name in ("slow_", "e_", "fast_", "now_", "n_", "fail_", "x_"):
+        for name in ("slow_", "e_", "fast_", "now_", "n_", "fail_"):
             template = template.replace(name, new(name))
         name = self._function.__name__
         source = template.format(
@@ -120,7 +110,7 @@ class Hot:
             new("fast_"): self.fast,
             new("now_"): time.monotonic,
             new("type_"): type,
-            new("fail_"): _Fail,
+            new("fail_"): (KeyError, TypeError) if own == "pass" else Exception,  # the slow way tells why
             **self._parameters.defaults,
             **rest.defaults,
         }

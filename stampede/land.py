@@ -12,7 +12,6 @@ from stampede.call import Call, Held
 from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError, OriginFull, RecursiveComputation
 from stampede.flight import Flight
-from stampede.interruptions import pass_on, thrown_in
 from stampede.outcome import Landing, LeftOut, Nothing, comes_back, parts_of
 from stampede.ports import Ticket
 
@@ -155,9 +154,21 @@ async def turned_away(call: Call, hold: Held, error: OriginFull, kept: Entry[Any
     return Landing(error=error, as_of=as_of)
 
 
+TIME_LIMITS = frozenset({
+    ("billiard.exceptions", "SoftTimeLimitExceeded"),  # Celery
+    ("rq.timeouts", "BaseTimeoutException"),
+    ("huey.exceptions", "TaskTimeout"),
+    ("stopit.utils", "TimeoutException"),
+})  # fmt: skip
+"""Ordinary exceptions by which a worker's time limit ends one task. (That of dramatiq is no `Exception`.)"""
+
+
 def is_own(error: BaseException) -> bool:
-    """Cancelled, interrupted, out of time, exiting: that is this caller's business, and says nothing of the origin."""
-    return not isinstance(error, Exception) or thrown_in(error)
+    """Return whether the error is the caller's own business, and says nothing of the origin: a cancellation, an
+    interruption, an exit, or a worker's time limit."""
+    return not isinstance(error, Exception) or any(
+        (kind.__module__, kind.__qualname__) in TIME_LIMITS for kind in type(error).__mro__
+    )
 
 
 async def stood(call: Call) -> float:
@@ -175,7 +186,7 @@ def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
     """A caller whose computation failed like this is given what is kept."""
     if kept is None or call.force or isinstance(error, (CodecError, RecursiveComputation, *call.policy.raises)):
         return False
-    return not is_own(error)  # last: it looks through all frames that the error has passed
+    return not is_own(error)
 
 
 def served(
@@ -190,7 +201,6 @@ def message_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as failure:  # the caller is to get its own error, not that of an error's __str__
-        pass_on(failure)
         return f"(its message can't be had: {type(failure).__name__})"
 
 

@@ -14,7 +14,6 @@ from stampede.codec.alike import alike, slots_of
 from stampede.colour import Stopped
 from stampede.entry import Entry
 from stampede.errors import Absent
-from stampede.interruptions import pass_on
 from stampede.policy import Policy
 from stampede.ports import Ticket
 
@@ -125,8 +124,7 @@ def parts_of(error: BaseException) -> tuple[Any, ...]:
     name = f"{kind.__module__}.{kind.__qualname__}"
     try:
         twin = _made(kind, error.args)
-    except Exception as failure:  # then it doesn't come back, which is found out by who tries
-        pass_on(failure)
+    except Exception:  # then it doesn't come back, which is found out by who tries
         return name, error.args
     facts: dict[str, Any] = {}
     if not _same(state, vars(twin)):
@@ -143,8 +141,7 @@ def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseE
     try:
         twin = _revived(entry, raises)
         return type(twin) is type(error) and _held(twin) == _held(error)
-    except Exception as failure:
-        pass_on(failure)
+    except Exception:
         return False
 
 
@@ -168,8 +165,7 @@ def _state(held: dict[str, Any]) -> dict[str, Any]:
 def _same(value: Any, other: Any) -> bool:
     try:
         return value is other or alike(value, other)
-    except Exception as failure:  # of an attribute's own __eq__
-        pass_on(failure)
+    except Exception:  # of an attribute's own __eq__
         return False
 
 
@@ -212,8 +208,8 @@ def _restored(kind: Any, arguments: tuple[Any, ...], facts: dict[str, Any]) -> B
         if isinstance(cause, type) and issubclass(cause, BaseException):
             try:
                 error.__cause__ = _restored(cause, tuple(args), more)
-            except Exception as failure:  # as of a group of none: only foreign bytes say so
-                pass_on(failure)
+            except Exception:  # as of a group of none: only foreign bytes say so
+                pass
     for name, value in facts.get("slots", {}).items():
         if name in slots_of(kind):
             setattr(error, name, value)
@@ -230,8 +226,8 @@ def _made(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseExceptio
         error = kind(*arguments)
         if error.args == arguments:
             return error
-    except Exception as failure:
-        pass_on(failure)
+    except Exception:
+        pass
     error = kind.__new__(kind, *arguments)
     error.args = arguments
     return error
@@ -245,13 +241,11 @@ def own_copy(error: BaseException) -> BaseException:
             return error
         if twin.args != error.args:
             raise ValueError  # its __init__ makes other arguments of these: do without it
-    except Exception as failure:
-        pass_on(failure)
+    except Exception:
         try:
             twin = type(error).__new__(type(error), *error.args)
             twin.__dict__.update(error.__dict__)
-        except Exception as failure:
-            pass_on(failure)
+        except Exception:
             return error
     held = _slots(twin)
     for name, value in _slots(error).items():  # copy knows nothing of them

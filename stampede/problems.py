@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from traceback import TracebackException
 
-from stampede.interruptions import pass_on
 from stampede.ports import Problem
 
 __all__ = ["problem_of"]
@@ -24,14 +23,12 @@ def _said(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as other:  # it is the user's own __str__
-        pass_on(other)
         return f"<str() of it failed: {type(other).__name__}>"
 
 
 def _trace(error: BaseException) -> str:
     try:
         text = "".join(TracebackException.from_exception(error, compact=True).format())
-    except Exception as other:  # sources that can't be read, or one's own attributes
-        pass_on(other)
+    except Exception:  # sources that can't be read, or one's own attributes
         return ""
     return text if len(text) <= TRACEBACK else f"...\n{text[-TRACEBACK:]}"

@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar
 
-from stampede.interruptions import pass_on
-
 __all__ = ["LATE", "NEXT", "Patience", "Stalls", "given_back", "unhurried"]
 
 T = TypeVar("T")
@@ -84,14 +82,13 @@ async def unhurried(connect: Callable[[], Awaitable[T]], hung: type[Exception] |
     try:
         with stalls:
             return await connect()
-    except kinds as error:
-        pass_on(error)
+    except kinds:
         if not stalls.lost:
             raise
         more: tuple[type[Exception], ...] = (TimeoutError, *kinds)
         try:
             async with asyncio.timeout(stalls.lost):
                 return await connect()
-        except more as again:
-            pass_on(again)
+        except more:
+            pass
         raise

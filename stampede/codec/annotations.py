@@ -17,7 +17,6 @@ from stampede.codec.data import package_of
 from stampede.codec.rows import is_row, related
 from stampede.codec.values import STANDARD
 from stampede.definitions import annotations_of
-from stampede.interruptions import pass_on
 from stampede.keys.names import inmost_of
 
 __all__ = [
@@ -73,8 +72,7 @@ def _resolve(annotation: Any, globalns: dict[str, Any], localns: dict[str, Any])
     holder: Any = SimpleNamespace(__annotations__={"it": annotation})
     try:
         return typing.get_type_hints(holder, globalns, localns, include_extras=True)["it"]
-    except Exception as error:  # an annotation is any code: it must not break a decoration
-        pass_on(error)
+    except Exception:  # an annotation is any code: it must not break a decoration
         return None
 
 

@@ -39,7 +39,6 @@ from zlib import crc32
 
 from stampede.entry import Entry
 from stampede.errors import CodecError, TooLarge
-from stampede.interruptions import pass_on
 
 HEADER = Struct(">2sBBB3x8sdddddQ")
 MAGIC, VERSION, SIGNED_VERSION = b"SG", 1, 2
@@ -130,7 +129,6 @@ class Codec:
         except RecursionError as error:
             raise CodecError("the value is nested too deeply, or holds itself") from error
         except Exception as error:
-            pass_on(error)
             raise CodecError(f"the value can't be stored: {type(error).__name__}: {error}") from error
 
     def decode(self, key: str, blob: bytes) -> Entry[Any]:
@@ -169,7 +167,6 @@ class Codec:
         except CodecError:
             raise
         except Exception as error:  # also RecursionError and MemoryError: hostile bytes ask for both
-            pass_on(error)
             # Its text may hold values, which don't belong into a log, or be hard to make: its name must do.
             raise CodecError(f"the entry can't be read: {type(error).__name__}") from error
 

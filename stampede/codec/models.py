@@ -17,7 +17,6 @@ from uuid import UUID
 from stampede.codec.alike import alike
 from stampede.codec.annotations import is_pydantic
 from stampede.errors import CodecError
-from stampede.interruptions import pass_on
 
 __all__ = ["model_of", "tree_of_model", "why_not"]
 
@@ -35,7 +34,6 @@ def tree_of_model(value: Any) -> Any:
     try:
         tree = value.model_dump(mode="json", round_trip=True, by_alias=not _by_name())
     except Exception as error:
-        pass_on(error)
         raise CodecError(f"{_why_not_dumped(value, error)}: use codec='sealed', which keeps it") from error
     unset = [_unset(model) for model in _models(value)]
     if not any(unset):

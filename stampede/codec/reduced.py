@@ -14,7 +14,6 @@ from typing import Any
 
 from stampede.codec.values import Shape, expect
 from stampede.errors import CodecError
-from stampede.interruptions import pass_on
 
 __all__ = ["class_in", "reduced_shape", "within"]
 
@@ -56,7 +55,6 @@ def reduced_shape(kind: type, tag: str, trusted: Sequence[str]) -> Shape:
         try:
             rebuild(*parts)
         except Exception as error:
-            pass_on(error)
             why = f"{type(error).__name__}: {error}"
             raise CodecError(
                 f"a {tag} can't be made again of what its __reduce__ says ({why}): return plain values, or a dataclass"

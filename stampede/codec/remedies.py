@@ -22,7 +22,6 @@ from stampede.codec.models import why_not
 from stampede.codec.rows import advice as rows_advice
 from stampede.codec.rows import is_row
 from stampede.codec.shapes import is_model, is_text
-from stampede.interruptions import pass_on
 
 __all__ = ["ANNOTATION", "foreign", "left_out", "not_alike", "where"]
 
@@ -82,8 +81,8 @@ def _plain(value: Any, kind: type) -> str:
         try:
             if issubclass(kind, base) and type(base(value)) is base:
                 return f"{base.__name__}(it)"
-        except Exception as error:
-            pass_on(error)
+        except Exception:
+            pass
     return "plain values, or a dataclass"
 
 
@@ -92,8 +91,7 @@ def _reduces(value: Any) -> bool:
     try:
         held = vars(value).values() if hasattr(value, "__dict__") else ()
         return all(isinstance(each.__reduce_ex__(4), tuple) for each in (value, *held) if type(each) not in BUILTIN)
-    except Exception as error:
-        pass_on(error)
+    except Exception:
         return False
 
 
@@ -166,6 +164,5 @@ def _refused(value: Any, kind: Any) -> str | None:
     try:
         Sealed(shapes_of(kind)).dump(value, False)
     except Exception as error:
-        pass_on(error)
         return str(error)
     return None

@@ -16,7 +16,6 @@ from stampede.codec.remedies import foreign, left_out, not_alike, where
 from stampede.codec.rows import is_row
 from stampede.codec.trees import tree_of, value_of, without_scalars
 from stampede.errors import CodecError, MissingExtra, OptionError
-from stampede.interruptions import pass_on
 
 
 class Structured:
@@ -60,7 +59,6 @@ class Structured:
         try:
             return self.load(body, raised)
         except Exception as error:
-            pass_on(error)
             plain = self._form.decode(body)
             given, read, _ = where(value, plain)
             if read is None and given is not None:  # JSON's word for what it has no word for

@@ -13,7 +13,6 @@ from typing import Any
 
 from stampede.codec.values import Shapes, tagged
 from stampede.errors import CodecError
-from stampede.interruptions import pass_on
 
 __all__ = ["of", "pack", "unpack"]
 
@@ -196,7 +195,6 @@ def _quietly(read: Callable[..., Any], *what: Any) -> Any:
     except Exception:
         raise
     except BaseException as error:
-        pass_on(error)
         if type(error).__name__ != "PanicException":
             raise
         raise CodecError("a stream that polars can't read") from None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.engines.url import safe_url, scheme_of
 from stampede.errors import MissingExtra, OptionError, StampedeError
-from stampede.interruptions import pass_on
 from stampede.policy import nearest
 from stampede.ports import Engine
 
@@ -67,7 +66,6 @@ def open_engine(url: str, **options: Any) -> Engine:
     except StampedeError:
         raise
     except Exception as error:
-        pass_on(error)
         if scheme in _KNOWN:
             raise
         raise OptionError(f"{_whence(scheme)} can't open {safe_url(url)!r}: {error!r}") from error
@@ -144,7 +142,6 @@ def _loaded(point: EntryPoint) -> Opener:
     except ImportError as error:
         raise MissingExtra(f"{_whence(point.name)} can't be imported: {error}") from error
     except Exception as error:
-        pass_on(error)
         raise OptionError(f"{_whence(point.name)} can't be loaded: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise OptionError(f"{_whence(point.name)} is {found!r}: it has to be a function from_url(url, **options)")

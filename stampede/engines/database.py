@@ -14,7 +14,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from stampede.engines.kit.overdue import Overdue
 from stampede.errors import EngineError, MissingExtra, OptionError
-from stampede.interruptions import pass_on
 
 __all__ = ["Database", "Where", "is_overtaken"]
 
@@ -86,8 +85,7 @@ class Database:
     def _file(self) -> tuple[int, int] | None:
         try:
             found = os.stat(str(self.engine.url.database))
-        except OSError as error:
-            pass_on(error)
+        except OSError:
             return None
         return found.st_dev, found.st_ino
 

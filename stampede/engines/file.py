@@ -22,7 +22,6 @@ from stampede.engines.url import options_of, path_of
 from stampede.engines.wake import LOOK, Post
 from stampede.engines.whereabouts import here, parts_of
 from stampede.errors import EngineClosed, EngineError
-from stampede.interruptions import pass_on
 from stampede.ports import Busy, Engine, Granted, Held
 from stampede.threads import begun
 
@@ -93,7 +92,6 @@ def default_directory() -> Path:
         path.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()
     except OSError as error:
-        pass_on(error)
         raise EngineError(f"can't make {path} for locks: {error}: give a directory, as in file:///run/app") from error
     mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
     if not mine:
@@ -168,8 +166,8 @@ class _Held:
             if self.locked:
                 try:
                     _Record(self.record.fence).write(fd)
-                except OSError as error:
-                    pass_on(error)  # else a full disk: the lock goes all the same
+                except OSError:
+                    pass  # else a full disk: the lock goes all the same
             unlock(fd)  # not only closed: a child being started may have the file open until it is
         self.close()
 
@@ -178,8 +176,8 @@ class _Held:
         try:
             while self._fds:
                 any(map(os.close, map(self._fds.pop, [0])))
-        except OSError as error:
-            pass_on(error)
+        except OSError:
+            pass
 
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -207,7 +205,6 @@ class _Names:
             os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             probe.unlink()
         except OSError as error:
-            pass_on(error)
             raise self._trouble(error) from error
 
     def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1) -> Granted | Busy:
@@ -225,7 +222,6 @@ class _Names:
                 self._extend(taken, lease, name if mine is None else "")
                 return Granted(fence=taken.record.fence)
         except OSError as error:
-            pass_on(error)
             raise self._trouble(error) from error
 
     def _take(self, name: str, token: bytes) -> _Held | Busy:
@@ -270,7 +266,6 @@ class _Names:
                 self._extend(held, lease)
                 return True
         except OSError as error:
-            pass_on(error)
             raise self._trouble(error) from error
 
     def release(self, name: str, token: bytes) -> bool:
@@ -375,8 +370,7 @@ def _busy(record: _Record) -> Busy:
 def _record_of(path: Path) -> _Record:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        pass_on(error)
+    except OSError:
         return _Record()
     try:
         return _Record.read(fd)
@@ -387,8 +381,8 @@ def _record_of(path: Path) -> _Record:
 def _name_in(path: Path) -> str:
     try:
         return path.read_bytes()[_LENGTH:].decode("utf-8", "surrogatepass")
-    except OSError as error:
-        pass_on(error)  # else it is gone
+    except OSError:
+        # else it is gone
         return ""
     except ValueError:
         return ""

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 
 from stampede.errors import EngineError
-from stampede.interruptions import pass_on
 
 __all__ = ["Life", "dead", "no_such_process", "pid_here", "process", "shut", "sweep", "try_lock", "unlock"]
 
@@ -43,8 +42,8 @@ def shut(fd: int) -> None:
     """Close what may be closed already."""
     try:
         os.close(fd)
-    except OSError as error:
-        pass_on(error)
+    except OSError:
+        pass
 
 
 class Life:
@@ -64,7 +63,6 @@ class Life:
                 if self._fd < 0 or not os.fstat(self._fd).st_nlink:
                     self._begin()
             except OSError as error:
-                pass_on(error)
                 raise EngineError(
                     f"can't use {self._folder}: {error}: give a directory that can be made and written"
                 ) from error
@@ -116,13 +114,11 @@ def dead(folder: Path, name: str) -> bool:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
-    except OSError as error:
-        pass_on(error)
+    except OSError:
         return False  # out of files, no right to look: nobody knows, so the lease's end decides
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        pass_on(error)
+    except OSError:
         return False
     else:
         path.unlink(missing_ok=True)
@@ -137,8 +133,8 @@ def sweep(folder: Path) -> None:
         for each in os.scandir(folder):
             if not each.name.startswith(_UNBORN) or time.time() - each.stat().st_mtime > 60:
                 dead(folder, each.name)
-    except OSError as error:
-        pass_on(error)  # else what can't be swept now will be another time
+    except OSError:
+        pass  # else what can't be swept now will be another time
 
 
 def process() -> str:
@@ -160,8 +156,8 @@ def no_such_process(name: str) -> bool:
             os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError as error:
-        pass_on(error)  # else it is another user's
+    except OSError:
+        pass  # else it is another user's
     return False
 
 
@@ -169,6 +165,5 @@ def no_such_process(name: str) -> bool:
 def _pid_namespace() -> int:
     try:
         return os.stat("/proc/self/ns/pid").st_ino
-    except OSError as error:
-        pass_on(error)
+    except OSError:
         return 0

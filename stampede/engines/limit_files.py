@@ -18,7 +18,6 @@ from stampede.engines.disk.boot import clock
 from stampede.engines.limits import T, WindowLimits, usage
 from stampede.engines.naming import shown
 from stampede.errors import EngineClosed, EngineError
-from stampede.interruptions import pass_on
 from stampede.ports import Usage
 from stampede.threads import Crew
 from stampede.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
@@ -70,7 +69,6 @@ class LimitFiles(WindowLimits):
                 if after is not window:
                     _put(fd, bytes_of(after) + b"\n" + _line_of(name) + b"\n", before)
         except OSError as error:
-            pass_on(error)
             raise EngineError(f"can't keep limits in {self._directory}: {error}") from error
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = inf
@@ -97,8 +95,7 @@ class LimitFiles(WindowLimits):
     def _read(self, path: Path) -> tuple[Window, str]:
         try:
             return _parsed(path.read_bytes())
-        except OSError as error:
-            pass_on(error)
+        except OSError:
             return NOTHING, ""
 
 

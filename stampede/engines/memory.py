@@ -16,7 +16,6 @@ from stampede.engines.url import anything, integer, options_of, text
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError, TooLarge
-from stampede.interruptions import pass_on
 from stampede.local import Resident, Tier
 from stampede.policy import nearest
 from stampede.ports import Ask, Busy, Engine, Found, Reply, Shown, Versioned
@@ -138,7 +137,6 @@ class _Locked:
             try:
                 self._cache[resident.key] = resident
             except ValueError as error:
-                pass_on(error)
                 raise TooLarge(f"the value of {resident.key!r} is larger than the whole store") from error
 
     def drop(self, key: str) -> Resident | None:

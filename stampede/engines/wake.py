@@ -19,7 +19,6 @@ from pathlib import Path
 
 from stampede.colour import Bell
 from stampede.engines.flock import dead, pid_here, shut
-from stampede.interruptions import pass_on
 from stampede.threads import begun
 
 __all__ = ["LOOK", "Post"]
@@ -87,8 +86,7 @@ class Post:
         mine = self._pipe
         try:
             names = os.listdir(self._wake)
-        except OSError as error:
-            pass_on(error)
+        except OSError:
             return  # no folder, nobody waits
         for name in names:
             if mine is None or name != mine[0].name:
@@ -120,8 +118,7 @@ class Post:
             os.mkfifo(path, 0o600)
             reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # our own: no end-of-file without others
-        except OSError as error:
-            pass_on(error)
+        except OSError:
             return False
         self._pipe = path, reader, writer
         self._thread = begun("stampede-wake", self._serve, self._pipe)
@@ -200,7 +197,6 @@ def _send(path: Path, number: int) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        pass_on(error)
         if error.errno == errno.ENXIO:  # nobody reads it. One that is being made is not old enough to be removed
             _remove_old(path)
         return
@@ -215,22 +211,21 @@ def _remove_old(path: Path) -> None:
     try:
         if time.time() - path.stat().st_mtime > 1:
             path.unlink()
-    except OSError as error:
-        pass_on(error)
+    except OSError:
+        pass
 
 
 def _write(fd: int, word: bytes) -> None:
     try:
         os.write(fd, word)
-    except OSError as error:
-        pass_on(error)  # else full: its reader will ring everything; or gone
+    except OSError:
+        pass  # else full: its reader will ring everything; or gone
 
 
 def _read(fd: int) -> bytes:
     try:
         return os.read(fd, _FULL)
-    except OSError as error:
-        pass_on(error)
+    except OSError:
         return b""
 
 
@@ -248,8 +243,7 @@ def _handle(holder: str) -> int | None:
         return None
     try:
         handle = os.pidfd_open(pid)
-    except OSError as error:
-        pass_on(error)
+    except OSError:
         return None
     if handle in _ready([handle], 0):  # ended, and yet its lock stands: some child has it. Look now and then
         os.close(handle)

@@ -8,7 +8,6 @@ from hashlib import blake2b
 from typing import Any
 
 from stampede.errors import KeyingError
-from stampede.interruptions import pass_on
 from stampede.keys.canonical import canonical
 from stampede.keys.names import name_of
 
@@ -57,8 +56,8 @@ class Contents:
             return canonical(value)
         except KeyingError:
             pass
-        except Exception as error:  # its own `__stampede_key__`
-            pass_on(error)
+        except Exception:  # its own `__stampede_key__`
+            pass
         if kind in (list, tuple):
             return f"{kind.__name__}({','.join(map(self.text, value))})"
         if kind in (set, frozenset):
@@ -75,7 +74,6 @@ class Contents:
             registered = dispatch_table.get(type(value))
             made = value.__reduce_ex__(4) if registered is None else registered(value)
         except Exception as error:  # locks, sockets, and what holds them
-            pass_on(error)
             raise KeyingError(f"a {name_of(type(value))} can't be told") from error
         if isinstance(made, str):
             return f"<{type(value).__module__}:{made}>"

@@ -14,7 +14,6 @@ from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 from stampede.errors import KeyingError, OptionError
-from stampede.interruptions import pass_on
 from stampede.keys.canonical import canonical, name_of, remedies
 from stampede.keys.models import is_frozen
 from stampede.keys.parameters import Parameter, Parameters, fields_in, names_in
@@ -124,8 +123,7 @@ def _stands_alone(parameter: Parameter) -> bool:
         canonical(parameter.default)
     except KeyingError:
         return True
-    except Exception as error:  # of a user's own `__stampede_key__`: it may be better by the time of a call
-        pass_on(error)
+    except Exception:  # of a user's own `__stampede_key__`: it may be better by the time of a call
         return False
     return False
 

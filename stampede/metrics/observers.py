@@ -9,7 +9,6 @@ from inspect import iscoroutinefunction
 
 from stampede.errors import OptionError
 from stampede.events import Event, Observer
-from stampede.interruptions import pass_on
 
 log = logging.getLogger("stampede")
 
@@ -63,7 +62,6 @@ class Observers:
             try:
                 observer(event)
             except Exception as error:
-                pass_on(error)
                 self._complain(number, error)
             finally:
                 inside.discard(number)

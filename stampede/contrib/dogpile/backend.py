@@ -29,7 +29,6 @@ from stampede.codec.remedies import ANNOTATION
 from stampede.contrib.dogpile.mutex import Mutex, Mutexes
 from stampede.engines import open_engine
 from stampede.errors import CodecError, EngineClosed, EngineError, OptionError
-from stampede.interruptions import pass_on
 from stampede.lock import Lock
 from stampede.outcome import LeftOut
 from stampede.policy import nearest, seconds
@@ -258,7 +257,6 @@ def _refusing(dump: Serializer) -> Serializer:
         try:
             return dump(value)
         except Exception as error:
-            pass_on(error)
             # A region reads no annotations.
             why = str(error).replace(f", or in {ANNOTATION}", " of the region's arguments")
             return _REFUSED + why.encode("utf-8", "replace")
@@ -273,7 +271,6 @@ def _believing(load: Deserializer) -> Deserializer:
         try:
             return load(body)
         except Exception as error:
-            pass_on(error)
             raise CantDeserializeException(str(error)) from error
 
     return deserialize

@@ -15,7 +15,6 @@ from dogpile.cache.util import PluginLoader
 
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
-from stampede.interruptions import pass_on
 from stampede.ports import Engine, Store
 
 __all__ = ["DogpileEngine"]
@@ -97,7 +96,6 @@ class _Asks:
         try:
             return ask()
         except Exception as trouble:
-            pass_on(trouble)
             if isinstance(trouble, EngineError):
                 raise
             kind = type(self._backend).__name__

@@ -19,7 +19,6 @@ from stampede.engines.cells.protocol import (
 )  # fmt: skip
 from stampede.engines.kit.errands import Errands
 from stampede.errors import EngineClosed, EngineError, StampedeError
-from stampede.interruptions import pass_on
 from stampede.loops import PerLoop
 
 __all__ = ["BesideWay", "HereWay", "OpenCell", "Undo", "Way"]
@@ -62,7 +61,6 @@ class OpenCell:
         except StampedeError:
             raise
         except Exception as error:
-            pass_on(error)
             if self._closed:  # under our hands, which may raise anything
                 raise EngineClosed(self.scheme) from error
             raise EngineError(f"{self.scheme}: {type(error).__name__}: {error}") from error

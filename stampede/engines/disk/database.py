@@ -26,7 +26,6 @@ from stampede.engines.disk.stamps import MARK, Stamps, Unreadable
 from stampede.engines.disk.trouble import TROUBLE, Locked, is_busy, is_damaged
 from stampede.engines.disk.turn import Interrupted, Turn, Turns
 from stampede.errors import EngineClosed, EngineError
-from stampede.interruptions import pass_on
 from stampede.ports import Ticket
 from stampede.stalls import Patience
 
@@ -125,7 +124,6 @@ class Database:
             try:
                 self._opened = self._attach()
             except (OSError, *TROUBLE) as error:
-                pass_on(error)
                 raise EngineError(
                     f"can't use {self.directory}: {error}: give a directory that can be made and written, "
                     "on a local disk with room"
@@ -376,7 +374,6 @@ class Database:
         except EngineError as failure:
             return str(failure)
         except (OSError, *TROUBLE) as failure:
-            pass_on(failure)
             return f"it can't be replaced ({failure}): remove {self.directory}"
         finally:
             self._turns.end(turn)

@@ -11,7 +11,6 @@ from pathlib import Path
 from stampede.engines.disk import boot
 from stampede.engines.disk.stamps import Stamps
 from stampede.engines.flock import try_lock
-from stampede.interruptions import pass_on
 
 __all__ = ["file_of", "found", "move_aside", "replace_unreadable", "stamps_of"]
 
@@ -76,8 +75,8 @@ def _remove_orphans(directory: Path, ours: Path) -> None:
             try:
                 if time.time() - path.stat().st_mtime > 3600:  # younger ones may be somebody's beginning
                     path.unlink()
-            except OSError as error:
-                pass_on(error)  # else another process was first
+            except OSError:
+                pass  # else another process was first
 
 
 def _create(file: Path) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from stampede.engines.disk import boot
 from stampede.engines.disk.stamps import Stamps
-from stampede.interruptions import pass_on
 from stampede.watch import Watch
 
 __all__ = ["LOOK", "Opened"]
@@ -55,8 +54,7 @@ class Opened:
             return False
         try:
             os.stat(self._file_name)
-        except OSError as error:
-            pass_on(error)
+        except OSError:
             return False
         return True
 

@@ -18,7 +18,6 @@ import os
 from pathlib import Path
 
 from stampede.engines.flock import shut, try_lock, unlock
-from stampede.interruptions import pass_on
 
 __all__ = ["GENERATIONS", "MARK", "SLOTS", "Stamps", "Unreadable", "unique"]
 
@@ -79,8 +78,7 @@ class Stamps:
         """Whether the directory still has this very file. (Its number can't be used again while we have it open.)"""
         try:
             status = os.stat(self._path)
-        except OSError as error:
-            pass_on(error)
+        except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._identity
 

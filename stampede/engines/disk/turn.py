@@ -12,7 +12,6 @@ from weakref import ref
 
 from stampede import decisions, greenlets
 from stampede.colour import BLOCKING, Bell, run_blocking
-from stampede.interruptions import pass_on
 from stampede.stalls import Patience
 
 __all__ = ["Interrupted", "Turn", "Turns"]
@@ -72,8 +71,8 @@ class Turns:
         for leave in turn.leave:
             try:
                 leave()
-            except OSError as error:
-                pass_on(error)  # else it is closed, and no process has it any more
+            except OSError:
+                pass  # else it is closed, and no process has it any more
         owner = self._owner
         if owner is not None and owner() is turn:
             self._owner = None

@@ -19,7 +19,6 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from stampede.errors import EngineClosed, EngineError
-from stampede.interruptions import pass_on
 
 __all__ = ["Gateway", "Gone", "Member", "b64", "unb64"]
 
@@ -141,10 +140,8 @@ class Gateway:
                 "POST", path, body=body, headers=self.headers(), retries=False, redirect=False, timeout=timeout
             )
         except (NewConnectionError, ConnectTimeoutError) as error:
-            pass_on(error)
             raise _Unasked(f"no connection: {error}") from error
         except HTTPError as error:
-            pass_on(error)
             if self.closed:
                 raise EngineClosed(self.called) from error
             raise _Unknown(f"no answer: {type(error).__name__}: {error}") from error
@@ -227,7 +224,6 @@ class Gateway:
                     raise
                 return member, sock
             except (OSError, _Unasked, _Unknown) as error:
-                pass_on(error)
                 self.leave(member)
                 if left == 1:
                     raise EngineError(f"{member}: no connection: {error}") from error

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 from stampede.engines.etcd.gateway import Gateway, Member, b64, unb64
 from stampede.engines.etcd.stream import Broken, Lines
 from stampede.errors import EngineError
-from stampede.interruptions import pass_on
 from stampede.threads import begun
 
 __all__ = ["Ear", "Hub", "Told"]
@@ -268,8 +267,8 @@ class Hub:
                     return
         except (BlockingIOError, ssl.SSLWantReadError):
             return
-        except Exception as error:
-            pass_on(error)
+        except Exception:
+            pass
         selector.unregister(sock)
         sock.close()
         if stream.sock is sock:

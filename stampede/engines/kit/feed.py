@@ -23,7 +23,6 @@ from typing import Any, Protocol, TypeAlias
 from stampede import decisions
 from stampede.colour import Bell, running_loop
 from stampede.engines.kit.stamps import Stamps
-from stampede.interruptions import pass_on
 from stampede.ports import Pulse, Ticket
 from stampede.threads import begun
 
@@ -239,8 +238,8 @@ class Feed(ABC):
                 self._poke[1].send(b"!")
             except BlockingIOError:
                 pass  # it has been poked often enough
-            except OSError as error:
-                pass_on(error)  # else the thread has ended
+            except OSError:
+                pass  # else the thread has ended
 
     def over(self) -> None:
         """Nobody reads any more, and nobody will."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from stampede import decisions, forks
 from stampede.engines.kit.vigil import hang_up
-from stampede.interruptions import pass_on
 from stampede.watch import watch
 
 __all__ = ["Overdue"]
@@ -68,8 +67,7 @@ class Overdue:
 def _descriptor(client: Any) -> int | None:
     try:
         return int(client.fileno())
-    except Exception as error:  # it has none, or is closed
-        pass_on(error)
+    except Exception:  # it has none, or is closed
         return None
 
 
@@ -77,5 +75,5 @@ def _shut(fd: int) -> None:
     try:
         with socket.socket(fileno=os.dup(fd)) as same:
             hang_up(same)
-    except OSError as error:
-        pass_on(error)  # else it is none, or is closed already
+    except OSError:
+        pass  # else it is none, or is closed already

@@ -22,7 +22,7 @@ from stampede.engines.kit.landing import Interrupted
 from stampede.engines.kit.replies import OutOfStep
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.engines.kit.wire import Question, Wire
-from stampede.interruptions import of_a_caller, pass_on
+from stampede.interruptions import of_a_caller
 from stampede.loops import Loop, PerLoop, nobodys
 from stampede.stalls import NEXT, given_back, unhurried
 
@@ -200,7 +200,6 @@ class Pipe(ABC):
         except Interrupted:
             pass  # by ourselves: that says nothing of the server
         except Exception as error:
-            pass_on(error)
             if isinstance(error, self.known):
                 self.failed(error)
                 self._fail_waiting(error)

@@ -11,7 +11,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from stampede.errors import EngineError
-from stampede.interruptions import pass_on
 
 __all__ = ["Once", "Pool", "Pooled", "is_once"]
 
@@ -107,12 +106,10 @@ class Pool(ABC, Generic[W, Q, A]):
         leave: _Leave | None = taken
         try:
             return self._tried(taken.wire, question)
-        except self.hung as hung:  # first, if it is one that is broken, too: nobody waits as long once more
-            pass_on(hung)
+        except self.hung:  # first, if it is one that is broken, too: nobody waits as long once more
             self._hung_at = time.monotonic()
             raise
-        except self.broken as error:
-            pass_on(error)
+        except self.broken:
             if is_once(question):
                 raise
             leave = None  # before another thread may have it
@@ -134,7 +131,6 @@ class Pool(ABC, Generic[W, Q, A]):
         try:
             return self.exchange(wire, question)
         except self.broken as error:
-            pass_on(error)
             if once or not used or self._server.closed or isinstance(error, self.hung):
                 raise
             return self.exchange(wire, question)

@@ -19,7 +19,6 @@ from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, Unasked, checked, refusal, trouble
 from stampede.errors import EngineError
-from stampede.interruptions import pass_on
 
 __all__ = ["BlockingLine"]
 
@@ -75,7 +74,6 @@ class Connection(Sock):
                     raise Unasked("it has said what nobody had asked for, or goodbye")
                 replies = self._exchange(commands, count)
             except ConnectionError as closed:
-                pass_on(closed)
                 if not twice or isinstance(closed, EngineError) or self.is_cut() or self._server.closed:
                     raise
                 self._client.close()
@@ -86,7 +84,6 @@ class Connection(Sock):
             raise
         except _troubles() as error:
             self.broken = True
-            pass_on(error)
             error = self.told(error)
             raise trouble(self._server, error) from error
         self.asking = False
@@ -188,7 +185,6 @@ class BlockingLine:
                 connection.connect()
             except _troubles() as error:
                 connection.close()
-                pass_on(error)
                 if not isinstance(error, EngineError):
                     server.failed()
                 error = connection.told(error)

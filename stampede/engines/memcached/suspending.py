@@ -15,7 +15,6 @@ from stampede.engines.memcached.holds import Link
 from stampede.engines.memcached.meta import Reply, check, parse
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
 from stampede.errors import EngineError
-from stampede.interruptions import pass_on
 
 __all__ = ["SuspendingLine"]
 
@@ -98,7 +97,6 @@ async def asked(stream: _Stream, commands: bytes, count: int = 1, *, twice: bool
     try:
         await question.future
     except Exception as error:
-        pass_on(error)
         if isinstance(error, stream.known):
             raise trouble(stream.server, error) from error
         raise

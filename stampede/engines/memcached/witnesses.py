@@ -18,7 +18,6 @@ from stampede.engines.memcached.holds import Link, OwnLease, Signer
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server
 from stampede.errors import EngineError
-from stampede.interruptions import pass_on
 from stampede.threads import begun
 
 __all__ = ["Witnesses"]
@@ -55,8 +54,7 @@ class Witness:
             return False
         try:
             return connection.quiet(watch_of(connection.sock))
-        except (OSError, ValueError) as error:  # another thread has just closed it
-            pass_on(error)
+        except (OSError, ValueError):  # another thread has just closed it
             return False
 
 

@@ -17,7 +17,6 @@ from stampede.engines.postgres.drive import Ready, drive
 from stampede.engines.postgres.line import Broken, Hung, ServerLine, is_refusal
 from stampede.engines.postgres.talk import READ, Command, Row, Talk, Talking
 from stampede.errors import StampedeError
-from stampede.interruptions import pass_on
 
 __all__ = ["Blocking"]
 
@@ -74,7 +73,6 @@ class _Wires(Pool["_Wire", Sequence[Command], list[list[Row]]]):
                 wire.asking = False  # it has answered
                 raise
             wire.disconnect()
-            pass_on(error)
             self._leading.hear(error)
             if isinstance(error, StampedeError):
                 raise
@@ -124,8 +122,7 @@ class _Wire:
         self.since = time.monotonic()
         try:
             rows: list[list[Row]] = drive(talking, self._ready, patience, self._moves, self._look)
-        except TimeoutError as hung:
-            pass_on(hung)
+        except TimeoutError:
             self._vigil.ends(self.since, patience)
             raise
         finally:

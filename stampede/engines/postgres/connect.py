@@ -22,7 +22,6 @@ from stampede.engines.postgres.schema import check_version
 from stampede.engines.postgres.talk import Row
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, OptionError
-from stampede.interruptions import pass_on
 
 __all__ = ["Server", "of_pool", "of_url"]
 
@@ -135,8 +134,7 @@ class Server:
 
         try:
             return reached(conninfo, self.timeout, look)
-        except TimeoutError as hung:
-            pass_on(hung)
+        except TimeoutError:
             self.vigil.ends(began, self.timeout)
             raise
 

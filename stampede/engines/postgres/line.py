@@ -11,7 +11,6 @@ from psycopg import Error
 from stampede.engines.postgres.connect import APART, Server
 from stampede.engines.postgres.talk import Command, Row
 from stampede.errors import EngineError, TooLarge
-from stampede.interruptions import pass_on
 
 __all__ = ["Broken", "Command", "Hung", "Line", "ServerLine", "is_refusal"]
 
@@ -72,7 +71,6 @@ class ServerLine(ABC):
                     raise
             return await self.sent(commands)  # what was done of it is done again, and changes nothing
         except Exception as error:
-            pass_on(error)
             self._server.check()  # then the connection was closed under our hands, which may raise anything
             if isinstance(error, Broken):
                 raise trouble(self._server, error.why) from error.why

@@ -18,7 +18,6 @@ from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, packed, parser
 from stampede.engines.redis.scripts import Command, Scripts
-from stampede.interruptions import pass_on
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection as Connection
@@ -105,7 +104,6 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
         except Exception as error:
             since, cut = wire.since, wire.is_cut()
             wire.disconnect()  # replies that nobody reads would be taken for those of the next question
-            pass_on(error)
             if cut:
                 raise self.hung(NOT_TO_OTHERS) from error
             if isinstance(error, (TimeoutError, self.hung)):

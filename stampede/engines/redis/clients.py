@@ -17,7 +17,6 @@ from stampede.engines.kit.vigil import Vigil
 from stampede.engines.redis.scripts import is_damage
 from stampede.engines.url import flag, parts_of, safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
-from stampede.interruptions import pass_on
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
@@ -132,7 +131,7 @@ class Server:
         try:
             made: SuspendingConnection = getattr(connection, self._kind)(**self._options, retry=retry)
         except TypeError as unknown:
-            pass_on(unknown)  # else an option of the blocking side only, such as OCSP's
+            # else an option of the blocking side only, such as OCSP's
             raise ConnectionError(f"an event loop's connection can't be made so: {unknown}") from unknown
         return made
 

@@ -29,7 +29,6 @@ from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, Routed
 from stampede.engines.redis.scripts import Scripts, is_passing
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
-from stampede.interruptions import pass_on
 from stampede.ports import Pulse
 from stampede.threads import begun
 
@@ -244,7 +243,6 @@ class Cluster:
                 self._learn(await shard.ask(_slots, shard.at_hand(colour), always=not self._owners), place)
                 return
             except (EngineError, TypeError, ValueError, LookupError) as error:  # silence, or no list of slots
-                pass_on(error)
                 silence = error
         if self._closed:
             raise EngineClosed(self.name)

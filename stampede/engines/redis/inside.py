@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["left_over", "note_reader", "refusal", "socket_of", "streams_of", "take_streams"]
+__all__ = ["left_over", "refusal", "socket_of", "streams_of", "take_streams"]
 
 
 def socket_of(connection: Any) -> Any:
@@ -25,19 +25,6 @@ def streams_of(connection: Any) -> tuple[Any, Any]:
 def take_streams(connection: Any) -> None:
     """From it, by who has kept them: the library would warn that they were not closed."""
     connection._reader = connection._writer = None
-
-
-def note_reader(connection: Any, readers: list[Any]) -> None:
-    """Have its stream's reader among these as soon as it has one (`_connect` makes it). It knows what has ended the
-    connection; the library lets go of it, and says that the server has."""
-    connect = connection._connect
-
-    async def connected() -> None:
-        del connection._connect
-        await connect()
-        readers.append(connection._reader)
-
-    connection._connect = connected
 
 
 def left_over(connection: Any) -> bool:

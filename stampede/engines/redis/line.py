@@ -12,7 +12,6 @@ from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import REMEDIES, Command, Scripts
 from stampede.engines.redis.wire import LARGE
-from stampede.interruptions import pass_on
 
 __all__ = ["ServerLine"]
 
@@ -61,7 +60,6 @@ class ServerLine(ABC):
                     told = await self._mended(list(commands), replies, told, large)
                     break
         except Exception as error:
-            pass_on(error)
             self._server.check()  # then the connection was closed under our hands, which may raise anything
             if isinstance(error, self._any):
                 failure = trouble(self._server.name, error)

@@ -20,7 +20,6 @@ from stampede.engines.kit.feed import Channel, Feed
 from stampede.engines.redis.inside import socket_of
 from stampede.engines.redis.readers import Readers
 from stampede.engines.redis.resp import MORE, parser
-from stampede.interruptions import pass_on
 
 __all__ = ["GENERATIONS", "News", "follow", "refusal_of", "slot_of"]
 
@@ -273,7 +272,6 @@ class _Told:
         try:
             number: Any = self.connection.read_response()
         except ResponseError as refusal:
-            pass_on(refusal)
             self._news.refused(0, refusal)
             if self._news.way == REDIRECTED:
                 raise  # it passes
@@ -310,8 +308,7 @@ def refusal_of(told: Any, reader: Any) -> str | None:
         try:
             ask(told, *EVERYTHING)
             return f"{why}: {HOW[BROADCAST]}"
-        except ResponseError as refusal:
-            pass_on(refusal)
+        except ResponseError:
             return f"{why}: {HOW[PUBLISHED]}"
     finally:
         told.disconnect()

@@ -8,8 +8,6 @@ from __future__ import annotations
 import select
 from typing import Any
 
-from stampede.interruptions import pass_on
-
 __all__ = ["Readers"]
 
 _END = getattr(select, "EPOLLRDHUP", 0) | getattr(select, "EPOLLONESHOT", 0)  # errors and hang-ups are told always
@@ -38,8 +36,7 @@ class Readers:
                 self._epoll.register(sock.fileno(), _END)
             except FileExistsError:
                 self._epoll.modify(sock.fileno(), _END)
-        except (AttributeError, OSError, ValueError) as error:
-            pass_on(error)
+        except (AttributeError, OSError, ValueError):
             return False
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from importlib import import_module
@@ -17,7 +17,6 @@ from stampede.colour import run_blocking
 from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, made_with, never, several
 from stampede.engines.url import flag, safe_url
 from stampede.errors import OptionError
-from stampede.interruptions import pass_on
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection as SuspendingConnection
@@ -54,8 +53,6 @@ class Service(Server):
         self._theirs["ssl"] = flag(f"{SENTINEL}ssl", theirs.get("ssl", kind == "SSLConnection"))
         try:
             self._watch = Sentinel(self._sentinels, sentinel_kwargs=self._theirs | {"retry": never()})
-            for each in self._watch.sentinels:
-                _pass_on_in(each, run_blocking)
         except TypeError as wrong:
             raise OptionError(f"{name}: {wrong}") from wrong
         self._look = 0.0  # when to ask the sentinels again
@@ -92,7 +89,6 @@ class Service(Server):
                 if self.master() != self._master:
                     self._meet()
             except (RedisError, OSError, *_ODD) as error:  # they are out of service, or at it: nothing has changed
-                pass_on(error)
                 _log.debug("no answer from the sentinels: %s", error)
             self._look = time.monotonic() + LOOK
         return self.current(connection)
@@ -118,8 +114,6 @@ class Service(Server):
 
         kwargs = self._theirs | {"retry": never("redis.asyncio.retry")}
         watch: Any = Sentinel(self._sentinels, sentinel_kwargs=kwargs)
-        for each in watch.sentinels:
-            _pass_on_in(each, _as_it_is)
         try:
             return await self._named(watch)
         finally:
@@ -138,7 +132,6 @@ class Service(Server):
             try:
                 await _got(watch.sentinels[0].ping())
             except RedisError as error:  # of all sentinels, perhaps: wrong certificates, wrong passwords
-                pass_on(error)
                 why = f": {error}"
             raise ConnectionError(f"no sentinel names a master of {self._service!r} that is up{why}") from unknown
         return found
@@ -212,27 +205,9 @@ async def _met(connection: Any, connect: Callable[[tuple[str, int]], Any], addre
         raise ConnectionError(f"{address[0]}:{address[1]} is no master (any more, or yet)")
 
 
-def _pass_on_in(sentinel: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-    """Have what is thrown into its question come out of it. The library would go on to the next sentinel."""
-    ask = sentinel.sentinel_masters
-
-    async def asked() -> Any:
-        try:
-            return await _got(ask())
-        except Exception as error:
-            pass_on(error)
-            raise
-
-    sentinel.sentinel_masters = lambda: run(asked())
-
-
 async def _got(answer: Any) -> Any:
     """What the library says, in either colour."""
     return await answer if isawaitable(answer) else answer
-
-
-def _as_it_is(work: T) -> T:
-    return work
 
 
 def of_sentinel_url(url: str, given: Mapping[str, Any]) -> Service:

@@ -11,13 +11,12 @@ from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.pool import is_once
 from stampede.engines.kit.wire import Question, Wire
 from stampede.engines.redis.clients import Server
-from stampede.engines.redis.inside import note_reader, refusal, streams_of, take_streams
+from stampede.engines.redis.inside import refusal, streams_of, take_streams
 from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import packed, parser
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.errors import EngineError
-from stampede.interruptions import pass_on
 
 __all__ = ["Suspending"]
 
@@ -77,8 +76,6 @@ class _Pipe(Pipe):
 
     async def reach(self, made: list[Wire]) -> Wire:
         connection: Any = self._server.suspending_connection()
-        readers: list[Any] = []
-        note_reader(connection, readers)
         try:
             await connection.connect()
             wire = _Wire(self, connection)
@@ -87,11 +84,8 @@ class _Pipe(Pipe):
             wire.transport.set_protocol(wire)
             wire.kept = streams_of(connection)
             take_streams(connection)
-        except BaseException as error:
+        except BaseException:
             await connection.disconnect(nowait=True)
-            for ended in (error, *(reader.exception() for reader in readers)):
-                if isinstance(ended, Exception):
-                    pass_on(ended)
             raise
         return wire
 

@@ -29,7 +29,6 @@ from stampede.engines.whereabouts import here
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import ClientKeys
 from stampede.errors import EngineClosed, EngineError
-from stampede.interruptions import pass_on
 from stampede.threads import begun
 
 __all__ = ["Link", "Place"]
@@ -246,8 +245,8 @@ class Link:
                 poke[1].send(b"!")
             except BlockingIOError:
                 pass  # it has been poked often enough
-            except OSError as error:
-                pass_on(error)  # else the thread has ended
+            except OSError:
+                pass  # else the thread has ended
 
     def close(self) -> None:
         """Say goodbye, and let everybody go."""
