@@ -154,7 +154,7 @@ class _Batch:
         trouble: BaseException | None = None
         began = monotonic()
         try:
-            today = await self._scope.today(self._colour, self._policy.limit)
+            today = await self._scope.today(self._colour)
             self.asked = monotonic() - began
             for key in keys:
                 self._lead(today, key, began)
@@ -193,10 +193,10 @@ class _Batch:
         return landings, granted
 
     async def _at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-        """Asked together, within what is left of one `wait`."""
-        began, wait = monotonic(), self._policy.limit
+        """What each gave, asked together."""
+        began = monotonic()
         try:
-            return await self._scope.at_once(self._colour, work, None if wait is None else wait - self.asked)
+            return await self._scope.at_once(self._colour, work)
         finally:
             self.asked += monotonic() - began
 
@@ -345,7 +345,7 @@ class _Batch:
     async def _keep(self, landings: dict[str, Landing]) -> None:
         """What is known now is kept in this process, as far as it may be."""
         ends = [(self._led[key], landing) for key, landing in landings.items()]
-        await self._scope.keep([(led.call, landing, led.sample) for led, landing in ends], self._policy.limit)
+        await self._scope.keep([(led.call, landing, led.sample) for led, landing in ends])
 
 
 def _begun(wanted: Wanted, hold: Held, longest: float) -> None:

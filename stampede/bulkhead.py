@@ -14,12 +14,11 @@ from typing import Any, TypeVar, cast
 from stampede.colour import Colour, running_loop
 from stampede.crowd import Crowd, crowd_of
 from stampede.errors import OptionError
-from stampede.guarded_locks import PlainLocks
 from stampede.hands import inside
 from stampede.holding import Holding
 from stampede.lock import Lock, nothing
 from stampede.policy import Seconds, seconds
-from stampede.ports import Busy, Engine, Granted
+from stampede.ports import Busy, Engine, Granted, Locks
 from stampede.signatures import is_async
 
 __all__ = ["Bulkhead"]
@@ -146,15 +145,13 @@ class Bulkhead(Lock):
     def _check_room(self, engine: Engine) -> None:
         return
 
-    async def _question(
-        self, locks: PlainLocks, holding: Holding, waits: bool, patience: float, since: float
-    ) -> Granted | Busy:
+    async def _question(self, locks: Locks, holding: Holding, *, waits: bool) -> Granted | Busy:
         if not self._split:
-            return await super()._question(locks, holding, waits, patience, since)
+            return await super()._question(locks, holding, waits=waits)
         first, busiest = randrange(self.concurrency), None
         for number in range(self.concurrency):
             holding.key = f"{self.name}/{(first + number) % self.concurrency}"
-            reply = await locks.acquire(holding.key, holding.token, self._lease, False, patience, since)
+            reply = await locks.acquire(holding.key, holding.token, self._lease, waits=False)
             if isinstance(reply, Granted):
                 return reply
             if busiest is None or reply.lease < busiest[1].lease:
@@ -163,8 +160,8 @@ class Bulkhead(Lock):
         holding.key, refused = busiest
         return refused
 
-    async def _wait_for(self, locks: PlainLocks, holding: Holding, busy: Busy, timeout: float, since: float) -> None:
-        await super()._wait_for(locks, holding, busy, min(timeout, POLL if self._split else self._crowd.look), since)
+    async def _wait_for(self, locks: Locks, holding: Holding, busy: Busy, timeout: float) -> None:
+        await super()._wait_for(locks, holding, busy, min(timeout, POLL if self._split else self._crowd.look))
 
 
 defaults = {name: each.default for name, each in inspect.signature(Bulkhead).parameters.items()}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from logging import DEBUG
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
-from stampede import events, returns
+from stampede import events
 from stampede import origins as caps
 from stampede.batch import value_of_each
 from stampede.bulkhead import Bulkhead
@@ -29,6 +30,7 @@ from stampede.errors import KeyingError, OptionError
 from stampede.exchange import STAY, exchange, is_fresh
 from stampede.faces import BulkheadOptions, CacheOptions, LimitOptions, LockOptions, Options, Origins, PolicyOptions
 from stampede.front import Front
+from stampede.keeper import keeper
 from stampede.keys import in_namespace, quoted
 from stampede.limiter import Limiter
 from stampede.limiter import defaults as limit_defaults
@@ -51,6 +53,9 @@ from stampede.switch import Block, around, bypassed, refreshing, switch
 from stampede.threads import begun
 
 __all__ = ["Cache"]
+
+CLOSING = 1.0
+"""Seconds for which a cache that is closed waits until its leases are given back. Beyond, they end by themselves."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -166,7 +171,13 @@ class Cache:
             return None
         strict = settings.on_engine_error == "raise"
         called = f"{self.name} (cache {settings.name!r})" if settings.name else self.name
-        return Outage(called, self.engine, MemoryEngine(), self.observers.emit, strict=strict)
+        claims = self.engine.claims
+
+        def give_back(key: str, token: bytes) -> None:
+            if claims is not None:
+                keeper.give_back(claims, key, token, claims.abandon)
+
+        return Outage(called, MemoryEngine(), self.observers.emit, give_back, strict=strict)
 
     def scope(
         self, name: str, policy: Policy, returns: Any = None, *, called: str | None = None, **codec: Any
@@ -649,13 +660,17 @@ class Cache:
         give_back = self._core.close()
         if give_back is None:
             self._end()
-        elif running_loop() is None or begun("stampede-closing", self._end, give_back) is None:
-            self._end(give_back)
+        elif running_loop() is None:
+            thread = begun("stampede-closing", give_back)
+            if thread is not None:
+                thread.join(CLOSING)
+            self._end()
+        elif begun("stampede-closing", self._end, give_back) is None:
+            self._end()
 
     def _end(self, give_back: Callable[[], object] = lambda: None) -> None:
         give_back()
         self.engine.close()
-        returns.end_all(self.engine)
         if self._core.front.tier is not None:
             self._core.front.tier.clear()
 
@@ -663,7 +678,8 @@ class Cache:
         give_back = self._core.close()
         try:
             if give_back is not None:
-                await self._errands.run(give_back)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._errands.run(give_back), CLOSING)
         finally:
             self._end()
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from stampede import events
 from stampede.call import Gates
+from stampede.colour import run_blocking
+from stampede.errors import EngineError
 from stampede.flight import Flights
 from stampede.front import Front
-from stampede.keeper import keeper
+from stampede.keeper import Hold, keeper
 from stampede.outage import Outage
-from stampede.ports import Engine
+from stampede.ports import Asked, Engine
 
 __all__ = ["Core"]
-
-CLOSING = 1.0
-"""Seconds for leases to be given back while a cache is closed: an engine that hangs keeps nobody."""
 
 
 class Core:
@@ -51,17 +50,29 @@ class Core:
         self.note(events.Untold, "", "", server, how)
 
     def close(self) -> Callable[[], object] | None:
-        """Before its engine is: whoever hears of that finds it so. What is left to do by then, if there is anything:
-        its computations' leases are given back, or others would wait for them to end. It may take a moment."""
+        """Close this before the engine. Return what is left to do by then, if there is anything: the leases of its
+        computations are given back, or others would wait for their end. It may take a moment."""
         self.closed, outage = True, self.outage
         if self.gates is not None:
             self.gates.close()
-        held = [(hold.key, hold.token) for hold in keeper.disowned(self)]
+        held = keeper.disowned(self)
         if outage is None:
             return None
         outage.closed = True
-        held = [(key, token) for key, token in held if token not in outage.refugees]
-        return partial(outage.unknown.give_back, held, CLOSING) if held or outage.unknown else None
+        held = [hold for hold in held if hold.token not in outage.refugees]
+        return partial(self._give_back, held) if held and not outage.down else None
+
+    def _give_back(self, held: Sequence[Hold]) -> None:
+        asked = [Asked("abandon", (hold.key, hold.token)) for hold in held]
+        if self.engine.many is not None:
+            self.engine.many.ask_many(asked)
+            return
+        assert self.engine.claims is not None
+        for each in asked:
+            try:
+                run_blocking(self.engine.claims.abandon(*each.args))
+            except EngineError:
+                return  # the rest ends by itself
 
     def is_down(self) -> bool:
         return self.outage is not None and self.outage.down

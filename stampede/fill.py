@@ -92,7 +92,7 @@ async def glance(
     landing: Landing | None = None
     try:
         at = means.clock()
-        found = await looks.look(key, inf if policy.limit is None else policy.limit - (at - began))
+        found = await looks.look(key)
         if found is not None and not means.era.mark and not early.may_be_due(found.entry):
             landing = seen(means, label, found, at)
         else:
@@ -186,12 +186,10 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
 
     If its outcome is unknown, it may have been granted: our own lease must not lock us out.
     """
-    means, policy, first = call.means, call.policy, call.asked == -inf
+    means, first = call.means, call.asked == -inf
     ask = call.ask or opening_of(call)
     call.asked = at = means.clock()
     try:
-        if policy.limit is not None:
-            ask.patience = policy.limit - call.waited  # one, for all that it waits for
         call.owes(True)
         reply = await means.port.claim(call.key, call.token, ask)
         if first and means.looks is not None:
@@ -236,7 +234,7 @@ async def looked(call: Call) -> Landing | None:
     if means.looks is None or not means.odds.good or ask.force or ask.seen is not None:
         return None
     at = means.clock()
-    found = await means.looks.look(call.key, ask.patience)
+    found = await means.looks.look(call.key)
     return judged(means, call.label, found, at, ask)
 
 
@@ -269,8 +267,7 @@ def opening_of(call: Call) -> Ask:
 def terms(means: Means, policy: Policy, began: float, seen: bytes | None = None, *, force: bool = False) -> Ask:
     """What a call asks for."""
     draw = early.draw(policy.early, random) if means.draws and policy.early and not force else None
-    patience = inf if policy.limit is None else policy.limit - (means.clock() - began)
-    return Ask(policy.lease, seen=seen, force=force, patience=patience, draw=draw)
+    return Ask(policy.lease, seen=seen, force=force, draw=draw)
 
 
 def kept(call: Call, reply: Granted | Busy | Failed) -> None:

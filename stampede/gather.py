@@ -34,8 +34,8 @@ class Gathering(Claims, Looks):
         reply: Reply = await _Verb("claim", key, token, ask)
         return reply
 
-    async def look(self, key: str, patience: float) -> Found | None:
-        found: Found | None = await _Verb("look", key, patience)
+    async def look(self, key: str) -> Found | None:
+        found: Found | None = await _Verb("look", key)
         return found
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:

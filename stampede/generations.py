@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from hashlib import blake2b
 
 from stampede.call import Era
@@ -12,11 +11,9 @@ from stampede.colour import BLOCKING, Colour, run_blocking, running_loop
 from stampede.core import Core
 from stampede.entry import new_id
 from stampede.errors import EngineClosed, EngineError
-from stampede.guarded import Guarded
 from stampede.keys import generation, quoted
 from stampede.policy import Policy
 from stampede.ports import Claims, Store
-from stampede.workers import Late
 
 __all__ = ["Generations"]
 
@@ -40,8 +37,6 @@ class Generations:
         self.namespace = quoted(namespace)
         self.policy = policy
         self.era = Era()
-        # Who knows the generation. (Of two, one may be asked, and the other one hang.)
-        self._home = None if core.engine.server_of(name) is None else f"generation of {name}"
         self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
         self._scopes = [name, self.namespace] if self._nested else [name]
         # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
@@ -63,33 +58,23 @@ class Generations:
     def learn_first(self) -> None:
         """Ask for the generation before a herd of threads does, each over a connection of its own; not in a loop."""
         if running_loop() is None and not self.core.is_down():
-            run_blocking(self.learn(BLOCKING, self.policy.limit))
+            run_blocking(self.learn(BLOCKING))
 
-    async def learn(self, colour: Colour, patience: float | None = None) -> str:
-        """The prefix of every key in today's generation, as far as the engine can be asked (for so many seconds)."""
+    async def learn(self, colour: Colour) -> str:
+        """The prefix of every key in today's generation, as far as the engine can be asked."""
         outage, epoch = self.core.outage, self.core.epoch
         probed = outage if self.core.is_down() else None
         if probed is not None and not probed.may_ask():
             return self._unsure()
         # Who probes asks this first, and the engine itself: what is known may have ended during the outage.
-        ask = partial(self._generations if probed is None else self._todays, self._store(colour))
-
-        def late(_: object, error: BaseException | None) -> None:
-            if probed is not None and error is None:
-                probed.answered()
-
+        ask = self._generations if probed is None else self._todays
         try:
-            if outage is None or patience is None:
-                told: tuple[str, str] | Late = await ask()
-            else:
-                told = await Guarded(colour, outage).ask(ask, patience, late, server=self._home)
+            told = await ask(self._store(colour))
         except EngineClosed:
             raise
         except EngineError as error:
             if outage is not None:
                 outage.failed(error, probing=probed is not None)
-            return self._unsure()
-        if isinstance(told, Late):
             return self._unsure()
         if probed is not None:
             probed.answered()
@@ -167,9 +152,9 @@ class Generations:
     def _of_engine(self, known: tuple[int, str, str, str]) -> bool:
         return bool(known[2]) and not known[2].startswith(self._own)
 
-    async def today(self, colour: Colour, patience: float | None = None) -> str:
+    async def today(self, colour: Colour) -> str:
         """The prefix of every key, as `learn` tells it."""
-        return self._recall() or await self.learn(colour, patience)
+        return self._recall() or await self.learn(colour)
 
     def _store(self, colour: Colour) -> Store:
         outage = self.core.outage

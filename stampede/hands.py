@@ -9,9 +9,8 @@ from typing import Protocol
 
 from stampede.colour import Bell, Colour
 from stampede.errors import OptionError
-from stampede.guarded_locks import PlainLocks
 from stampede.keeper import Hold
-from stampede.ports import Engine, Holds
+from stampede.ports import Engine, Holds, Locks
 
 __all__ = ["Gripped", "extended", "handed_over", "holds_of", "inside", "token_of"]
 
@@ -44,7 +43,7 @@ def token_of(own: bytes | str | None) -> bytes | None:
     return blake2b(words, digest_size=LENGTH, person=b"stampede").digest()
 
 
-async def extended(locks: PlainLocks, grip: Gripped, seconds: float) -> bool:
+async def extended(locks: Locks, grip: Gripped, seconds: float) -> bool:
     """Have it stand for so long at least, whether it is renewed or not. False: it is lost."""
     assert grip.hold is not None
     hold, asked = grip.hold, monotonic()

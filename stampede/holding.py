@@ -20,14 +20,13 @@ from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, run_blocking
 from stampede.crowd import Crowd
 from stampede.entry import new_id
 from stampede.errors import EngineClosed, EngineError, LockLost, OptionError
-from stampede.guarded_locks import GuardedLocks, PlainLocks, locks_of
 from stampede.hands import extended, handed_over
 from stampede.keeper import Hold, keeper
 from stampede.land import quietly
 from stampede.loops import Loop, heed, on_close
 from stampede.metrics.table import LOCKS_HELD, LOCKS_LOST, Metric, add, gauges
 from stampede.policy import Seconds, seconds
-from stampede.ports import Busy, Engine, Problem, Sessions
+from stampede.ports import Busy, Engine, Locks, Problem, Sessions
 from stampede.problems import problem_of
 from stampede.signatures import with_twins
 
@@ -48,7 +47,7 @@ def naming(name: str, what: str, error: EngineError) -> EngineError:
 class Access:
     """What the holdings of one lock object share: its engine, in both colours, and how a holding may end."""
 
-    def __init__(self, engine: Engine, *, lone: bool, release_via: Hook | None, detachable: bool) -> None:
+    def __init__(self, engine: Engine, *, release_via: Hook | None, detachable: bool) -> None:
         assert engine.locks is not None
         assert engine.alocks is not None
         self.engine = engine  # a holding keeps its engine open
@@ -57,10 +56,9 @@ class Access:
         self.detachable = detachable
         self.crowd: Crowd[Holding] | None = None  # whose next waiter may have what is released
         self.suspending = PROMPT if engine.prompt else SUSPENDING
-        blocking = locks_of(engine, engine.locks, BLOCKING, owes=lone)
-        self._locks = blocking, locks_of(engine, engine.alocks, SUSPENDING, owes=lone)
+        self._locks = engine.locks, engine.alocks
 
-    def locks(self, colour: Colour) -> PlainLocks:
+    def locks(self, colour: Colour) -> Locks:
         return self._locks[colour.suspending]
 
 
@@ -224,9 +222,7 @@ class Holding:
     def _hold(self, lease: float, max_hold: float, since: float | None = None) -> Hold:
         """A lease in the keeper's hands. It does not refer to this object, which may be dropped."""
         locks, name, token = self._access.locks(BLOCKING), self.key, self.token
-        owe = partial(locks.owe, name, token) if isinstance(locks, GuardedLocks) else None
-        drop = partial(_drop, locks, name, token, late=not self.answered)
-        return Hold(keeper, locks.port, name, token, lease, max_hold, drop, since=since, owe=owe)
+        return Hold(keeper, locks, name, token, lease, max_hold, partial(_drop, locks, name, token), since=since)
 
     def again(self) -> Holding:
         """The same place, to be granted to its next holder in this process. This holding has it no more."""
@@ -239,7 +235,7 @@ class Holding:
         if self.hold is not None:
             self.hold.end()
         if self.lone or self.answered:  # else the next one that asks with this token may have it
-            await self._access.locks(colour).withdraw(self.key, self.token, late=not self.answered)
+            await quietly(self._access.locks(colour).release, self.key, self.token)
         self.over = True
 
     def let_go(self) -> None:
@@ -250,7 +246,8 @@ class Holding:
         if self.over or not self.asked or self._foreign:
             return
         if self.lone:  # another hold: a renewal of the first may be under way, to an engine that hangs
-            keeper.let_go(self._hold(1.0, 0.0))
+            locks = self._access.locks(BLOCKING)
+            keeper.give_back(locks, self.key, self.token, locks.release)
         if self.hold is not None:
             self.hold.end()
         self.over = True
@@ -345,9 +342,7 @@ class Holding:
         try:
             kept = await colour.shielded(locks.release(self.key, self.token)) and not lost
         except EngineError as trouble:
-            if not locks.hangs:
-                self.let_go()  # the keeper tries again, once; else the lease ends it
-            self._end()
+            self._end()  # and its lease ends it
             if error is None and lost:
                 raise self._loss() from trouble
             if error is None:
@@ -406,9 +401,6 @@ async def _awaited(hooked: Coroutine[Any, Any, object], colour: Colour) -> None:
     await hooked
 
 
-def _drop(locks: PlainLocks, name: str, token: bytes, *, late: bool) -> None:
+def _drop(locks: Locks, name: str, token: bytes) -> None:
     """Give back a lock whose holder is gone: called by the keeper."""
-    if keeper.over:
-        run_blocking(quietly(locks.port.release, name, token))
-    else:
-        run_blocking(locks.withdraw(name, token, late=late))
+    run_blocking(quietly(locks.release, name, token))

@@ -7,21 +7,22 @@ what else is due there waits for one of them, so that an engine that hangs does 
 
 from __future__ import annotations
 
+import atexit
 import heapq
 import itertools
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import Any, Protocol
 
 from stampede import forks
 from stampede.colour import run_blocking
 from stampede.errors import EngineError
-from stampede.returns import at_exit
 from stampede.threads import begun
 
 __all__ = ["Hold", "Keeper", "Renewable", "keeper"]
@@ -39,6 +40,9 @@ LONGEST = 3600.0
 
 STUMBLE = 0.1
 """Seconds that a thread rests after an error of its own."""
+
+AT_EXIT = 0.5
+"""Seconds for which the end of the program waits for its leases to be given back. Beyond, they end by themselves."""
 
 
 class Renewable(Protocol):
@@ -70,7 +74,6 @@ class Hold:
         "lease",
         "of",
         "on_lost",
-        "owe",
         "port",
         "token",
         "under_way",
@@ -88,7 +91,6 @@ class Hold:
         alive: Callable[[], bool] | None = None,
         on_lost: Callable[[], object] | None = None,
         since: float | None = None,
-        owe: Callable[[], object] | None = None,
         of: object = None,
     ) -> None:
         now = time.monotonic()
@@ -98,7 +100,6 @@ class Hold:
         self.ends = (now if since is None else since) + lease  # `since`: before the question was sent that granted it
         self.port, self.key, self.token, self.lease = port, key, token, lease
         self.drop = drop  # gives the lease back, blocking: when its holder is gone, or at exit
-        self.owe = owe  # has it given back at exit with others of its engine, if that hears of many at once
         self.of = of  # whose computations' it is: that may be closed under them. Of a lock: the engine's name
         self.alive = alive  # False: the holder can never end (its loop was closed)
         self.on_lost = on_lost
@@ -164,18 +165,13 @@ class Hold:
         self._keeper.remove(self)
         # The keeper's queue has it until its time comes: the call behind these, with its arguments, needn't wait, nor
         # the engine, which may be closed by then, and has descriptors.
-        self.port, self.drop, self.owe, self.alive, self.on_lost = _nobody, _nothing, None, None, None
+        self.port, self.drop, self.alive, self.on_lost = _nobody, _nothing, None, None
         self.of = None
 
     def disown(self) -> None:
         """The interpreter ends: give the lease back while there are engines; what is computed has no place to go to."""
         self.ended = self.foreign = True
         _quietly(self.drop)
-
-    def disown_with_others(self) -> None:
-        """The same, with all that this process holds."""
-        self.ended = self.foreign = True
-        _quietly(self.owe or self.drop)
 
     def lose(self) -> None:
         self._lost = True
@@ -241,6 +237,7 @@ class Keeper:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # what is due next, for the thread that watches
         self._turn = threading.Condition(self._lock)  # to watch
+        self._emptied = threading.Condition(self._lock)  # there are no holds any more, at exit
         self._holds: dict[Hold, None] = {}
         self._new: deque[tuple[float, Hold]] = deque()  # with their moments, since the watch looked the last time
         self._due: list[tuple[float, int, Hold]] = []
@@ -277,10 +274,9 @@ class Keeper:
                 if new[1] in self._holds:
                     self._new.append(new)
 
-    def _start(self) -> None:
-        """One more thread, which counts itself: who begins it waits for that, outside of the lock where he is no thread
-        of ours, and may be interrupted there."""
-        begun("stampede-keeper", self._run)  # or leases won't be renewed, or later
+    def _start(self) -> bool:
+        """Begin one more thread, which counts itself. False: none can be begun, and no lease is renewed."""
+        return begun("stampede-keeper", self._run) is not None
 
     def remove(self, hold: Hold) -> None:
         self._holds.pop(hold, None)  # from the queue it goes when its time comes
@@ -293,11 +289,19 @@ class Keeper:
         """Give every lease back, when the interpreter exits under computations that still run."""
         with self._lock:
             self.over = True
-            holds, self._holds = list(self._holds), {}
+            holds = list(self._holds)
         for hold in holds:
             hold.ended = hold.foreign = True  # all at once: what is computed meanwhile is not stored
+        if not holds or not (self._threads or self._start()):
+            for hold in holds:
+                _quietly(hold.drop)
+            return
         for hold in holds:
-            hold.disown_with_others()
+            self.let_go(hold)
+        end = self._clock() + AT_EXIT
+        with self._lock:
+            while self._holds and (left := end - self._clock()) > 0:
+                self._emptied.wait(left)
 
     def disowned(self, of: object) -> list[Hold]:
         """All that computations of this one hold, for it to give back: what they give isn't stored any more."""
@@ -320,13 +324,16 @@ class Keeper:
         if not kept:
             self._start()
 
-    def lend(self, job: Callable[[], object]) -> bool:
-        """Have one of our threads do it. False: none is free."""
-        with self._lock:
-            if not self._idle:
-                return False
-        self.let_go(Hold(self, _nobody, "", b"", inf, 0.0, job))
-        return True
+    def give_back(
+        self, port: Renewable, key: str, token: bytes, by: Callable[[str, bytes], Coroutine[Any, Any, object]]
+    ) -> None:
+        """Have a lease given back once, by a thread of ours, and soon. A finalizer may call this."""
+
+        def drop() -> None:
+            with suppress(EngineError):  # it ends by itself
+                run_blocking(by(key, token))
+
+        self.let_go(Hold(self, port, key, token, 1.0, 0.0, drop))
 
     def _schedule(self, moment: float, hold: Hold) -> None:
         hold.due = moment
@@ -446,6 +453,8 @@ class Keeper:
                 self._left(port)
             if again is None:
                 self._holds.pop(hold, None)
+                if not self._holds:
+                    self._emptied.notify_all()
             elif hold in self._holds:
                 self._schedule(again, hold)
 
@@ -476,4 +485,5 @@ def _quietly(action: Callable[[], object]) -> None:
 
 
 keeper = Keeper()
-at_exit(keeper.release_all, keeper.lend)
+weakref.finalize(keeper, int)  # finalizers close engines at exit, and what is registered after them runs before them
+atexit.register(keeper.release_all)

@@ -15,15 +15,13 @@ from typing import Any, NoReturn
 
 from stampede.colour import BLOCKING, Bell, Colour, run_blocking, running_loop
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
-from stampede.guarded_locks import PlainLocks
 from stampede.hands import inside, token_of
 from stampede.holding import Access, Holding, Hook, naming
 from stampede.metrics.table import LOCK, histogram
 from stampede.pace import Pace
 from stampede.policy import Seconds, seconds
-from stampede.ports import Busy, Engine, Granted
+from stampede.ports import Busy, Engine, Granted, Locks
 from stampede.signatures import with_twins
-from stampede.stalls import LATE
 
 __all__ = ["Lock", "TryLock"]
 
@@ -91,8 +89,7 @@ class Lock:
             raise OptionError(f"{engine.scheme}:// is no lock engine: name another with on=")
         self._check_room(engine)
         self._engine = engine
-        lone = self._token is None  # else what comes late would take it from the one that has it by then
-        self._access = Access(engine, lone=lone, release_via=self._release_via, detachable=self._detachable)
+        self._access = Access(engine, release_via=self._release_via, detachable=self._detachable)
         its = self._access.called
         self._waits, self._refusals = (histogram(LOCK, its, outcome) for outcome in ("taken", "refused"))
 
@@ -330,8 +327,7 @@ class Lock:
                 asked = monotonic()
                 holding.asked, holding.answered = True, False
                 heard()
-                left = max(end - asked, 0.0)
-                reply = await self._question(locks, holding, patience > 0, left, began)
+                reply = await self._question(locks, holding, waits=patience > 0)
                 holding.answered = True
                 if isinstance(reply, Granted):
                     holding.grant(reply.fence, self._lease, self._max_hold, asked)
@@ -339,13 +335,11 @@ class Lock:
                 left = end - monotonic()
                 if left <= 0:
                     break
-                await self._wait_for(locks, holding, reply, left, began)
+                await self._wait_for(locks, holding, reply, left)
                 pace = pace or Pace()
                 rest = pace.rest(monotonic())
                 if rest > 0:
                     await colour.park(Bell(), min(rest, max(end - monotonic(), 0.0)))
-                if locks.hangs and monotonic() > end + LATE:
-                    break  # a look has taken so long: one question more would be one too many
             if patience > 0:  # or it would be its turn one day, and the lock be kept for it
                 await colour.shielded(holding.withdraw(colour))
         except GeneratorExit:  # its loop was closed: nothing can be awaited any more
@@ -361,13 +355,12 @@ class Lock:
         holding.over, holding.refusal = True, reply
         return holding
 
-    async def _question(
-        self, locks: PlainLocks, holding: Holding, waits: bool, patience: float, since: float
-    ) -> Granted | Busy:
-        return await locks.acquire(holding.key, holding.token, self._lease, waits, patience, since, self._room)
+    async def _question(self, locks: Locks, holding: Holding, *, waits: bool) -> Granted | Busy:
+        room = {} if self._room == 1 else {"room": self._room}
+        return await locks.acquire(holding.key, holding.token, self._lease, waits=waits, **room)
 
-    async def _wait_for(self, locks: PlainLocks, holding: Holding, busy: Busy, timeout: float, since: float) -> None:
-        await locks.wait(holding.key, busy, timeout, since)
+    async def _wait_for(self, locks: Locks, holding: Holding, busy: Busy, timeout: float) -> None:
+        await locks.wait(holding.key, busy, timeout)
 
     async def _is_locked(self, colour: Colour) -> bool:
         self._bind()

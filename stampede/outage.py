@@ -6,25 +6,18 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 from stampede import events, forks
 from stampede.breaker import Breaker
 from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, EngineError
-from stampede.guarded import Guarded, Questions, or_late
 from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply, Ticket
-from stampede.returns import Returns
-from stampede.workers import Late, Told
 
 __all__ = ["GuardedClaims", "Outage"]
-
-T = TypeVar("T")
 
 _log = logging.getLogger("stampede")
 _DIGITS = re.compile(r"[\d.]+")  # ports and seconds, which make no other reason
@@ -42,31 +35,30 @@ PARTLY = 60.0
 """Seconds between two events of an engine that is down in part: its recovery can't be told from its other part's."""
 
 
-class _Lease:
-    """One that the engine granted."""
-
-    __slots__ = ("late", "patience")
-
-    def __init__(self, patience: float, *, late: bool = False) -> None:
-        self.patience = patience  # for which its caller waits for the engine yet
-        self.late = late  # or may do so yet: who asked was interrupted
+MOST_OWED = 10_000
+"""Leases to be given back when the engine is back: in an outage of hours the oldest have ended by themselves."""
 
 
-class Outage(Questions):
+class Outage:
     """What a cache knows about its engine's health, for both colours and all functions."""
 
     def __init__(
-        self, name: str, engine: Engine, refuge: Engine, tell: Callable[[events.Event], object], *, strict: bool
+        self,
+        name: str,
+        refuge: Engine,
+        tell: Callable[[events.Event], object],
+        give_back: Callable[[str, bytes], object],
+        *,
+        strict: bool,
     ) -> None:
-        super().__init__(engine.silence)
+        """`give_back` has a lease of the engine given back, once, by a thread beside the caller."""
         self.engine = name
-        self.server_of = engine.server_of
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
-        self.granted: dict[bytes, _Lease] = {}  # by their tokens
         self.used = False  # the refuge may have something
-        self.unknown = Returns(engine, self)  # leases that may stand, to be given back
+        self._owed: dict[bytes, str] = {}  # leases that may stand, by their tokens: given back when the engine is back
+        self._give_back = give_back
         self.last: EngineError | None = None
         self.closed = False  # by us, for good: that is no outage
         self.partly_since: float | None = None  # a part of the engine was down then
@@ -96,8 +88,6 @@ class Outage(Questions):
 
     def failed(self, error: EngineError, *, probing: bool = False) -> None:
         """`probing`: it counted as down when it was asked."""
-        if error.interrupted:
-            return
         self.last = error
         if error.partial:
             self._failed_partly(error)
@@ -147,29 +137,16 @@ class Outage(Questions):
         if self.refuge.tier.get(key) is not None:
             run_blocking(self.refuge.store.invalidate(key))
 
-    def owe(self, key: str, token: bytes) -> bool:
-        """Have a lease given back, with others, and in nobody's time. False: it isn't the engine's."""
+    def owe(self, key: str, token: bytes) -> None:
+        """Have a lease of the engine, which may stand, given back once: now, or when the engine is back."""
         if token in self.refugees:
-            return False
-        self.unknown.add(key, token)
-        return True
-
-    def claimed(self, key: str, token: bytes, probing: bool, reply: Any, error: BaseException | None) -> None:
-        """A claim that was given up has an answer: what it was granted is nobody's."""
-        if error is None and probing:
-            self.answered()
-        if error is not None:
-            self.unknown.add(key, token, late=True)
-        elif isinstance(reply, Granted):
-            self.unknown.add(key, token)
-            self.unknown.hurry()
+            return
+        if self.down:
+            self._owed[token] = key
+            while len(self._owed) > MOST_OWED:
+                self._owed.pop(next(iter(self._owed)), None)
         else:
-            self.unknown.forget(token)
-
-    def filled(self, key: str, token: bytes, _: Any, error: BaseException | None) -> None:
-        """So has the end of a lease."""
-        if error is not None:
-            self.unknown.add(key, token)
+            self._give_back(key, token)
 
     def trouble(self) -> EngineError:
         """What a caller is told that wants to know."""
@@ -183,7 +160,9 @@ class Outage(Questions):
             was_open = self.breaker.open
             seconds = self.breaker.succeeded(time.monotonic())
         if was_open:
-            self.unknown.hurry()
+            owed, self._owed = self._owed, {}
+            for token, key in owed.items():
+                self._give_back(key, token)
             assert self.refuge.store is not None
             run_blocking(self.refuge.store.bump(""))
             self._tell(events.EngineUp("", "", self.engine, seconds))
@@ -192,68 +171,37 @@ class Outage(Questions):
 class GuardedClaims:
     """`Claims` that never fail: what the engine can't do is done by the refuge, one computation per key and process."""
 
-    def __init__(
-        self,
-        port: Claims,
-        refuge: Claims,
-        outage: Outage,
-        guarded: Guarded | None,
-        kept: Callable[[str], Entry[Any] | None],
-    ) -> None:
-        """`guarded`: nobody waits for longer than its patience. `kept`: what the local tier has of a key."""
+    def __init__(self, port: Claims, refuge: Claims, outage: Outage, kept: Callable[[str], Entry[Any] | None]) -> None:
+        """`kept`: what the local tier has of a key."""
         self._kept = kept
         self._port = port
         self._refuge = refuge
         self._outage = outage
-        self._guarded = guarded
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        outage, guarded, keeps, began = self._outage, self._guarded, REFUGE_TTL, 0.0
+        outage, keeps = self._outage, REFUGE_TTL
         if outage.closed:
             raise EngineClosed(outage.engine)
         probing = outage.down
         # Else to ask for its generation has just been the try: by an older one it would find what was cleared since.
         if not probing or (ask.since and outage.may_ask()):
             try:
-                reply: Reply | Late
-                if guarded is None:
-                    reply = await or_late(self._port.claim(key, token, ask))
-                elif ask.patience == inf:
-                    reply = await self._port.claim(key, token, ask)
-                else:
-                    began, server = time.monotonic(), outage.server_of(key)
-                    work, late = (
-                        partial(self._port.claim, key, token, ask),
-                        partial(outage.claimed, key, token, probing),
-                    )
-                    reply = await guarded.ask(work, ask.patience, late, server=server)
+                reply = await self._port.claim(key, token, ask)
             except EngineClosed:
                 outage.closed = True
                 raise
             except EngineError as error:
-                if error.interrupted:
-                    return await self.claim(key, token, ask)  # what was granted to this token is granted again
                 outage.failed(error, probing=probing)
                 if error.refused:
                     keeps = BRIEFLY
                 else:
-                    outage.unknown.add(key, token, late=True)
-            except BaseException:  # interrupted: what may have been granted is given back, and no more patiently
-                outage.granted[token] = _Lease(ask.patience, late=True)
-                raise
+                    outage.owe(key, token)
             else:
-                if type(reply) is not Late:
-                    if probing:  # or it was asked before the trouble, and its answer says nothing of that
-                        outage.answered()
-                    if outage.used:
-                        outage.outlived(key)
-                    if isinstance(reply, Granted):
-                        left = ask.patience if not began else ask.patience - (time.monotonic() - began)
-                        outage.granted[token] = _Lease(left)
-                    return reply
-                if reply is Late.LATE:
-                    outage.unknown.add(key, token, late=True)  # now, too: its loop may rest when it is answered
-                keeps = BRIEFLY  # it may be well
+                if probing:  # or it was asked before the trouble, and its answer says nothing of that
+                    outage.answered()
+                if outage.used:
+                    outage.outlived(key)
+                return reply
         if outage.strict:
             raise outage.trouble() from outage.last
         outage.used = True
@@ -266,19 +214,6 @@ class GuardedClaims:
             reply.entry = self._kept(key)  # also for a key that rests: its caller computes nothing that could fail
         return reply
 
-    async def _asked(self, key: str, token: bytes, work: Callable[[], Coroutine[Any, Any, T]], late: Told) -> T | Late:
-        """By who has the lease: within what is left of its patience, of which this is a part."""
-        lease = self._outage.granted.get(token)
-        if self._guarded is None:
-            return await or_late(work())
-        if lease is None or lease.patience == inf:
-            return await work()
-        began = time.monotonic()
-        try:
-            return await self._guarded.ask(work, lease.patience, late, server=self._outage.server_of(key))
-        finally:
-            lease.patience -= time.monotonic() - began
-
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
         """None: it was begun under a lease of the engine, which can't say whether that stood to the end. Somebody may
         have invalidated the key there since, of which nobody tells us: so it isn't kept here, either."""
@@ -287,22 +222,13 @@ class GuardedClaims:
         if keeps is not None:
             brief = min(entry.fresh, keeps)
             return await self._refuge.fill(key, token, replace(entry, fresh=brief, keep=brief))
-        stored: Ticket | bool | Late | None = Late.LATE
         try:
-            work, late = partial(self._port.fill, key, token, entry), partial(outage.filled, key, token)
-            stored = await self._asked(key, token, work, late)
+            return await self._port.fill(key, token, entry)
         except EngineClosed:
             return False
         except EngineError as error:
             outage.failed(error)
-            outage.unknown.add(key, token)
-            if error.interrupted:
-                stored = False
-        outage.granted.pop(token, None)
-        if not isinstance(stored, Late):
-            return stored
-        if stored is Late.UNASKED:
-            outage.unknown.add(key, token)  # or it would stand to its end, and nobody has it
+            outage.owe(key, token)
         if outage.strict:
             raise outage.trouble() from outage.last
         return None
@@ -311,38 +237,24 @@ class GuardedClaims:
         outage = self._outage
         if outage.refugees.pop(token, None) is not None:
             return await self._refuge.abandon(key, token, verdict, rest)
-        lease, stood = outage.granted.get(token), await self._abandoned(key, token, verdict, rest)
-        late = lease is not None and lease.late
-        if stood is None or (late and not stood):
-            outage.unknown.add(key, token, late=late)  # it goes when the engine is back, or when it comes
-        outage.granted.pop(token, None)  # and not before: if this is interrupted it is done again, no more patiently
-        return bool(stood)
-
-    async def _abandoned(self, key: str, token: bytes, verdict: Verdict | None, rest: float) -> bool | None:
-        """Whether it stood; None: the engine can't say."""
-        outage = self._outage
         if outage.down:
-            return None
+            outage.owe(key, token)
+            return False
         try:
-            work, late = partial(self._port.abandon, key, token, verdict, rest), partial(outage.filled, key, token)
-            stood = await self._asked(key, token, work, late)
+            return await self._port.abandon(key, token, verdict, rest)
         except EngineClosed:
             return True
         except EngineError as error:
             outage.failed(error)
-            return None
-        return None if isinstance(stood, Late) else stood
+            outage.owe(key, token)
+            return False
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         outage = self._outage
         if busy.token in outage.refugees:
             return await self._refuge.wait(key, busy, timeout)
-        guarded = self._guarded
         try:
-            if guarded is None:
-                return await self._port.wait(key, busy, timeout)
-            news = await guarded.wait(lambda left: self._port.wait(key, busy, left), timeout)
-            return None if isinstance(news, Late) else news
+            return await self._port.wait(key, busy, timeout)
         except EngineClosed:
             return None  # the next claim says so
         except EngineError as error:
@@ -350,13 +262,5 @@ class GuardedClaims:
             return None  # the next claim decides
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        if token in self._outage.refugees:
-            return await self._refuge.renew(key, token, lease)
-        renewed = await self._asked(key, token, partial(self._port.renew, key, token, lease), _unheard)
-        if isinstance(renewed, Late):
-            raise self._outage.trouble()
-        return renewed
-
-
-def _unheard(result: object, error: BaseException | None) -> None:
-    """Whether a lease stood is nothing to who has gone on."""
+        port = self._refuge if token in self._outage.refugees else self._port
+        return await port.renew(key, token, lease)

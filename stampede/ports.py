@@ -65,7 +65,6 @@ class Ask:
     seen: bytes | None = None  # an entry id that is not good enough (early refresh, unreadable bytes)
     awaited: bytes | None = None  # the lease it waited for: that lease's verdict is an answer
     force: bool = False  # grant whatever is there and whoever computes (refresh): a standing lease dies
-    patience: float = inf  # seconds that its caller waits yet, also for an engine that hangs; below 0, it has had more
     draw: float | None = None  # beta * Exp(1): an engine may grant an entry with fresh < margin + draw * cost
 
 
@@ -295,8 +294,8 @@ class Recalls(Protocol):
 class Looks(Protocol):
     """Of an engine with a read that costs it less than a claim: a hit needs no decision. Said by its `Claims`."""
 
-    async def look(self, key: str, patience: float) -> Found | None:
-        """What is fresh. None, also in any doubt: claim. `patience` is as in `Ask`; EngineError as in `claim`."""
+    async def look(self, key: str) -> Found | None:
+        """Return what is fresh. None, also in any doubt: claim. EngineError as in `claim`."""
         ...
 
 
@@ -578,7 +577,6 @@ class Engine(ABC):
     ahands: Hands | None = None
     many: Many | None = None
     releases: Releases | None = None
-    silence: float = 0.0  # seconds for which a verb may keep its caller when the engine hangs
     audience: WeakSet[Hears] | None = None
     tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process
 
@@ -596,10 +594,6 @@ class Engine(ABC):
         """Which of its servers has the key, or the lock: the others may be well while that one hangs. None: there is
         but one, or nobody knows."""
         return None
-
-    def no_answer(self, lock: str) -> str:
-        """What it knows of why the server of this lock gives none. Nothing, as a rule."""
-        return ""
 
     @abstractmethod
     def ping(self) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
 from stampede import bulkhead as bulkheads
-from stampede import forks, returns
+from stampede import forks
 from stampede import limiter as limits
 from stampede import lock as locks
 from stampede.cache import Cache, imported
@@ -135,8 +135,6 @@ class Registry:
             self._caches, self._engines = {}, {}
         for each in opened:
             each.close()
-            if isinstance(each, Engine):
-                returns.end_all(each)
 
 
 class Isolated(Registry):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 from weakref import ref
 
@@ -18,8 +17,6 @@ from stampede.entry import Entry, new_id
 from stampede.errors import OptionError
 from stampede.fill import Glance, fill, glance
 from stampede.gather import Gathering, run_together
-from stampede.guarded import Guarded
-from stampede.guarded_many import GuardedMany
 from stampede.keeper import Hold, keeper
 from stampede.land import quietly
 from stampede.leader import Leader
@@ -71,14 +68,12 @@ class Scope(Stored):
         self.called = name if called is None else called
         refuge = core.outage.refuge if core.outage is not None else None
         self.claims, self.store, looks = self._ports(
-            core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None, BLOCKING
+            core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None
         )
-        # For the keeper, who has all the time.
-        self._patient, *_ = self._ports(core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None)
         many = Gathering() if core.engine.many is not None else core.engine.claims
         together, _, looks_together = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
         self.aclaims, self.astore, alooks = self._ports(
-            core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None, SUSPENDING
+            core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None
         )
         self._trial = trial
         self._odds = Odds()
@@ -89,7 +84,7 @@ class Scope(Stored):
         self.near = core.front.tier is not None or core.engine.near is not None  # something may be at hand
 
     def _ports(
-        self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None, colour: Colour | None = None
+        self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None
     ) -> tuple[Claims, Store, Looks | None]:
         looks = cast("Looks", claims) if self.core.engine.looks else None
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _as_it_is
@@ -98,9 +93,8 @@ class Scope(Stored):
             store = CodedStore(store, codec, self._bad)
             decoded = claims.decoded
         if self.core.outage is not None and refuge is not None:
-            guarded = Guarded(colour, self.core.outage) if colour is not None else None
-            claims = GuardedClaims(claims, refuge, self.core.outage, guarded, self.core.front.kept)
-            looks = Looking(looks, decoded, self.core.outage, guarded) if looks is not None else None
+            claims = GuardedClaims(claims, refuge, self.core.outage, self.core.front.kept)
+            looks = Looking(looks, decoded, self.core.outage) if looks is not None else None
         return claims, store, looks
 
     def _bad(self, key: str, id: bytes, error: Exception) -> None:
@@ -193,7 +187,7 @@ class Scope(Stored):
         prefix, front = self._recall(), core.front
         began = _clock()  # what it waits for is one wait, also for its first question
         if prefix is None:
-            prefix = await self.learn(colour, policy.limit)
+            prefix = await self.learn(colour)
         physical = prefix + key
         if once is not None and once.has(core.flights, physical):
             once = None
@@ -221,7 +215,7 @@ class Scope(Stored):
                 landing = await (self._aside(call, sample) if policy.beside and usual else fill(call))
             waited = call.others
             if waited and landing.entry is not None:
-                known = self._recall() or await self.learn(colour, _left(policy, began))
+                known = self._recall() or await self.learn(colour)
                 if known != prefix:
                     # All was cleared, perhaps before it came, and it had not been told. Who has waited for what was
                     # computed before that would have it long after.
@@ -237,8 +231,7 @@ class Scope(Stored):
         if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
             today = self._recall()
             if today is None:
-                left = _left(policy, began)
-                today = await self.learn(colour, left) if landing.ticket is not None else prefix
+                today = await self.learn(colour) if landing.ticket is not None else prefix
             # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
             # generation has killed the resident by then, or we see that generation here. Neither the resident's home
             # nor a ticket that was taken after the change knows of generations.
@@ -272,7 +265,7 @@ class Scope(Stored):
             return  # he was interrupted just as he had it done, and has closed it
         await self.keep([(call, await work, sample)])
 
-    async def keep(self, ends: Iterable[tuple[Call, Landing, Ticket | None]], patience: float | None = None) -> None:
+    async def keep(self, ends: Iterable[tuple[Call, Landing, Ticket | None]]) -> None:
         """Keep in this process what calls of one colour ended with, as far as it is known to be true."""
         front, today = self.core.front, None
         placed = [
@@ -283,22 +276,18 @@ class Scope(Stored):
         if placed:  # asked now, and not before: as in `_fetch`
             today = self._recall()
         if today is None and any(landing.ticket is not None for _, _, landing in placed):
-            today = await self.learn(placed[0][1].means.colour, patience)
+            today = await self.learn(placed[0][1].means.colour)
         for resident, call, landing in placed:
             if (today is None or today + call.label == call.key) and not self.era.is_over(resident.entry):
                 front.open(resident, landing, call.policy)
             elif front.tier is not None:
                 front.tier.drop(call.key)
 
-    async def at_once(
-        self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]], patience: float | None = None
-    ) -> list[T | BaseException]:
+    async def at_once(self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
         """What each piece of work, over calls `of_many`, returned or raised; in as few round trips as can be."""
         if colour.suspending:
             return await settled(work)
         many = self.core.engine.many
-        if many is not None and patience is not None and self.core.outage is not None:
-            many = GuardedMany(many, self.core.outage, patience)
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
     def of_many(
@@ -344,13 +333,12 @@ class Scope(Stored):
     def _hold(self, call: Call, max_hold: float) -> Hold:
         return Hold(
             keeper,
-            self._patient,
+            self.claims,
             call.key,
             call.token,
             call.policy.lease,
             max_hold,
             drop=lambda: self._lost(call),
-            owe=lambda: self._owe(call.key, call.token),
             alive=None if call.flight is None else call.flight.is_under_way,
             of=self.core,
         )
@@ -361,15 +349,8 @@ class Scope(Stored):
         self._drop(call)
 
     def _give_back(self, key: str, token: bytes) -> None:
-        """By the keeper, and soon: who asks is in a finalizer, perhaps on the thread of a loop."""
-        drop = partial(self._abandon, key, token)
-        keeper.let_go(Hold(keeper, self.claims, key, token, 1.0, 0.0, drop, owe=lambda: self._owe(key, token)))
-
-    def _owe(self, key: str, token: bytes) -> None:
-        """By the keeper, as the interpreter ends."""
-        outage = self.core.outage
-        if outage is None or not outage.owe(key, token):
-            self._abandon(key, token)
+        """By the keeper, and soon: the caller is in a finalizer, perhaps on the thread of a loop."""
+        keeper.give_back(self.claims, key, token, self.claims.abandon)
 
     def _abandon(self, key: str, token: bytes) -> None:
         run_blocking(quietly(self.claims.abandon, key, token))
@@ -416,11 +397,6 @@ class _Beside:
         longest = call.policy.hold_of(call.seen.cost if call.seen is not None else 0.0)
         keeping = self._scope.keep_of(call, work, self._sample)
         return self._place.spawn(keeping, lambda: _close(work, unborn), longest, waits=waits)
-
-
-def _left(policy: Policy, began: float) -> float | None:
-    """Seconds for which a caller waits yet, who has done nothing else since; None: without end."""
-    return None if policy.limit is None else max(policy.limit - (_clock() - began), 0.0)
 
 
 def _is_due(landing: Landing, policy: Policy) -> bool:

@@ -1,26 +1,17 @@
-"""Work beside the caller: bounded pools of daemon threads, started when they are needed; and tasks."""
+"""Work beside the caller: bounded pools of daemon threads, started when they are needed."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from enum import Enum
-from inspect import CORO_CREATED, getcoroutinestate
+from collections.abc import Callable
 from math import inf
-from random import uniform
-from typing import Any, TypeAlias, TypeVar, final
 
-from stampede import forks, stalls
-from stampede.colour import Colour, Loop, hold_task, run_blocking, running_loop
+from stampede import forks
 from stampede.threads import Crew
 from stampede.watch import watch
 
-__all__ = ["Late", "Reserved", "Told", "Workers", "within"]
-
-T = TypeVar("T")
+__all__ = ["Reserved", "Workers"]
 
 
 LOST = 32
@@ -115,132 +106,3 @@ class Workers:
         if longest < inf:
             watch.add(job, time.monotonic() + longest)
         self._crew.do(job.do)
-
-
-MOMENT = 0.25
-"""Seconds between two questions of one who finds no place to wait in."""
-
-
-@final
-class Late(Enum):
-    """What there is instead of a result that takes too long."""
-
-    LATE = 0  # it goes on beside the caller
-    UNASKED = 1  # it has not been begun, as others take too long
-
-
-Told: TypeAlias = Callable[[Any, BaseException | None], object]
-"""Is given the result, or the error."""
-
-
-async def within(
-    colour: Colour, work: Coroutine[Any, Any, T], seconds: float, late: Told, *, waits: bool = False
-) -> T | Late:
-    """The result of the work, or LATE: then it goes on beside the caller, and `late` is told how it ended.
-
-    Blocking, it takes a place. Where none is free, UNASKED: for work that only `waits` after a moment, so that its
-    caller asks instead, now and then; for a question when its time is over.
-    """
-    loop = running_loop()
-    if colour.suspending and loop is not None:
-        try:
-            return await _within_loop(hold_task(loop.create_task(work)), seconds, late)
-        except BaseException:
-            _forsake(work, loop)
-            raise
-    began, place = time.monotonic(), (_waiters if waits else _askers).reserve()
-    if place is None and waits:
-        time.sleep(max(min(seconds, MOMENT * uniform(0.8, 1.2)), 0.0))
-    while place is None:
-        left = began + seconds - time.monotonic()
-        if waits or left <= 0:
-            work.close()
-            return Late.UNASKED
-        time.sleep(min(left, stalls.NEXT))  # a question takes no longer
-        place = _askers.reserve()
-    errand = _Errand(work, late)
-    try:
-        (_waiters if waits else _askers).run(place, errand.run)
-        del place
-        answer: T | Late = errand.result(max(began + seconds - time.monotonic(), 0.0))  # we may not have run meanwhile
-    except BaseException:
-        errand.leave()
-        raise
-    return answer
-
-
-def _forsake(work: Coroutine[Any, Any, T], loop: Loop) -> None:
-    """Who was interrupted before he had its task: what it takes would be taken behind its giving back."""
-    if getcoroutinestate(work) == CORO_CREATED:
-        for task in asyncio.all_tasks(loop):
-            if task.get_coro() is work:
-                task.cancel()
-
-
-async def _within_loop(task: asyncio.Task[T], seconds: float, late: Told) -> T | Late:
-    began = time.monotonic()
-    try:
-        await asyncio.wait([task], timeout=seconds)
-        if not task.done():  # its reply may have come while this loop was blocked
-            await asyncio.wait([task], timeout=stalls.given_back(time.monotonic() - began - seconds, seconds))
-    except BaseException:
-        with suppress(RuntimeError):  # its loop was closed
-            task.cancel()
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody is there to hear of it
-        raise
-    if task.done():
-        return task.result()
-
-    def ended(task: asyncio.Task[T]) -> None:
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        late(task.result() if error is None else None, error)
-
-    task.add_done_callback(ended)
-    return Late.LATE
-
-
-class _Errand:
-    """Blocking work, done by another thread."""
-
-    def __init__(self, work: Coroutine[Any, Any, Any], late: Told) -> None:
-        self._work, self._late = work, late
-        self._done = threading.Lock()
-        self._done.acquire()
-        self._first: dict[str, bool] = {}  # who came first: the work's end (True), or the end of the caller's patience
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def _is_first(self, done: bool) -> bool:
-        return self._first.setdefault("first", done) is done
-
-    def run(self) -> None:
-        try:
-            self._result = run_blocking(self._work)
-        except BaseException as error:
-            self._error = error
-        if self._is_first(True):
-            self._done.release()
-        else:
-            self._late(self._result, self._error)
-
-    def leave(self) -> None:
-        """The caller was interrupted: what comes of it is told, unless it has come."""
-        self._is_first(False)
-
-    def result(self, seconds: float) -> Any:
-        began = time.monotonic()
-        ended = self._done.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
-        if not ended:  # its reply may have come while this process was stopped
-            ended = self._done.acquire(timeout=stalls.given_back(time.monotonic() - began - seconds, seconds))
-        if not ended and self._is_first(False):
-            return Late.LATE
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # or it would refer to itself through this frame
-        return self._result
-
-
-_askers = Workers(1000, "stampede-ask")
-_waiters = Workers(1000, "stampede-wait")  # of their own: who waits for somebody's computation keeps no question

@@ -57,7 +57,6 @@ SLOW = {
     "test_examples_postgres.py",
     "test_examples_web.py",
     "test_file_lock.py",
-    "test_hung_locks.py",
     "test_hung_origins.py",
     "test_interrupted_locks.py",
     "test_interrupts.py",
@@ -180,7 +179,6 @@ _OF_LIBRARIES = (
     "test_exporters",
     "test_memory",
     "test_metrics",
-    "test_returns",
     "test_tls",
 )
 

@@ -192,7 +192,7 @@ def test_nor_does_what_is_replaced(kind: str, process: Callable[..., Cache], way
 
 def test_a_server_that_hangs_holds_up_nobody_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's end would take as long as its server is silent."""
-    monkeypatch.setattr("stampede.core.CLOSING", 0.05)
+    monkeypatch.setattr("stampede.cache.CLOSING", 0.05)
     begun, done = threading.Event(), threading.Event()
 
     def compute() -> int:

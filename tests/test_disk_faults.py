@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sqlite3
@@ -127,33 +126,6 @@ def test_a_write_in_a_removed_directory_keeps_nobody_waiting(tmp_path: Path) -> 
         assert time.monotonic() - began < 5  # of the twenty seconds that it waits for a turn
         assert get(engine) == b"new"
         frozen.leave()
-
-
-@pytest.mark.parametrize("suspending", [False, True])
-def test_a_frozen_writer_keeps_nobody_longer_than_his_wait(tmp_path: Path, suspending: bool) -> None:
-    """Who is frozen in the middle of a write would keep everybody for as long as `timeout`, whatever `wait`."""
-
-    async def one() -> int:
-        return 1
-
-    async def asked() -> float:
-        began = time.monotonic()
-        assert await cache.aget_or_compute("k", one, wait=0.1) == 1
-        took = time.monotonic() - began
-        frozen.leave()  # or the end of the loop would wait for it
-        return took
-
-    with Cache(f"disk://{tmp_path / 'cache'}?timeout=20") as cache:
-        frozen = Stamps(next((tmp_path / "cache").glob("stamps*")))
-        assert frozen.enter()
-        if suspending:
-            took = asyncio.run(asked())
-        else:
-            began = time.monotonic()
-            assert cache.get_or_compute("k", lambda: 1, wait=0.1) == 1
-            took = time.monotonic() - began
-            frozen.leave()
-        assert took < 5
 
 
 def test_a_child_of_whom_the_directory_was_removed(engine: DiskEngine) -> None:

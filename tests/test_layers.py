@@ -47,10 +47,9 @@ LAYERS = """
     land admission
     call
     flight crowd
-    keeper outcome leader guarded_many looks
-    coded outage guarded_locks
-    guarded
-    returns workers signatures problems
+    keeper outcome leader looks
+    coded outage
+    workers signatures problems
     codec
     engines
     engines.kit

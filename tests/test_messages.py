@@ -103,38 +103,6 @@ def test_an_exception_of_raises_is_no_warning(url: str, caplog: Any) -> None:
     assert caplog.records == []
 
 
-@both
-def test_a_lock_whose_server_hangs_tells_which_and_how_long(
-    colour: str, before: Callable[[Any], Proxy], server: RedisServer
-) -> None:
-    """ "redis:// hangs for 0.2 s" names none of five servers, nor what the caller has waited for."""
-    proxy = before(server)
-    cache = Cache(f"redis://:secret@127.0.0.1:{proxy.port}?socket_timeout=3")
-    lock = Lock("nightly", on=Cache(f"redis://127.0.0.1:{proxy.port}?socket_timeout=3"), wait=0.05)
-    proxy.hold()
-    with pytest.raises(EngineError) as told:
-        lock.acquire() if colour == "sync" else asyncio.run(lock.aacquire())
-    assert "the lock 'nightly'" in str(told.value)
-    assert f"redis://127.0.0.1:{proxy.port}" in str(told.value)
-    assert "s in all" in str(told.value)
-    assert "secret" not in cache.engine.url
-
-
-def test_which_of_several_servers_hangs_is_told(before: Callable[[Any], Proxy]) -> None:
-    """The others of the ring are well, and would be looked at first."""
-    pytest.importorskip("pymemcache")
-    from memcached_server import shared_memcached
-
-    target = shared_memcached()
-    proxies = [before(target) for _ in range(2)]
-    cache = Cache(f"memcached://{','.join(f'127.0.0.1:{proxy.port}' for proxy in proxies)}?timeout=3")
-    wrong = cache.engine.server_of("nightly", lock=True)
-    for proxy in proxies:
-        proxy.hold()
-    with pytest.raises(EngineError, match=f"{wrong} of memcached://"):
-        cache.lock("nightly", wait=0.05).acquire()
-
-
 def test_a_function_tells_of_its_engines_outages(before: Callable[[Any], Proxy], server: RedisServer) -> None:
     """Its stats would say for ever that there was none."""
     proxy = before(server)

@@ -140,7 +140,7 @@ class TrapPort:
         await Trap(last, f"hears of its {verb}: {told(reply)}")
         return reply
 
-    async def look(self, key: str, patience: float) -> Found | None:
+    async def look(self, key: str) -> Found | None:
         return await self._verb("look", key, None, lambda: self.model.look(key))
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:

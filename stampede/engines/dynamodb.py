@@ -48,7 +48,6 @@ class DynamoCell(Cell):
         # A swap that the client sends again would be refused for what it has written.
         once: Any = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64}
         self._config = Config(connect_timeout=timeout, read_timeout=timeout, **once)
-        self.silence = 2 * timeout
 
     def read(self, names: Sequence[str]) -> list[Seen]:
         if len(names) == 1:

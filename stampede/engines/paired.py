@@ -46,7 +46,6 @@ class Paired(Engine):
             raise OptionError(f"{locks.scheme}:// has no locks: it can't be the lock of a pair")
         self.scheme = f"{store.scheme}+{locks.scheme}"
         self.shared = store.shared
-        self.silence = max(store.silence, locks.silence)
         self.fenced = isinstance(store.store, Versioned)
         self.pushes = locks.pushes
         self.fair = locks.fair and locks.alocks is not None

@@ -77,7 +77,7 @@ class SqlCell(Cell):
         self._engine = self._database.engine
         dialect = self._engine.dialect.name.replace("mariadb", "mysql")
         self._table, self._create = _table(table), create
-        self._writes, self.silence, self._mysql = count(1), timeout, dialect == "mysql"
+        self._writes, self._mysql = count(1), dialect == "mysql"
         now, row = sa.literal_column(MOMENTS.get(dialect, MOMENT), sa.BigInteger), self._table.c
         names = row.name.in_(sa.bindparam("names", expanding=True))
         values = {"data": sa.bindparam("d"), "written": now, "ends": now + sa.bindparam("left", type_=sa.BigInteger)}

@@ -38,7 +38,7 @@ class CellEngine(Engine):
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.scheme, self.silence = scheme, cell.silence
+        self.scheme = scheme
         opened = self._open = OpenCell(cell, scheme)
         self.pushes, self.looks, self.timeless = opened.watches, cell.tells, not cell.ages
         common, generations = Common(opened, clock, wall), Generations(clock)

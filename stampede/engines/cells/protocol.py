@@ -79,9 +79,6 @@ class Cell(ABC):
     at_once: int | None = None
     """Names of one `read` at most."""
 
-    silence: float = 0.0
-    """Seconds after which a verb gives up a store that hangs. Give it a limit: 2 to 5 seconds."""
-
     @abstractmethod
     def read(self, names: Sequence[str]) -> list[Seen]:
         """What each name has, in this order: in one round trip where that can be. No name comes twice.

@@ -56,7 +56,7 @@ class CellKeys(Versioned):
                 reply.fence = version
         return reply
 
-    async def look(self, key: str, patience: float) -> Found | None:
+    async def look(self, key: str) -> Found | None:
         name = _named(key)
         _, there, now = await self._records.look(name)
         if there.kept is None:

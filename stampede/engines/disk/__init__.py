@@ -52,7 +52,6 @@ class DiskEngine(Engine):
         if not 0 < timeout < 3600:
             raise OptionError(f"timeout is {timeout!r}: give seconds, more than 0")
         self.directory = Path(directory).expanduser().absolute()
-        self.silence = timeout  # of one who waits for a writer that is frozen
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
         beside = Errands().run
         self.claims = self.store = self.shows = self.lists = self.softens = _Keys(rows, BLOCKING, here)

@@ -24,10 +24,9 @@ from stampede.engines.disk.opened import LOOK, Opened
 from stampede.engines.disk.pool import Pool, Row
 from stampede.engines.disk.stamps import MARK, Stamps, Unreadable
 from stampede.engines.disk.trouble import TROUBLE, Locked, is_busy, is_damaged
-from stampede.engines.disk.turn import Interrupted, Turn, Turns
+from stampede.engines.disk.turn import Deadline, Interrupted, Turn, Turns
 from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Ticket
-from stampede.stalls import Patience
 
 __all__ = ["Database", "Write"]
 
@@ -164,7 +163,7 @@ class Database:
     def _replace(self, opened: Opened) -> str:
         """Through the gate: a new database in the place of one that is gone or damaged, if nobody else was faster."""
         stamps = opened.stamps
-        if not self._enter(stamps, Patience(self._timeout)):
+        if not self._enter(stamps, Deadline(self._timeout)):
             raise EngineError(f"process {stamps.writer} is writing to {self.directory}, so it can't be replaced yet")
         try:
             if not stamps.current:
@@ -212,15 +211,15 @@ class Database:
 
     def patiently(self, read: Callable[[], T]) -> T:
         """What `read` gives, asked again while others keep readers out."""
-        patience = Patience(self._timeout)
+        deadline = Deadline(self._timeout)
         while True:
             try:
                 self.open()
                 return read()
             except Locked:
-                if patience.left <= 0:
+                if deadline.left <= 0:
                     raise EngineError(f"{self.directory} could not be read for {self._timeout:g} s") from None
-            patience.rest(0.001)
+            time.sleep(0.001)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -233,14 +232,14 @@ class Database:
 
     @contextmanager
     def _transaction(self, turn: Turn) -> Iterator[Write]:
-        patience = Patience(self._timeout)
+        deadline = Deadline(self._timeout)
         opened: Opened | None = None
         trouble: Exception | None = None
         try:
-            self._take_turn(turn, patience)
-            opened = self._gate(turn, patience)
+            self._take_turn(turn, deadline)
+            opened = self._gate(turn, deadline)
             with self._pool.connection(opened, patiently=True) as connection:
-                self._begin_write(connection, patience)
+                self._begin_write(connection, deadline)
                 write = Write(connection, opened)
                 try:
                     yield write
@@ -257,11 +256,11 @@ class Database:
         if trouble is not None and opened is not None:
             raise self._told(trouble, opened) from trouble
 
-    def _take_turn(self, turn: Turn, patience: Patience) -> None:
+    def _take_turn(self, turn: Turn, deadline: Deadline) -> None:
         """Be the only thread of this process that writes."""
-        waits = patience.left
+        waits = deadline.left
         try:
-            if self._turns.take(turn, patience):
+            if self._turns.take(turn, deadline):
                 return
         except Interrupted:
             raise EngineError(
@@ -273,7 +272,7 @@ class Database:
         """After an error: let the next writer in, if the error left a write of this thread unfinished."""
         self._turns.tidy_up()
 
-    def _gate(self, turn: Turn, patience: Patience) -> Opened:
+    def _gate(self, turn: Turn, deadline: Deadline) -> Opened:
         """The gate of what the directory means at this moment, locked."""
         while True:
             opened = self._opened or self.open()  # looked at behind the gate: before it, that would say nothing yet
@@ -281,7 +280,7 @@ class Database:
             turn.leave.append(stamps.leave)  # before it is entered, or nobody knew of it
             entered = stamps.enter()
             if not entered and opened.current:
-                entered = self._enter(stamps, patience)
+                entered = self._enter(stamps, deadline)
                 if not entered:
                     raise EngineError(
                         f"process {stamps.writer} has been writing to {self.directory} for {self._timeout:g} s"
@@ -291,24 +290,24 @@ class Database:
             stamps.leave()
             self.open()
 
-    def _enter(self, stamps: Stamps, patience: Patience) -> bool:
+    def _enter(self, stamps: Stamps, deadline: Deadline) -> bool:
         pause = 0.0001
         while not stamps.enter():
-            if patience.left <= 0:
+            if deadline.left <= 0:
                 return False
-            patience.rest(pause)
+            time.sleep(pause)
             pause = min(pause * 1.5, 0.002)
         return True
 
-    def _begin_write(self, connection: sqlite3.Connection, patience: Patience) -> None:
+    def _begin_write(self, connection: sqlite3.Connection, deadline: Deadline) -> None:
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as error:
-                if not is_busy(error) or patience.left <= 0:
+                if not is_busy(error) or deadline.left <= 0:
                     raise
-            patience.rest(0.001)
+            time.sleep(0.001)
 
     def _note(self, connection: sqlite3.Connection) -> None:
         now = boot.clock()
@@ -320,7 +319,7 @@ class Database:
         """Put a stamp where a writer that was killed left its mark. Nothing, if a writer is at work."""
         turn = Turn()
         try:
-            self._take_turn(turn, Patience(0.0))
+            self._take_turn(turn, Deadline(0.0))
         except EngineError:
             return
         try:
@@ -366,7 +365,7 @@ class Database:
         turn = Turn()
         turn.leave.append(opened.stamps.leave)
         try:
-            self._take_turn(turn, Patience(self._timeout))
+            self._take_turn(turn, Deadline(self._timeout))
         except EngineError:
             return "it is still in use"
         try:

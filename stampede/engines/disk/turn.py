@@ -5,6 +5,7 @@ An exception may arrive where no `finally` covers it. Then `tidy_up` ends the tu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from threading import get_ident
 from typing import Any
@@ -12,12 +13,23 @@ from weakref import ref
 
 from stampede import decisions, greenlets
 from stampede.colour import BLOCKING, Bell, run_blocking
-from stampede.stalls import Patience
 
-__all__ = ["Interrupted", "Turn", "Turns"]
+__all__ = ["Deadline", "Interrupted", "Turn", "Turns"]
 
 LOOK = 0.05
 """Seconds between two looks of a waiting thread whether the turn is free. A writer that ends as it should rings."""
+
+
+class Deadline:
+    """The moment until which something is waited for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left; 0 or less when it has passed."""
+        return self._end - time.monotonic()
 
 
 class Interrupted(Exception):
@@ -44,15 +56,13 @@ class Turns:
     def __init__(self) -> None:
         self._owner: ref[Turn] | None = None
 
-    def take(self, turn: Turn, patience: Patience) -> bool:
+    def take(self, turn: Turn, deadline: Deadline) -> bool:
         """Wait for the turn. False: another thread has had it for so long."""
         mine = ref(turn)
         while (bell := self._bell_of_another(mine)) is not None:
-            if patience.left <= 0:
+            if deadline.left <= 0:
                 return False
-            pause = min(patience.left, LOOK)
-            run_blocking(BLOCKING.park(bell, pause))
-            patience.spend(pause)
+            run_blocking(BLOCKING.park(bell, min(deadline.left, LOOK)))
         return True
 
     def _bell_of_another(self, mine: ref[Turn]) -> Bell | None:

@@ -26,7 +26,6 @@ class EtcdCell(WatchingCell):
 
     def __init__(self, gateway: Gateway, leases: Leases, hub: Hub, names: Names) -> None:
         self._gateway, self._leases, self._hub, self._names = gateway, leases, hub, names
-        self.silence = gateway.timeout
 
     def read(self, names: Sequence[str]) -> list[Seen]:
         asked = [{"request_range": {"key": self._key(name)}} for name in names]

@@ -62,7 +62,6 @@ class MemcachedEngine(Engine):
     def __init__(self, *servers: str, sign: float = 0.2, **options: Any) -> None:
         self._servers = Servers(servers, options)
         self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
-        self.silence = self._servers.silence
         self._owned, generations, costs = OwnLeases(), KnownGenerations(), Costs[bytes]()
         common = self._owned, generations, costs
         self._signer = Signer(sign, Keys(self._line, *common, BLOCKING).sign)

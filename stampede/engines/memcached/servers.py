@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from math import inf
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +72,6 @@ class Servers:
                 server.client()
         except (TypeError, ValueError) as wrong:
             raise OptionError(f"memcached://{','.join(addresses)}: {wrong}") from wrong
-        timeouts = [self.all[0].options[name] for name in ("timeout", "connect_timeout")] if self.all else []
-        self.silence = inf if None in timeouts else 2 * sum(timeouts)  # two tries
         if not self.all:
             raise OptionError("memcached:// names no server: give memcached://host:port,host:port")
         for server in self.all:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from math import inf
 from random import random
 from typing import Any, TypeVar
 
@@ -62,7 +61,7 @@ class Keys(Generations, Versioned):
 
     # -- claim --------------------------------------------------------------------------------------------------
 
-    async def look(self, key: str, patience: float = inf) -> Found | None:
+    async def look(self, key: str) -> Found | None:
         name = items.name_of(key)
         link = await self._line.take(name)
         try:  # `taken` would cost each hit a little

@@ -59,7 +59,7 @@ class PostgresEngine(Engine):
 
     def __init__(self, url: str | None = None, *, pool: Any = None, **options: Any) -> None:
         server = of_pool(pool, options) if url is None else of_url(url, options)
-        self.url, self.silence = server.name, server.silence
+        self.url = server.name
         self.audience = WeakSet[Hears]()
         self._all = all = _All(server, self.audience)
         self.claims = self.store = self.shows = self.lists = self.softens = self.recalls = self.many = all.claims

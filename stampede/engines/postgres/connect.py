@@ -80,7 +80,6 @@ class Server:
         self.entries, self.max_bytes = entries, max_bytes
         self.name, self.timeout, self.max_connections, self.bound = name, timeout, max_connections, bound
         self.patience: float | None = timeout
-        self.silence = 2 * timeout
         self.overdue = Overdue(timeout)
         self.vigil = Vigil()
         self._unlocked = UNLOCKED.format(max(450 * timeout, 1))  # who is refused asks once more

@@ -168,7 +168,7 @@ class Keys(Versioned):
 
     # -- claims -------------------------------------------------------------------------------------------------
 
-    async def look(self, key: str, patience: float = 0.0) -> Found | None:
+    async def look(self, key: str) -> Found | None:
         its, news = names(key), self._news
         news.follow()
         stamp, told = news.stamps[its.slot], news.told  # before the question is sent: see News

@@ -65,7 +65,7 @@ class RedisEngine(Engine):
         self.scheme = "redis" if url is None else scheme_of(url)
         self._servers = servers = _servers(url, client, options, bool(tracking))
         self.url = servers.name
-        self.audience, self.silence = servers.scripts.audience, servers.silence
+        self.audience = servers.scripts.audience
         self.many = servers.claims
         self.recalls = servers.claims
         self.claims = self.store = self.shows = self.lists = self.softens = servers.claims

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
@@ -96,9 +95,6 @@ class Server:
             for key in ("host", "port", "socket_keepalive", "socket_keepalive_options", "socket_type"):
                 self._options.pop(key, None)
         self.patience: float | None = self._options["socket_timeout"]
-        connecting: float | None = self._options["socket_connect_timeout"]
-        # Two tries, each with a new connection.
-        self.silence = inf if self.patience is None or connecting is None else 2 * (self.patience + connecting)
         try:
             self.connection()
         except (TypeError, ValueError) as wrong:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from math import inf
 from random import shuffle
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -55,7 +54,6 @@ class Cluster:
         self.name = name
         self._seeds = list(seeds)
         self.scripts = Scripts(sharded=True)
-        self.silence = inf  # one server after the other may be asked
         self._kind, self._options, self._tracking = kind, options, tracking
         self._shards: dict[Address, Master] = {}
         self._owners: list[Address | None] = []

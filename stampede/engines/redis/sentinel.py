@@ -9,7 +9,6 @@ from copy import copy
 from functools import cache
 from importlib import import_module
 from inspect import isawaitable
-from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -59,7 +58,6 @@ class Service(Server):
         self._masters, self._suspending_masters = _Masters(self), _SuspendingMasters(self)
         self._master: tuple[str, int] | None = None
         super().__init__(name, kind, own)
-        self.silence = inf  # one sentinel after the other may be asked
 
     def connection(self, **options: Any) -> Connection:
         its: dict[str, Any] = {"connection_pool": self._masters, "retry": never()}

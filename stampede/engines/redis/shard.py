@@ -34,7 +34,7 @@ class Shard:
     def __init__(self, server: Server, scripts: Scripts, *, tracking: bool, sharded: bool = False) -> None:
         self._server = server
         self.scripts = scripts
-        self.name, self.silence = server.name, server.silence
+        self.name = server.name
         self.news = News(lambda: server.connection(protocol=3), tracks=tracking, sharded=sharded, current=server.still)
         server.on_move, server.on_meet = self.news.stray, self.news.start
         self.generations = Generations(self.news, GENERATIONS)

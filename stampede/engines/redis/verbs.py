@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
-from math import inf
 from random import uniform
 from typing import Any, Protocol
 
@@ -97,7 +96,7 @@ class Keys(Versioned):
 
     # -- claims -------------------------------------------------------------------------------------------------
 
-    async def look(self, key: str, patience: float = inf) -> Found | None:
+    async def look(self, key: str) -> Found | None:
         its, news, at = names(key), self._news, time.monotonic()
         if its.entry in self._large or at < self._blind:
             return None
@@ -115,7 +114,7 @@ class Keys(Versioned):
         entry = self._seen(its, known, replies, at)
         if entry is None:
             # Another one stands there by now, of which only its end is missing; or nothing that is good.
-            return await self.look(key, patience) if known is not None and replies[0] is not None else None
+            return await self.look(key) if known is not None and replies[0] is not None else None
         return Found(entry, news.ticket(slot, stamp) if told and told == news.told else None)
 
     def _looking(self, its: Names, known: Known | None) -> list[Command]:

@@ -51,7 +51,6 @@ class ZmqEngine(Engine):
         if timeout <= 0:
             raise OptionError(f"timeout is {timeout!r}: give more than 0 seconds")
         known = None if keys is None else client_keys(Path(keys).expanduser())
-        self.silence = timeout
         self._links = links = Links([Link(place, known, timeout, alone=len(places) == 1) for place in places])
         self.locks = self.hands = ZmqLocks(links, BLOCKING)
         self.alocks = self.ahands = ZmqLocks(links, SUSPENDING)
@@ -62,9 +61,6 @@ class ZmqEngine(Engine):
 
     def server_of(self, name: str, *, lock: bool = False) -> Hashable:
         return self._links.server_of(name)
-
-    def no_answer(self, lock: str) -> str:
-        return self._links.of(wire.name_of(lock)).why
 
     def ping(self) -> float:
         start = time.perf_counter()

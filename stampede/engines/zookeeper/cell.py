@@ -44,7 +44,6 @@ class ZooKeeperCell(WatchingCell):
 
     def __init__(self, sessions: Sessions, root: str) -> None:
         self._sessions, self._root = sessions, f"{root}/cell"
-        self.silence = sessions.timeout
 
     def read(self, names: Sequence[str]) -> list[Seen]:
         session = self._sessions.of(LIVE)

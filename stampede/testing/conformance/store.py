@@ -216,7 +216,7 @@ class StoreSuite(KeyedSuite):
         async def look() -> Found | None:
             if self.engine.near is not None:
                 return self.engine.near.look("k")
-            return await cast("Looks", claims).look("k", LONG)
+            return await cast("Looks", claims).look("k")
 
         self.declared(self.engine.looks or self.engine.near is not None, "one of which a hit is a look")
         assert await look() is None
