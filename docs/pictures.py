@@ -40,10 +40,10 @@ ROOMS = [
     ),
     Room("flights", "of all callers of a key in this process, one leads", "flight leader outcome"),
     Room(
-        "trouble", "codecs and guards before an engine, which may be down, or hang",
-        "outage guarded guarded_many guarded_locks looks coded",
+        "trouble", "codecs and guards before an engine, which may be down",
+        "outage looks coded",
     ),
-    Room("keeper", "leases renewed and given back, work beside the caller", "keeper workers returns problems"),
+    Room("keeper", "leases renewed and given back, work beside the caller", "keeper workers problems"),
     Room("codec", "entries as bytes, and bytes as entries that may be believed", "codec"),
     Room("engines", "what keeps values and grants leases; the kit that they are built of", "engines"),
     Room(

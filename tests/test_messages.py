@@ -21,7 +21,6 @@ from stampede import (
     Cache,
     ComputationFailed,
     EngineError,
-    Lock,
     SettingsError,
     StampedeError,
     events,
