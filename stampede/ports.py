@@ -40,7 +40,6 @@ __all__ = [
     "Rate",
     "Recalls",
     "Released",
-    "Releases",
     "Reply",
     "Reports",
     "Shown",
@@ -325,15 +324,6 @@ class Many(Protocol):
         ...
 
 
-class Releases(Protocol):
-    """The same of an engine's locks."""
-
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        """What `release` would have returned for each name and token, or the EngineError that it would have raised; or
-        raises one, for all; blocking."""
-        ...
-
-
 class Hears(Protocol):
     """Who is told of what an engine has mended by itself."""
 
@@ -576,7 +566,6 @@ class Engine(ABC):
     hands: Hands | None = None
     ahands: Hands | None = None
     many: Many | None = None
-    releases: Releases | None = None
     audience: WeakSet[Hears] | None = None
     tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process
 

@@ -75,7 +75,7 @@ def insisting(engine: CellEngine, cell: StormyCell) -> CellEngine:
     ports = "claims", "aclaims", "store", "astore", "shows", "ashows", "softens", "asoftens", "locks", "alocks"
     for name in (*ports, "holds", "aholds", "hands", "ahands"):
         setattr(engine, name, Insistent(getattr(engine, name), cell, "s" if name in ports[:8] else "l"))
-    engine.many = engine.releases = InsistentMany(engine.many, cell)  # type: ignore[assignment]
+    engine.many = InsistentMany(engine.many, cell)  # type: ignore[assignment]
     engine.ping = lambda: 0.0  # type: ignore[method-assign]
     return engine
 
@@ -120,9 +120,6 @@ class InsistentMany:
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         exact = Counter(name_of(args[0]).decode() for verb, args in asked if verb in Insistent._EXACT)
         return self._insist(self._port.ask_many, asked, exact)
-
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        return self._insist(self._port.release_many, held, Counter(name_of(name, b"l").decode() for name, _ in held))
 
     def _insist(self, ask: Callable[[Any], list[Any]], asked: Sequence[Any], exact: Counter[str]) -> list[Any]:
         self._cell.careful.update(exact)

@@ -52,7 +52,7 @@ class Paired(Engine):
         self.rooms = locks.rooms
         self.coherent = False
         self.timeless = store.timeless
-        self.locks, self.releases = locks.locks, locks.releases
+        self.locks = locks.locks
         self.alocks = locks.alocks or Errands().face(locks.locks)
         self._computations = _Computations(max_hold, clock)
         self.claims = self.store = _Verbs(_versioned(store.store), self.locks, self._computations)

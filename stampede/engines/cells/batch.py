@@ -8,14 +8,13 @@ from typing import Any
 
 from stampede.colour import BLOCKING
 from stampede.engines.cells.generations import Generations
-from stampede.engines.cells.locks import CellLocks
 from stampede.engines.cells.protocol import Faster, Seen, Version
 from stampede.engines.cells.records import Common, Records
 from stampede.engines.cells.verbs import CellKeys
 from stampede.engines.cells.ways import HereWay, Undo
 from stampede.engines.kit.together import Wanted, side_by_side, together
 from stampede.errors import EngineError
-from stampede.ports import Asked, Many, Releases
+from stampede.ports import Asked, Many
 
 __all__ = ["Together"]
 
@@ -53,19 +52,16 @@ class _Aside:
         raise NotImplementedError("who asks for many waits for none of them")
 
 
-class Together(Many, Releases):
-    """`Claims` and `Store` of many keys, and `Locks` of many names, in as few round trips as can be."""
+class Together(Many):
+    """`Claims` and `Store` of many keys, in as few round trips as can be."""
 
     def __init__(self, way: HereWay, common: Common, generations: Generations) -> None:
         self._way = way
         records = Records(_Aside(), common, BLOCKING)
-        self._keys, self._locks = CellKeys(records, generations), CellLocks(records)
+        self._keys = CellKeys(records, generations)
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         return together([getattr(self._keys, verb)(*args) for verb, args in asked], self._answered)
-
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        return together([self._locks.release(*each) for each in held], self._answered)
 
     def _answered(self, questions: dict[int, Wanted]) -> dict[int, Any]:
         reads = {number: each.names for number, each in questions.items() if isinstance(each, _Read)}

@@ -52,7 +52,7 @@ class CellEngine(Engine):
         self.alocks = self.aholds = self.ahands = CellLocks(arecords, locks)
         seen: dict[str, tuple[Version, Window]] = {}
         self.limits, self.alimits = CellLimits(records, seen), CellLimits(arecords, seen)
-        self.many = self.releases = Together(way, common, generations)
+        self.many = Together(way, common, generations)
         self._common = common
         forks.in_child(self._start_again)
 

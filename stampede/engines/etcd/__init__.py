@@ -53,7 +53,7 @@ class EtcdEngine(CellEngine):
         self._leases, self._hub, names = Leases(gateway), Hub(gateway), Names(prefix)
         self._desk = desk = Desk(gateway, self._leases, names)
         super().__init__(EtcdCell(gateway, self._leases, self._hub, names), "etcd")
-        self.locks = self.releases = self.holds = self.hands = EtcdLocks(desk, self._hub, gateway, here, BLOCKING)
+        self.locks = self.holds = self.hands = EtcdLocks(desk, self._hub, gateway, here, BLOCKING)
         self.alocks = self.aholds = self.ahands = EtcdLocks(desk, self._hub, gateway, Errands(THREADS).run, SUSPENDING)
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:

@@ -284,20 +284,6 @@ class Desk:
         told = self._txn([], [{"request_delete_range": {"key": _Keys(self._names, name, token).key}}], [], own)
         return self._released(name, token, own, told.deleted[0])
 
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[bool]:
-        """As many as can be, in one round trip."""
-        answers = dict.fromkeys(held, False)
-        sure = {each: own for each in answers if (own := self._owned.get(*each)) is not None and own.sure}
-        for at in range(0, len(sure), TOGETHER):
-            some = dict(list(sure.items())[at : at + TOGETHER])
-            keys = [_Keys(self._names, *each).key for each in some]
-            told = self._txn([], [{"request_delete_range": {"key": key}} for key in keys], [], *some.values())
-            for (each, own), deleted in zip(some.items(), told.deleted, strict=True):
-                answers[each] = self._released(*each, own, deleted)
-        for each in answers.keys() - sure.keys():
-            answers[each] = self.release(*each)
-        return [answers[each] for each in held]
-
     def _released(self, name: str, token: bytes, own: _Own, deleted: bool) -> bool:
         if not own.sure:  # asked twice: was it there the first time? Its lease, on which nothing else stood, says so
             return self._revoked(name, token, own)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
 from random import uniform
 from time import monotonic
-from typing import Any
 
 from stampede.colour import Bell, Colour
 from stampede.engines.etcd.desk import Desk, Queued, turn_has_come
@@ -51,10 +49,6 @@ class EtcdLocks:
 
     async def release(self, name: str, token: bytes) -> bool:
         return await self._run(self._desk.release, name, token)
-
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        """In one round trip; blocking."""
-        return self._desk.release_many(held)
 
     async def held(self, prefix: str = "") -> list[Held]:
         return await self._run(self._desk.held, prefix)

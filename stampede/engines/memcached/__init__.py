@@ -68,7 +68,7 @@ class MemcachedEngine(Engine):
         self._witnesses = Witnesses(self._line, self._signer)
         alone, together = (self._signer.keep, self._witnesses.add) if sign > 0 else (None, None)
         self.claims = self.store = self.recalls = self.shows = self.softens = Keys(self._line, *common, BLOCKING, alone)
-        self.many = self.releases = Together(self._line, *common, together)
+        self.many = Together(self._line, *common, together)
         self.aclaims = self.astore = self.ashows = self.asoftens = Keys(self._aline, *common, SUSPENDING, together)
         self.locks = self.holds = self.hands = MemcachedLocks(self._line, self._owned, BLOCKING)
         self.alocks = self.aholds = self.ahands = MemcachedLocks(self._aline, self._owned, SUSPENDING)

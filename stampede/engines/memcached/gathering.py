@@ -15,12 +15,11 @@ from stampede.engines.looking import Costs
 from stampede.engines.memcached.blocking import BlockingLine, Connection
 from stampede.engines.memcached.generations import KnownGenerations
 from stampede.engines.memcached.holds import Link, OwnLease, OwnLeases
-from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import Server, refusal, trouble
 from stampede.engines.memcached.verbs import Keys
 from stampede.errors import EngineError
-from stampede.ports import Asked, Many, Releases
+from stampede.ports import Asked, Many
 
 __all__ = ["Together"]
 
@@ -93,7 +92,7 @@ class _GatheringLine:
                 self._line.give(link.connection)
 
 
-class Together(Many, Releases):
+class Together(Many):
     """`Claims` of many keys in few round trips per server."""
 
     def __init__(
@@ -112,11 +111,6 @@ class Together(Many, Releases):
         line = _GatheringLine(self._line)
         keys = Keys(line, *self._known, BLOCKING, self._later if len(asked) <= LATER else None)
         return _done(line, [getattr(keys, verb)(*args) for verb, args in asked])
-
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        line = _GatheringLine(self._line)
-        locks = MemcachedLocks(line, self._known[0], BLOCKING)
-        return _done(line, [locks.release(*each) for each in held])
 
 
 def _done(line: _GatheringLine, work: list[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -67,7 +67,7 @@ class PostgresEngine(Engine):
         self.locks = self.hands = all.locks
         self.alocks = self.ahands = all.alocks
         self.limits, self.alimits = PostgresLimits(all.line), PostgresLimits(all.aline)
-        self.releases, self.records = all.locks, all.history
+        self.records = all.history
         self.reports, self.sessions = PostgresReports(all.line), PostgresSessions(server)
         self.holds, self.aholds = PostgresHolds(all.line), PostgresHolds(all.aline)
         self._closing = forks.closing(self, all.close)

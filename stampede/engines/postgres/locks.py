@@ -10,18 +10,15 @@ Who never waits (`try_lock`) has no place, and the lock is kept from nobody for 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import uniform
 from time import monotonic
-from typing import Any
 
-from stampede.colour import Colour, run_blocking
+from stampede.colour import Colour
 from stampede.engines.postgres.history import History, who
-from stampede.engines.postgres.line import Command, Line
+from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.news import News
 from stampede.engines.postgres.sweep import Reaper
-from stampede.engines.postgres.talk import Row
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import LOOK, SAFETY
 from stampede.engines.postgres.wire import names
@@ -109,20 +106,10 @@ class PostgresLocks:
         return bool(rows[0][0])
 
     async def release(self, name: str, token: bytes) -> bool:
-        return self._released(name, token, (await self._line.ask(self._releasing(name, token)))[0])
-
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        """In one round trip; of a blocking port."""
-        answers = run_blocking(self._line.ask_all([self._releasing(*each) for each in held]))
-        return [self._released(*each, rows[0]) for each, rows in zip(held, answers, strict=True)]
-
-    def _releasing(self, name: str, token: bytes) -> Command:
         self._arrivals.pop(token, None)
         details = self._history.details(token)
         problem, details = ("", (None, None, None)) if details is None else ("failed", details)
-        return RELEASE, (lock_id(name), token, os.urandom(8), problem, *details)
-
-    def _released(self, name: str, token: bytes, row: Row) -> bool:
+        (row,) = await self._line.ask((RELEASE, (lock_id(name), token, os.urandom(8), problem, *details)))
         self._history.told(token)
         stood, told, homes = row
         if homes:

@@ -73,7 +73,6 @@ class RedisEngine(Engine):
         self.locks = self.holds = self.hands = servers.locks
         self.alocks = self.aholds = self.ahands = servers.alocks
         self.limits, self.alimits = servers.limits, servers.alimits
-        self.releases = servers.locks
         self._closing = forks.closing(self, servers.close)
         forks.in_child(self._start_again)
 

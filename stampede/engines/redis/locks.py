@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from math import inf
 from random import uniform
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stampede import decisions
-from stampede.colour import Colour, run_blocking
+from stampede.colour import Colour
 from stampede.engines.naming import shown
 from stampede.engines.redis.news import News
-from stampede.engines.redis.scripts import Command, Scripts
+from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.verbs import LOOK, PAGE, SAFETY, Line
 from stampede.engines.redis.wire import ms
 from stampede.engines.whereabouts import here, parts_of
@@ -136,9 +135,6 @@ class RedisLocks:
         return bool(await self._line.ask(self._scripts.renew(keys, token, ms(lease), ms(lease + FENCED))))
 
     async def release(self, name: str, token: bytes) -> bool:
-        return bool(await self._line.ask(self._releasing(name, token)))
-
-    def _releasing(self, name: str, token: bytes) -> Command:
         its = _names(name)
         self._arrivals.pop(token, None)
         keys = (
@@ -153,11 +149,7 @@ class RedisLocks:
             its.terms,
             its.whose,
         )
-        return self._scripts.release(keys, token, its.channel, os.urandom(8))
-
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        """In one round trip; of a blocking port."""
-        return [bool(it) for it in run_blocking(self._line.ask_all([self._releasing(*each) for each in held]))]
+        return bool(await self._line.ask(self._scripts.release(keys, token, its.channel, os.urandom(8))))
 
     hand_over = renew
 

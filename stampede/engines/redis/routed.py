@@ -259,15 +259,6 @@ class RoutedLocks:
         slot = _slot(tag_of(name))
         return await self._ways.at(slot, self._colour, lambda ports: verb(ports.locks), always=always)
 
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        """In one round trip to each shard; of a blocking port."""
-
-        async def ask(ports: Ports, some: Sequence[tuple[str, bytes]]) -> list[Any]:
-            return ports.locks.release_many(some)
-
-        slots = [_slot(tag_of(name)) for name, _ in held]
-        return run_blocking(_by_shard(self._ways, self._colour, slots, held, ask, always=True))
-
     async def held(self, prefix: str = "") -> list[Held]:
         found: list[Held] = []
         for slot in await masters(self._ways, self._colour):

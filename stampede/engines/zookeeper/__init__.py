@@ -44,7 +44,7 @@ class ZooKeeperEngine(CellEngine):
         self._sessions = sessions
         self._desk = desk = Desk(sessions, root)
         super().__init__(ZooKeeperCell(sessions, root), "zookeeper")
-        self.locks = self.releases = self.holds = ZooKeeperLocks(desk, here, BLOCKING)
+        self.locks = self.holds = ZooKeeperLocks(desk, here, BLOCKING)
         self.alocks = self.aholds = ZooKeeperLocks(desk, Errands(THREADS).run, SUSPENDING)
         self.hands = self.ahands = None  # a node of a lock ends with its session, which is this process's
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,23 +208,6 @@ class Desk:
     def release(self, name: str, token: bytes) -> bool:
         own = self._standing(name, token)
         return self._broken(name, token) if own is None else self._leave(name, token, own)
-
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        asked: list[Any] = []
-        for name, token in held:
-            own = self._standing(name, token)
-            if own is None or not own.node or own.leaving:
-                asked.append(None)
-                continue
-            own.leaving = True
-            asked.append((own, own.session.client.delete_async(self._path(name, own))))
-        answers: list[Any] = []
-        for (name, token), each in zip(held, asked, strict=True):
-            try:
-                answers.append(self.release(name, token) if each is None else self._left(name, token, *each))
-            except EngineError as error:
-                answers.append(error)
-        return answers
 
     def _leave(self, name: str, token: bytes, own: _Own) -> bool:
         """Remove it. What has no answer is asked again by the sweeper, until it is done or the session has ended."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from random import uniform
 from time import monotonic
-from typing import Any
 
 from stampede.colour import Bell, Colour
 from stampede.engines.kit.errands import Run
@@ -41,10 +39,6 @@ class ZooKeeperLocks:
 
     async def release(self, name: str, token: bytes) -> bool:
         return await self._run(self._desk.release, name, token)
-
-    def release_many(self, held: Sequence[tuple[str, bytes]]) -> list[Any]:
-        """In one round trip, as none waits for the answer of the one before; blocking."""
-        return self._desk.release_many(held)
 
     async def held(self, prefix: str = "") -> list[Held]:
         return await self._run(self._desk.held, prefix)

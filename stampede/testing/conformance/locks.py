@@ -143,18 +143,6 @@ class LocksSuite(Suite):
         assert await self.locks.release("l", token) is False
         assert await self.locks.release("never", new_id()) is False
 
-    async def test_many_are_released_together(self) -> None:
-        """Those of a process that ends would stand, or one that it has lost go to nobody."""
-        releases = self.engine.releases
-        if releases is None:
-            return
-        held = [(f"l{number}", await self.held(f"l{number}")) for number in range(20)]
-        await self.held("other")
-        assert releases.release_many([*held, ("other", new_id())]) == [True] * 20 + [False]
-        for name, _ in held:
-            await self.held(name)
-        await self.refused("other")
-
     async def test_fences_grow(self) -> None:
         """A resource couldn't refuse a holder that has lost its lock."""
         fences = []
