@@ -57,7 +57,7 @@ class Outage:
         self.strict = strict  # on_engine_error="raise"
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
         self.used = False  # the refuge may have something
-        self._owed: dict[bytes, str] = {}  # leases that may stand, by their tokens: given back when the engine is back
+        self._owed: dict[bytes, str]  # leases that may stand, by their tokens: given back when the engine is back
         self._give_back = give_back
         self.last: EngineError | None = None
         self.closed = False  # by us, for good: that is no outage
@@ -70,7 +70,8 @@ class Outage:
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        """In a forked child: the threads that were inside are not here."""
+        """In a forked child: the threads that were inside are not here, and leases are the parent's."""
+        self._owed = dict[bytes, str]()
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
 
     @property
