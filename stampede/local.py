@@ -6,7 +6,6 @@ visited bit, since the hand remembers the count it saw last.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -96,7 +95,8 @@ class Tier:
         self._saved: defaultdict[str, float] = defaultdict(float)  # seconds of computing, likewise
         self._end = _queue()
         self._hand = self._end
-        self._writing = False
+        self._writing: Any = None  # the lock under which a write is under way
+        self._linked = True  # the queue is whole
         self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class Tier:
         """Kill and remove the resident of a key; it is returned."""
         resident = self._residents.get(key)
         if resident is not None:
-            _end(resident)  # at once, even where the rest of this comes later, or never
+            _end(resident)  # at once, even where the rest of this comes later
         self._write(self._drop, key)
         return resident
 
@@ -155,38 +155,30 @@ class Tier:
         return list(self._residents.values())  # a copy: any allocation may run a finalizer that writes to this tier
 
     def _write(self, act: Callable[..., None], *args: Any) -> None:
-        """One write after the other, also where a finalizer or a signal handler writes in the middle of a write.
+        """Do one write after the other, also where a finalizer or a signal handler writes in the middle of a write.
 
-        That one is left to the write it interrupts: going ahead would find the queue half linked. Where a write was
-        ended by an exception, a handler's or for want of stack, the dict is believed and the queue made anew.
+        Such a write is left to the one that it interrupts: at that moment the queue may be half linked.
         """
         dead: list[object] = []  # outlives the lock, as a user's finalizer must not run inside it
         with decisions.lock:
-            if self._writing or self._later:
-                self._later.append((act, args))
-                if self._writing:
-                    if self._is_interrupted():
-                        return
+            self._later.append((act, args))
+            if self._writing is decisions.lock:  # by this very thread; a forked child has another lock
+                return
+            self._writing = decisions.lock
+            try:
+                if not self._linked:  # a write failed (no memory, a signal), or was under way in a fork's parent
                     self._link_all()
-                act, args = self._later.pop(0)
-            self._writing = True
-            act(dead, *args)
-            while self._later:
-                job = self._later.pop(0)
-                dead.append(job)
-                job[0](dead, *job[1])
-            self._writing = False  # only now, and not by a `finally`
-
-    def _is_interrupted(self) -> bool:
-        """Is this thread, which has the lock, in the middle of a write?"""
-        frame = sys._getframe(1).f_back  # of who calls this write
-        while frame is not None:
-            if frame.f_code is Tier._write.__code__ and frame.f_locals.get("self") is self:
-                return True
-            frame = frame.f_back
-        return False
+                self._linked = False
+                while self._later:
+                    job = self._later.pop(0)
+                    dead.append(job)
+                    job[0](dead, *job[1])
+                self._linked = True
+            finally:
+                self._writing = None
 
     def _link_all(self) -> None:
+        """Make the queue anew, of what the dict has."""
         self._end = self._hand = _queue()
         for resident in self._living():
             self._link(resident)
@@ -236,8 +228,8 @@ class Tier:
         self._hits[resident.scope] += resident.hits
         self._saved[resident.scope] += resident.hits * resident.entry.cost
 
-    # -- SIEVE: a queue from the oldest to the newest, and a hand that walks it and evicts whom nobody has hit since
-    # it came by last. No calls inside the next three: a signal can't be served between two of their assignments.
+    # -- SIEVE: a queue from the oldest to the newest, and a hand that walks it and evicts what has not been hit since
+    # it came by last.
 
     def _link(self, resident: Resident) -> None:
         end, newest = self._end, self._end.older

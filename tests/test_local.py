@@ -306,6 +306,25 @@ def test_a_drop_inside_a_write_counts_at_once() -> None:
     assert ends == [0.0] and keys(tier) == []
 
 
+def test_a_write_that_fails_halfway_is_mended_by_the_next() -> None:
+    """Without it the tier would evict nothing any more, or walk for ever, after a MemoryError or a signal's exception;
+    and what a finalizer wrote meanwhile would come later than what is newer."""
+    tier = Tier()
+    for key in "abc":
+        tier.put(resident(key))
+
+    def fails(dead: list[object]) -> None:
+        tier._unlink(tier._residents["b"])  # half of a removal
+        tier.put(resident("c", "older"))
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        tier._write(fails)
+    tier.put(resident("c", "newer"))
+    assert keys(tier) == ["a", "b", "c"]
+    assert hit(tier, "c") == "newer"
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer signals on this platform")
 def test_signal_handlers_may_write_to_the_tier() -> None:
     """Without it a signal that arrives inside a write deadlocks the main thread."""
