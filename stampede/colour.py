@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from math import inf
@@ -104,51 +103,43 @@ def called(function: Callable[[], T]) -> T:
 
 
 class Bell:
-    """Rings once, for listeners of both colours, from whichever thread.
+    """Rings once, for listeners of both colours, in any thread.
 
-    It takes no lock: a finalizer, or a signal, may ring or listen in the middle of this, while its thread decides.
+    Ringing takes no lock: a finalizer or a signal handler may ring or listen in the middle of it, while its thread
+    decides.
     """
 
     __slots__ = ("_listeners", "rung")
 
     def __init__(self) -> None:
         self.rung = False
-        self._listeners: deque[Callable[[], object]] | None = None  # until there are any, which most bells never see
+        self._listeners: list[Callable[[], object]] | None = None  # until there are any, which most bells never see
 
     def ring(self) -> None:
-        """Call whoever listens. Ring again where the ringing was interrupted: a listener may be called twice."""
+        """Call every listener. A bell that is rung twice calls a listener twice, until that forgets it."""
         self.rung = True
-        listeners = self._listeners
-        while listeners:
-            try:
-                listener = listeners[0]
-            except IndexError:
-                return  # another thread rings, too
-            listener()
-            try:
-                listeners.remove(listener)
-            except ValueError:
-                pass  # another thread has, or its own
+        if self._listeners:
+            for listener in self._listeners[:]:
+                listener()
 
     def listen(self, listener: Callable[[], object]) -> bool:
         """Have `listener` called at the ring. False: it has rung already, and `listener` needn't wait."""
         if self._listeners is None:
-            listeners: deque[Callable[[], object]] = deque()
             with decisions.lock:
                 if self._listeners is None:
-                    self._listeners = listeners
+                    self._listeners = []
         self._listeners.append(listener)
-        if not self.rung:  # asked behind: who rings from now on finds it
+        if not self.rung:  # asked behind the line above: a ring from now on finds the listener
             return True
         self.forget(listener)
         return False
 
     def forget(self, listener: Callable[[], object]) -> None:
         try:
-            if self._listeners:  # or all have been called
+            if self._listeners:
                 self._listeners.remove(listener)
         except ValueError:
-            pass  # it has been called
+            pass  # it was forgotten before
 
 
 def lasting(value: T) -> T:

@@ -14,7 +14,6 @@ from weakref import ref
 from stampede import decisions, forks, greenlets
 from stampede.colour import Bell, Loop
 from stampede.leader import Leader
-from stampede.loops import heed, on_close
 from stampede.outcome import Landing
 from stampede.watch import watch
 
@@ -34,21 +33,6 @@ class _Unheard(Bell):
 
 
 _unheard = _Unheard()
-
-
-class _Next(Bell):
-    """The bell behind another one, which rings with it if nobody has rung that: who was to may have been interrupted
-    between the two."""
-
-    __slots__ = ("_before",)
-
-    def __init__(self, before: Bell) -> None:
-        super().__init__()
-        self._before = before
-
-    def ring(self) -> None:
-        self._before.ring()
-        super().ring()
 
 
 class Flight:
@@ -72,6 +56,7 @@ class Flight:
     detached = False
     ended = False
     bell: Bell = _unheard  # until the first follower comes
+    former: Bell | None = None  # rung by the last offer, unless that was interrupted
     unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
     answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
     thread: int | None = None  # of a blocking leader
@@ -114,7 +99,7 @@ class Flight:
 
     def look(self, now: float) -> float | None:
         """Is there anything to wait for? If not, its followers are sent away. When to look again; None: never."""
-        if self.leader is not None and self.leader.gone:  # its end may have been interrupted
+        if self.leader is not None and self.leader.gone:
             self.owner.end(self, None)
             return None
         if self.ended or self.detached:
@@ -263,7 +248,6 @@ class Flights:
     def __init__(self) -> None:
         self._flights: dict[str, Flight] = {}
         forks.in_child(self.forget_all)
-        on_close(self)
 
     def forget_all(self) -> None:
         """We are a forked child: the flights are the parent's, and their leaders aren't here."""
@@ -293,13 +277,11 @@ class Flights:
                 older, leading = None, False
                 if leader is None:
                     flight.callers += 1
-                else:  # both at once: what interrupts us between this and the caller's `try` finds it there
+                else:
                     flight.callers, leader.follows = flight.callers + 1, flight
             else:
                 older, leading = flight, True
                 flight = self._flights[key] = Flight(self, key, loop, leader)
-        if leading and loop is not None:
-            heed(loop)
         if older is not None and older.is_under_way():
             self._cut(older)
         elif older is not None:
@@ -322,8 +304,6 @@ class Flights:
         """A new flight for the caller to lead; None if there is one, or if the caller computes: perhaps this key."""
         if key in self._flights or _inside.get():
             return None
-        if loop is not None:
-            heed(loop)
         with decisions.lock:
             if key in self._flights:
                 return None
@@ -382,9 +362,11 @@ class Flights:
             if self._flights.get(flight.key) is flight:
                 self._flights.pop(flight.key, None)  # a finalizer may have done so just now
         if bell is not _unheard:
+            if flight.former is not None:
+                flight.former.ring()  # for those who still wait for it, as an exception ended the offer
             bell.ring()
         if leader is not None:
-            leader.work = None  # not before: until here, its end comes again if this one is interrupted
+            leader.work = None  # not before: if this is interrupted, the end of its coroutine comes here again
             leader.flight = flight.leader = None
 
     def offer(self, flight: Flight, landing: Landing) -> None:
@@ -395,7 +377,7 @@ class Flights:
             if not flight.detached:
                 flight.offered = landing
                 if bell is not _unheard:
-                    flight.bell = _Next(bell)
+                    flight.bell, flight.former = Bell(), bell
             self._forget(flight)
         bell.ring()
 
@@ -421,13 +403,6 @@ class Flights:
         for key in keys:
             if key.startswith(prefix):
                 self.detach(key)
-
-    def end_orphans(self) -> None:
-        """A loop was closed: what its tasks have led never lands, and who waits for it in other processes isn't to wait
-        until the keeper of its lease looks at it, or somebody collects the tasks."""
-        for flight in list(self._flights.values()):
-            if flight.orphaned:
-                self.end(flight, None)
 
     def cut_orphans(self) -> None:
         """Who follows one whose loop was closed claims again."""

@@ -23,7 +23,7 @@ from stampede.errors import EngineClosed, EngineError, LockLost, OptionError
 from stampede.hands import extended, handed_over
 from stampede.keeper import Hold, keeper
 from stampede.land import quietly
-from stampede.loops import Loop, heed, on_close
+from stampede.loops import Loop
 from stampede.metrics.table import LOCKS_HELD, LOCKS_LOST, Metric, add, gauges
 from stampede.policy import Seconds, seconds
 from stampede.ports import Busy, Engine, Locks, Problem, Sessions
@@ -90,7 +90,7 @@ class Holding:
         self.since = 0.0  # when the engine was asked for it
         self._fence = 0
         self._session: Any = None  # the connection that it is bound to
-        self._loop: ReferenceType[Loop] | None = None
+        self._alive: Callable[[], bool] | None = None
         self._pid = os.getpid()
 
     # -- what is held ---------------------------------------------------------------------------------------------
@@ -222,7 +222,8 @@ class Holding:
     def _hold(self, lease: float, max_hold: float, since: float | None = None) -> Hold:
         """A lease in the keeper's hands. It does not refer to this object, which may be dropped."""
         locks, name, token = self._access.locks(BLOCKING), self.key, self.token
-        return Hold(keeper, locks, name, token, lease, max_hold, partial(_drop, locks, name, token), since=since)
+        drop = partial(_drop, locks, name, token)
+        return Hold(keeper, locks, name, token, lease, max_hold, drop, self._alive, since=since)
 
     def again(self) -> Holding:
         """The same place, to be granted to its next holder in this process. This holding has it no more."""
@@ -253,18 +254,16 @@ class Holding:
         self.over = True
 
     def ends_with(self, loop: Loop) -> None:
-        """If this loop is closed, the task that has this holding never goes on: give the lock back then."""
-        self._loop = ref(loop)
-        heed(loop)
-        on_close(self)
+        """If this loop is closed, the task that has this holding never goes on: the keeper gives the lock back then,
+        when it would renew it."""
+        self._alive = partial(_runs, ref(loop))
+        if self.hold is not None:
+            self.hold.alive = self._alive
 
     def outlives_its_loop(self) -> None:
-        self._loop = None
-
-    def end_orphans(self) -> None:
-        """Some loop was closed: this one's, perhaps."""
-        if self._loop is not None and ((loop := self._loop()) is None or loop.is_closed()):
-            self.let_go()
+        self._alive = None
+        if self.hold is not None:
+            self.hold.alive = None
 
     def __del__(self) -> None:
         held = self.stands and self.hold is not None and not self.hold.ended
@@ -308,7 +307,7 @@ class Holding:
         """At the end of a block, which has raised this error."""
         if self.hold is None or self.leaving:
             return  # refused, or released inside the block
-        if self.over and not self._foreign:  # let go, as the task's loop was closed
+        if (self.over or self.hold.ended) and not self._foreign:  # given back, as the task's loop was closed
             if error is None:
                 raise self._loss()
             return
@@ -372,6 +371,11 @@ class Holding:
     def _loss(self) -> LockLost:
         add(LOCKS_LOST, self._access.called)
         return LockLost(f"the lock {self.name!r} ended before its block did: somebody else may have been inside")
+
+
+def _runs(refer: ReferenceType[Loop]) -> bool:
+    loop = refer()
+    return loop is not None and not loop.is_closed()
 
 
 def _held() -> Iterator[tuple[Metric, str]]:

@@ -186,6 +186,7 @@ class Hold:
             try:
                 self.drop()
             finally:
+                self._lost = True
                 self.end()  # what it refers to goes with its loop
             return None
         if self.lost:

@@ -1,19 +1,16 @@
-"""Who leads a flight, as a thing that ends with its coroutine.
+"""The owner of a flight: an object that ends with the coroutine that leads it.
 
-No `finally` covers every moment: what a signal's handler raises, or an error for want of stack, may come between any
-two of our steps, those of the `finally` among them. A coroutine is destroyed in any case, and as soon as the frame that
-awaits it is left, also where a traceback goes on keeping the frames. A weak reference hears of it.
+An exception that arrives inside our own code (a signal handler's, or a RecursionError) may skip any `finally`. But the
+coroutine is destroyed in any case, as soon as the frame that awaits it is left, even if a traceback keeps the frames.
+A weak reference tells us, the flight ends, and its lease is given back.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 from weakref import ref
-
-from stampede import forks
 
 __all__ = ["Leader"]
 
@@ -29,8 +26,6 @@ class Leader:
     work: ref[Coroutine[Any, Any, Any]] | None = None
 
     def __init__(self, give_back: Callable[[str, bytes], object]) -> None:
-        if _unended:
-            _end_them()
         self.give_back = give_back  # from a finalizer: it asks no engine by itself
 
     def follow(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -38,36 +33,17 @@ class Leader:
         self.work = ref(work, self)
 
     def __call__(self, _: object) -> None:
-        """It is gone. Few calls deep, since it may be for want of stack."""
+        """The coroutine is gone: end its flight. If there is no stack left for this (RecursionError), the next caller
+        of the key ends it, or the watch; and its lease ends by itself."""
         self.work, flight, follows = None, self.flight, self.follows
-        if follows is not None:
-            with suppress(RecursionError):
+        with suppress(RecursionError):
+            if follows is not None:
                 follows.owner.leave(follows, self)
-        if flight is not None:
-            try:
+            if flight is not None:
                 flight.owner.end(flight, None)
-            except RecursionError:
-                _unended.append(flight)  # in C, which takes no stack: whoever asks for whatever next ends it
 
     @property
     def gone(self) -> bool:
-        """Has its coroutine ended? Whoever asks needs no word of the weak reference, which can be lost."""
+        """Has its coroutine ended? The weak reference may not have told us yet."""
         work = self.work() if self.work is not None else None
         return getattr(work, "cr_frame", None) is None
-
-
-_unended: deque[Any] = deque()
-"""Flights whose leaders are gone, and could not end them."""
-
-forks.in_child(lambda: _unended.clear())  # they are the parent's
-
-
-def _end_them() -> None:
-    with suppress(IndexError):
-        while True:
-            flight = _unended.popleft()
-            try:
-                flight.owner.end(flight, None)
-            except BaseException:
-                _unended.append(flight)
-                raise

@@ -7,9 +7,9 @@ import itertools
 import weakref
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["Loop", "PerLoop", "heed", "nobodys", "on_close", "unheeded"]
+__all__ = ["Loop", "PerLoop", "nobodys"]
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
@@ -17,26 +17,17 @@ Loop = asyncio.AbstractEventLoop
 _numbers = itertools.count()
 
 
-class _Ours:
-    """What a loop keeps for us, as one attribute of it.
+def _things(loop: Any) -> dict[int, Any]:
+    """What a loop keeps for us, as one attribute of it, by the numbers of what it has one each of.
 
     Never by way of its `__dict__`: a loop that has been asked for that is slower by a fifth, in whatever it does, to
     its end. (Until then CPython has no dictionary of it, but an array.)
     """
-
-    __slots__ = ("heeded", "things")
-
-    def __init__(self) -> None:
-        self.heeded = False
-        self.things: dict[int, Any] = {}  # by the numbers of what they are one each of
-
-
-def _ours(loop: Any) -> _Ours:
     try:
-        ours: _Ours = loop._stampede
+        things: dict[int, Any] = loop._stampede
     except AttributeError:
-        ours = loop._stampede = _Ours()
-    return ours
+        things = loop._stampede = {}
+    return things
 
 
 class PerLoop(Generic[T]):
@@ -52,14 +43,14 @@ class PerLoop(Generic[T]):
 
     def get(self, loop: Loop) -> T | None:
         try:
-            return loop._stampede.things.get(self._number)  # type: ignore[attr-defined, no-any-return]
+            return loop._stampede.get(self._number)  # type: ignore[attr-defined, no-any-return]
         except AttributeError:
             return None
 
     def put(self, loop: Loop, thing: T) -> T:
         number, loops = next(_numbers), self._loops
         loops[number] = weakref.ref(loop, lambda _: loops.pop(number, None))
-        _ours(loop).things[self._number] = thing  # last: nobody would close what is known by its loop alone
+        _things(loop)[self._number] = thing  # last: nobody would close what is known by its loop alone
         return thing
 
     def take_all(self, *, closed: bool = False) -> list[tuple[Loop, T]]:
@@ -69,7 +60,7 @@ class PerLoop(Generic[T]):
             loop = refer()
             if loop is not None and (not closed or loop.is_closed()):
                 self._loops.pop(number, None)
-                thing = _ours(loop).things.pop(self._number, None)
+                thing = _things(loop).pop(self._number, None)
                 if thing is not None:
                     taken.append((loop, thing))
         return taken
@@ -79,47 +70,3 @@ def nobodys(begin: Callable[..., T], *args: Any) -> T:
     """What it gives. What it begins in a loop is for all callers, so that it has no copy of this one's context: for as
     long as a connection lasts, that would keep whatever it refers to, as a request."""
     return Context().run(begin, *args)
-
-
-class _Closing:
-    """Lies among a loop's timers, which go when it is closed: nobody else is told of that."""
-
-    def __call__(self) -> None:
-        """Its time has come, after ten years."""
-
-    def __del__(self) -> None:
-        for refer in list(_told.values()):
-            told = refer()
-            if told is not None:
-                told.end_orphans()
-
-
-class _Told(Protocol):
-    def end_orphans(self) -> None:
-        """A loop that is heeded was closed, or is gone; from a finalizer, perhaps."""
-
-
-_TEN_YEARS = 10 * 365 * 86400.0
-_told: dict[int, weakref.ref[_Told]] = {}  # no WeakSet: others may add to it while a finalizer goes through it
-
-
-def on_close(told: _Told) -> None:
-    """Have it told when a loop is closed."""
-    number, those = next(_numbers), _told
-    those[number] = weakref.ref(told, lambda _: those.pop(number, None))
-
-
-def heed(loop: Any) -> None:
-    """Have it told when this one is closed."""
-    try:
-        if loop._stampede.heeded:
-            return
-    except AttributeError:
-        pass  # nothing of ours is in it yet
-    _ours(loop).heeded = True
-    loop.call_later(_TEN_YEARS, _Closing(), context=Context())
-
-
-def unheeded(loop: Any) -> None:
-    """Have nobody told of this one's end."""
-    _ours(loop).heeded = True

@@ -31,7 +31,6 @@ from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, OriginFull, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
 from stampede.leader import Leader
-from stampede.loops import unheeded
 from stampede.odds import Odds
 from stampede.outcome import Landing
 from stampede.policy import Policy
@@ -79,9 +78,6 @@ class _Loop:
     """Stands for the event loop of one process."""
 
     closed = False
-
-    def __init__(self) -> None:
-        unheeded(self)  # whoever waits has to find out
 
     def is_closed(self) -> bool:
         return self.closed

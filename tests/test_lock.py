@@ -941,7 +941,7 @@ def test_a_block_of_no_task_outlives_the_loop_it_was_entered_in(on: str) -> None
 
 def test_a_task_s_block_that_goes_on_after_its_loop(on: str) -> None:
     """Its lock was given back, as that loop was closed: somebody else may have been inside."""
-    lock, told = Lock("a", on=on), []
+    lock, told = Lock("a", on=on, lease=1), []
 
     @types.coroutine
     def pause() -> Iterator[str]:
