@@ -41,7 +41,14 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-running_loop: Callable[[], Loop | None] = asyncio._get_running_loop
+
+
+def running_loop() -> Loop | None:
+    """Return the event loop that runs in this thread, if one does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -233,9 +233,7 @@ class Keeper:
         forks.in_child(self._after_fork)
 
     def _reset(self) -> None:
-        # A finalizer may end a hold in the middle of this. Both conditions are entered by the lock: what interrupts a
-        # caller in a condition's own `__enter__` or `__exit__`, which are Python's, would leave it locked for ever.
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # a finalizer may end a hold in the middle of this
         self._changed = threading.Condition(self._lock)  # what is due next, for the thread that watches
         self._turn = threading.Condition(self._lock)  # to watch
         self._emptied = threading.Condition(self._lock)  # there are no holds any more, at exit
@@ -257,7 +255,7 @@ class Keeper:
     def add(self, hold: Hold) -> None:
         """Without a lock, as a rule: most holds end before the watch looks for what is new."""
         hold.due = moment = self._clock() + hold.lease / 3
-        self._holds[hold] = None  # no call, which could be interrupted behind it, before it is in the queue
+        self._holds[hold] = None
         self._new.append((moment, hold))
         if moment < self._alarm or len(self._new) > 64:
             with self._lock:
@@ -316,7 +314,7 @@ class Keeper:
         """Have a lease given back, and soon, whose holder is gone. From a finalizer: nothing is asked here."""
         hold.alive = _never
         hold.due = moment = self._clock()
-        self._holds[hold] = None  # no call, as in `add`
+        self._holds[hold] = None
         self._new.append((moment, hold))
         with self._lock:  # as `add` does it, and fewer calls deep: the stack may be at its end
             kept = self._threads
@@ -422,7 +420,7 @@ class Keeper:
                     _log.exception("the keeper of leases stumbled")
                     self._take_up()
                     time.sleep(STUMBLE)
-        finally:  # an exception was thrown into it
+        finally:
             with self._lock:
                 self._threads -= 1
                 if not self._threads:

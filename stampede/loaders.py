@@ -139,7 +139,7 @@ def _answer(get: Callable[[], Any], cost: float) -> Answer:
         return Answer(get(), None, cost)
     except LeftOut as nothing:
         return Answer(None, nothing.with_traceback(None), cost)
-    except Exception as error:
+    except Exception as error:  # the mapping is the user's own
         return Answer(None, error, cost)
 
 
@@ -218,13 +218,12 @@ class _Run:
                     work = left.popleft()
                 except IndexError:
                     break  # another thread was faster
+                if not work.take():
+                    continue  # one that has asked for it is at it
                 try:
-                    if not work.take():
-                        continue  # one that has asked for it is at it
                     context.copy().run(run_blocking, work.done())
-                except BaseException:  # interrupted before its first step, or behind its last
+                finally:
                     work.ring()  # or another thread would wait for its end, and its caller for that thread
-                    raise
                 error = work.answer.error if work.answer is not None else None
                 try:
                     if error is not None and not work.covered:

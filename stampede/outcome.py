@@ -141,7 +141,7 @@ def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseE
     try:
         twin = _revived(entry, raises)
         return type(twin) is type(error) and _held(twin) == _held(error)
-    except Exception:
+    except Exception:  # the class's own code
         return False
 
 
@@ -226,7 +226,7 @@ def _made(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseExceptio
         error = kind(*arguments)
         if error.args == arguments:
             return error
-    except Exception:
+    except Exception:  # its own __init__
         pass
     error = kind.__new__(kind, *arguments)
     error.args = arguments
@@ -241,7 +241,7 @@ def own_copy(error: BaseException) -> BaseException:
             return error
         if twin.args != error.args:
             raise ValueError  # its __init__ makes other arguments of these: do without it
-    except Exception:
+    except Exception:  # its own __init__, __reduce_ex__ or __eq__; below, its __new__
         try:
             twin = type(error).__new__(type(error), *error.args)
             twin.__dict__.update(error.__dict__)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from struct import Struct
+from struct import error as StructError
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from stampede.pace import FARTHEST
@@ -276,7 +277,7 @@ def load(raw: bytes) -> Room:
     """ValueError: it is none of ours."""
     try:
         return _Reader(raw).room()
-    except Exception as error:  # whatever foreign bytes make of it
+    except (StructError, ValueError) as error:
         raise ValueError(f"these {len(raw)} bytes are no room") from error
 
 

@@ -94,23 +94,19 @@ class Crew:
         self._jobs = deque()
         self._threads = self._idle = 0
         self._lock = threading.RLock()  # reentrant, for finalizers and signals
-        self._changed = threading.Condition(self._lock)  # to be entered by the lock, which can't be interrupted half in
+        self._changed = threading.Condition(self._lock)
 
     def do(self, job: Callable[[], object]) -> None:
-        """Have it done. It deals with its own errors. Who is interrupted in here has it done, or taken back."""
-        try:
-            with self._lock:
-                self._jobs.append(job)
-                if self._idle >= len(self._jobs):
-                    self._changed.notify()
-                    return
-                if self._threads >= self._limit:
-                    return
-            if begun(self._name, self._work) is None:
-                self._work(once=True)  # the caller does what is left to do
-        except BaseException:
-            self.take_back(job)
-            raise
+        """Have it done. It deals with its own errors."""
+        with self._lock:
+            self._jobs.append(job)
+            if self._idle >= len(self._jobs):
+                self._changed.notify()
+                return
+            if self._threads >= self._limit:
+                return
+        if begun(self._name, self._work) is None:
+            self._work(once=True)  # the caller does what is left to do
 
     def take_back(self, job: Callable[[], object]) -> bool:
         """Whether nobody has begun it; then nobody will."""

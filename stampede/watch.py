@@ -45,7 +45,7 @@ class Watch:
 
     def _reset(self) -> None:
         self._lock = threading.RLock()  # a finalizer may add in the middle of this
-        self._changed = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
+        self._changed = threading.Condition(self._lock)
         self._due: list[tuple[float, int, weakref.ref[Watched]]] = []
         self._alarm = -inf  # when the thread looks again
         self._served = False  # a thread is at it, and says so itself
@@ -56,9 +56,9 @@ class Watch:
         with self._lock:
             heapq.heappush(self._due, due)
             if moment < self._alarm:
-                self._changed.notify_all()  # one waits; a `notify` that was cut short may have left its place to nobody
+                self._changed.notify()
             served = self._served
-        # Outside of the lock: who begins a thread waits for it, and may be interrupted there.
+        # Outside the lock: a thread that is begun is waited for.
         if served or begun(self._name, self._run) is not None:
             return True
         with self._lock:
@@ -77,14 +77,14 @@ class Watch:
                 watched = self._next()
                 try:
                     again = watched.look(time.monotonic())
-                except BaseException:  # our own bug, or one that was thrown in: the others are looked after
+                except Exception:  # our own bug: the others are looked after
                     _log.exception("%s could not look after what was due", self._name)
                     again = time.monotonic() + 1.0
                 if again is not None:
                     self.add(watched, again)
                 del watched
         finally:
-            self._served = False  # an exception was thrown into it: the next flight begins another
+            self._served = False  # the next flight begins another thread
 
     def _next(self) -> Watched:
         with self._lock:

@@ -99,6 +99,7 @@ def test_a_loop_that_is_closed_on_the_way_to_a_computation(caches: tuple[Cache, 
     for turns in range(1, 12):
         assert two.get_or_compute(f"k{turns}", lambda: 2) == 2
     assert monotonic() - began < LEASE + 2
+    del tasks
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")

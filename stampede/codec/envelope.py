@@ -128,7 +128,7 @@ class Codec:
             raise
         except RecursionError as error:
             raise CodecError("the value is nested too deeply, or holds itself") from error
-        except Exception as error:
+        except Exception as error:  # a value's own __reduce_ex__ and __str__ are asked, and a codec of the user's
             raise CodecError(f"the value can't be stored: {type(error).__name__}: {error}") from error
 
     def decode(self, key: str, blob: bytes) -> Entry[Any]:

@@ -33,7 +33,7 @@ def tree_of_model(value: Any) -> Any:
     """The model in JSON's words, as `model_of` takes it."""
     try:
         tree = value.model_dump(mode="json", round_trip=True, by_alias=not _by_name())
-    except Exception as error:
+    except Exception as error:  # a model has serializers of its own
         raise CodecError(f"{_why_not_dumped(value, error)}: use codec='sealed', which keeps it") from error
     unset = [_unset(model) for model in _models(value)]
     if not any(unset):

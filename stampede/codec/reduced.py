@@ -54,7 +54,7 @@ def reduced_shape(kind: type, tag: str, trusted: Sequence[str]) -> Shape:
         """Or who reads it finds out, after each time it has been computed."""
         try:
             rebuild(*parts)
-        except Exception as error:
+        except Exception as error:  # of the class's own code
             why = f"{type(error).__name__}: {error}"
             raise CodecError(
                 f"a {tag} can't be made again of what its __reduce__ says ({why}): return plain values, or a dataclass"

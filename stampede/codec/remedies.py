@@ -81,7 +81,7 @@ def _plain(value: Any, kind: type) -> str:
         try:
             if issubclass(kind, base) and type(base(value)) is base:
                 return f"{base.__name__}(it)"
-        except Exception:
+        except Exception:  # the value's own code
             pass
     return "plain values, or a dataclass"
 
@@ -91,7 +91,7 @@ def _reduces(value: Any) -> bool:
     try:
         held = vars(value).values() if hasattr(value, "__dict__") else ()
         return all(isinstance(each.__reduce_ex__(4), tuple) for each in (value, *held) if type(each) not in BUILTIN)
-    except Exception:
+    except Exception:  # the value's own code
         return False
 
 
@@ -163,6 +163,6 @@ def _refused(value: Any, kind: Any) -> str | None:
 
     try:
         Sealed(shapes_of(kind)).dump(value, False)
-    except Exception as error:
+    except Exception as error:  # also of the value's own code
         return str(error)
     return None

@@ -58,7 +58,7 @@ class Structured:
     def _read(self, value: Any, body: bytes, raised: bool) -> Any:
         try:
             return self.load(body, raised)
-        except Exception as error:
+        except Exception as error:  # a model has validators of its own
             plain = self._form.decode(body)
             given, read, _ = where(value, plain)
             if read is None and given is not None:  # JSON's word for what it has no word for

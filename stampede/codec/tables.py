@@ -192,8 +192,6 @@ def _quietly(read: Callable[..., Any], *what: Any) -> Any:
     """What a reader in Rust gives; its panics, which are no Exceptions, are bytes that are not believed."""
     try:
         return read(*what)
-    except Exception:
-        raise
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise

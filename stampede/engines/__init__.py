@@ -67,7 +67,7 @@ def open_engine(url: str, **options: Any) -> Engine:
         raise
     except Exception as error:
         if scheme in _KNOWN:
-            raise
+            raise  # our own bug; any other engine is somebody else's code
         raise OptionError(f"{_whence(scheme)} can't open {safe_url(url)!r}: {error!r}") from error
     engine = _engine_of(opened, scheme)
     if engine is None:
@@ -141,7 +141,7 @@ def _loaded(point: EntryPoint) -> Opener:
         found = point.load()
     except ImportError as error:
         raise MissingExtra(f"{_whence(point.name)} can't be imported: {error}") from error
-    except Exception as error:
+    except Exception as error:  # a foreign module's own code
         raise OptionError(f"{_whence(point.name)} can't be loaded: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise OptionError(f"{_whence(point.name)} is {found!r}: it has to be a function from_url(url, **options)")

@@ -61,7 +61,7 @@ class Observers:
             inside.add(number)
             try:
                 observer(event)
-            except Exception as error:
+            except Exception as error:  # the user's own
                 self._complain(number, error)
             finally:
                 inside.discard(number)

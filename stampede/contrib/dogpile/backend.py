@@ -256,7 +256,7 @@ def _refusing(dump: Serializer) -> Serializer:
     def serialize(value: Any) -> bytes:
         try:
             return dump(value)
-        except Exception as error:
+        except Exception as error:  # also of the value's own code
             # A region reads no annotations.
             why = str(error).replace(f", or in {ANNOTATION}", " of the region's arguments")
             return _REFUSED + why.encode("utf-8", "replace")
@@ -270,7 +270,7 @@ def _believing(load: Deserializer) -> Deserializer:
     def deserialize(body: bytes) -> Any:
         try:
             return load(body)
-        except Exception as error:
+        except Exception as error:  # pickle raises whatever the bytes, or a class, make of it
             raise CantDeserializeException(str(error)) from error
 
     return deserialize

@@ -95,9 +95,9 @@ class _Asks:
             raise EngineClosed("dogpile")
         try:
             return ask()
-        except Exception as trouble:
-            if isinstance(trouble, EngineError):
-                raise
+        except EngineError:
+            raise
+        except Exception as trouble:  # of anybody's backend
             kind = type(self._backend).__name__
             raise EngineError(f"{kind} can't be asked: {type(trouble).__name__}: {trouble}") from trouble
 

@@ -267,7 +267,7 @@ class Hub:
                     return
         except (BlockingIOError, ssl.SSLWantReadError):
             return
-        except Exception:
+        except Exception:  # whatever a server says: the stream is opened anew, and others of this thread go on
             pass
         selector.unregister(sock)
         sock.close()

@@ -67,7 +67,7 @@ class Overdue:
 def _descriptor(client: Any) -> int | None:
     try:
         return int(client.fileno())
-    except Exception:  # it has none, or is closed
+    except (OSError, ValueError, TypeError, AttributeError):  # it has none, or is closed
         return None
 
 

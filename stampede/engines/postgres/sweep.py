@@ -10,6 +10,7 @@ from itertools import count
 from math import inf
 
 from stampede.engines.postgres.talk import Command, Row
+from stampede.errors import EngineError
 from stampede.threads import Crew
 
 __all__ = ["Reaper", "Sweeper"]
@@ -72,7 +73,7 @@ class Sweeper:
             for _ in range(ON_END):
                 if self._closed or self.sweep() < AT_ONCE // WORTH:
                     return
-        except Exception as error:  # those who come next try again
+        except EngineError as error:  # the next one tries again
             _log.debug("nothing was swept: %s", error)
 
     def sweep(self) -> int:
@@ -111,7 +112,7 @@ class Reaper:
             try:
                 self._ask((UNBIND, backend))
                 return
-            except Exception as error:  # a proxy that is reloaded refuses connections for some milliseconds
+            except EngineError as error:  # a proxy that is reloaded refuses connections for some milliseconds
                 if time.monotonic() > end:
                     _log.debug("locks are bound to a connection that is gone: %s", error)
                     return
@@ -120,7 +121,7 @@ class Reaper:
     def _reap(self) -> None:
         try:
             self.reap()
-        except Exception as error:  # those who come next try again
+        except EngineError as error:  # the next one tries again
             _log.debug("nothing was reaped: %s", error)
 
     def reap(self) -> int:

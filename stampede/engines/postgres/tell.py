@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from stampede.colour import running_loop
+from stampede.errors import EngineError
 from stampede.threads import Crew
 
 __all__ = ["LONGEST", "Teller"]
@@ -103,10 +104,10 @@ class Teller:
             while some := self._next():
                 try:
                     self._ask((TELL, [[home for home, _ in some], [payload for _, payload in some]]))
-                except Exception as error:  # whoever waits looks for himself
+                except EngineError as error:  # waiters look by themselves
                     _log.debug("nobody was told: %s", error)
                 self._hurry.wait(GATHER)
-        except BaseException:  # where there is no thread, a caller does it, who can be interrupted
+        except BaseException:  # or nothing would be told any more
             self._telling = False
             raise
 

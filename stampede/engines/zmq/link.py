@@ -279,7 +279,7 @@ class Link:
             while not self._closed:
                 try:
                     _Talk(self, poke[0]).run()
-                except Exception as error:  # whatever it was, it is tried again
+                except Exception as error:  # whatever it was: without this thread nobody is answered any more
                     self.why = str(error)
                     _log.debug("the connection to %s is made anew: %s", self.name, error)
                     time.sleep(AGAIN / 1000)

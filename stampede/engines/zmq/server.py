@@ -257,7 +257,7 @@ class Broker:
         except wire.Malformed as error:
             self._malformed += 1
             _log.debug("a broker's client says what is none of ours: %s", error)
-        except Exception:
+        except Exception:  # our own bug: the broker's other clients go on
             self._malformed += 1
             _log.exception("a broker could not make anything of what a client said, and goes on")
         if client is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
@@ -56,8 +57,8 @@ class Session:
             with signals_blocked():  # for the client's threads
                 connected = self.client.start_async()
             if not (connected.wait(self.timeout) and self._line.granted.wait(self.timeout)):
-                raise self.client.handler.timeout_exception("no session")
-        except Exception as error:
+                raise KazooTimeoutError("no session")
+        except (KazooException, KazooTimeoutError, OSError, RuntimeError, *_ODD) as error:
             self.close()
             raise EngineError(f"zookeeper: no server of {self.client.hosts} answers: {error!r}") from error
 
@@ -71,7 +72,7 @@ class Session:
         try:
             self.client.stop()
             self.client.close()
-        except Exception:  # it was never begun, or has ended
+        except (KazooException, OSError, AttributeError):  # it was never begun, or has ended
             return
 
     def vouch(self, lease: float, asked: float) -> None:
