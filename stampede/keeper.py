@@ -183,10 +183,10 @@ class Hold:
         """Renew, or lose it if its time is over; then, when to do so again. None: never."""
         alive = self.alive
         if alive is not None and not alive():
+            self._lost = True  # before somebody else can have it
             try:
                 self.drop()
             finally:
-                self._lost = True
                 self.end()  # what it refers to goes with its loop
             return None
         if self.lost:
