@@ -1,4 +1,4 @@
-"""Every moment at which a call of ours can be interrupted: before each line, or wherever a signal can be served."""
+"""Moments of a call at which a finalizer, or a signal's handler, may run: before each line, or wherever it can be."""
 
 from __future__ import annotations
 
@@ -7,29 +7,19 @@ import gc
 import itertools
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 import stampede
 
-__all__ = [
-    "Interrupt", "Line", "Moment", "Point", "interrupted", "lines_in", "lines_of", "looked", "moments_of", "points_of",
-]  # fmt: skip
+__all__ = ["Line", "interrupted", "lines_in", "lines_of", "looked"]
 
 Line: TypeAlias = tuple[str, int]
 Point: TypeAlias = tuple[CodeType, int]
-Moment: TypeAlias = tuple[Point, int]
-"""A point, and how often a call has come by before."""
-
-
-class Interrupt(TimeoutError):
-    """What a signal's handler raises. Engines raise TimeoutError, too, when they can't be asked."""
-
 
 OURS = str(Path(stampede.__file__).parent) + os.sep
 
@@ -108,65 +98,20 @@ def points_of(
         _traced(act, entered)
 
 
-def moments_of(act: Callable[[int], object], runs: int = 12) -> list[Moment]:
-    """All moments of a call, in their order: the last run's, then what only others had. Not all of them go one way."""
-    found: dict[Moment, None] = {}
-    for run in range(runs):
-        before: Counter[Point] = Counter()
-        mine: dict[Moment, None] = {}
-
-        def at(point: Point, before: Counter[Point] = before, mine: dict[Moment, None] = mine) -> None:
-            mine[point, before[point]] = None
-            before[point] += 1
-
-        points_of(partial(act, -run - 1000), at)
-        found = mine | found
-    return list(found)
-
-
 def interrupted(
-    act: Callable[[], object],
-    number: int,
-    moments: Sequence[Moment] = (),
-    *,
-    where: Callable[[FrameType], bool] = ours,
-    by: type[BaseException] = Interrupt,
+    act: Callable[[], object], number: int, *, where: Callable[[FrameType], bool] = ours, by: type[BaseException]
 ) -> BaseException | None:
-    """Do `act`, interrupted at its moment of this number. What came of it; None: it has not so many.
-
-    `moments`: all that it may have. Then no other code is traced by its instructions than the one that is to be
-    interrupted, which takes a third of the time; where this run does not come by, it is as if none were given.
-    """
-    # No frame of ours may keep the error, whose frames would keep that: what it holds would never be let go of.
-    return _again(act, number, moments, by) or _interrupted(act, number, where, by)
-
-
-def _again(
-    act: Callable[[], object], number: int, moments: Sequence[Moment], by: type[BaseException]
-) -> BaseException | None:
-    if number >= len(moments):
-        return None
-    (code, offset), before = moments[number]
-    return _interrupted(act, before, lambda frame: frame.f_code is code, by, offset)
-
-
-def _interrupted(
-    act: Callable[[], object],
-    left: int,
-    where: Callable[[FrameType], bool],
-    by: type[BaseException],
-    offset: int | None = None,
-) -> BaseException | None:
-    """`left`: so many moments, or so many at this offset, go by before."""
+    """Do `act`, interrupted at its moment of this number. What came of it; None: it has not so many."""
+    left = number
 
     def at(point: Point) -> None:
         nonlocal left
-        if offset is None or point[1] == offset:
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise by(f"at {point[0].co_qualname}, {point[1]}")
+        left -= 1
+        if left < 0:
+            sys.settrace(None)
+            raise by(f"at {point[0].co_qualname}, {point[1]}")
 
+    # No frame of ours may keep the error, whose frames would keep that: what it holds would never be let go of.
     try:
         points_of(act, at, where)
     except BaseException as error:

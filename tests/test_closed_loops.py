@@ -1,11 +1,11 @@
-"""A loop that is closed under a computation: nobody waits for what will never land."""
+"""A loop that is closed under a computation, or a task that has gone: nobody waits for what will never land."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 import pytest
+import trio
 from bare import until
 from memcached_server import shared_memcached
 from postgres_server import prepared_postgres
@@ -23,6 +24,7 @@ from servers import shared_redis
 
 from stampede import Cache, Limiter
 from stampede.admission import placed
+from stampede.engines.kit.errands import Errands
 from stampede.ports import Engine
 
 LEASE = 3  # seconds; a third of it later, its keeper finds that the loop is closed
@@ -197,6 +199,7 @@ def test_a_loop_that_is_closed_under_a_computation_at_an_origin(capped: Callable
     del tasks
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a holding may be collected first
 def test_computations_at_an_origin_that_are_destroyed(tmp_path: Path) -> None:
     """One has its place and computes, one waits for its moment: neither can await that the place is given back."""
     one = Cache(f"disk://{tmp_path}/d", lease=0.3, origins={"db": {"concurrency": 2, "rate": "1/60s"}})
@@ -222,3 +225,57 @@ def test_a_computation_that_is_destroyed_by_another_task() -> None:
     work = placed(call, place, compute())
     copy_context().run(work.send, None)
     work.close()
+
+
+def test_what_a_thread_takes_for_a_task_that_has_gone_is_given_back() -> None:
+    """A lock on disk, or a lease, would be granted to nobody, after its release had found nothing."""
+    begun, go_on, undone = Event(), Event(), Event()
+
+    def take() -> bool:
+        begun.set()
+        return go_on.wait(SOON)
+
+    async def main() -> None:
+        work: Any = Errands().run(take, undo=undone.set)
+        work.send(None)
+        assert begun.wait(SOON)
+        work.close()
+        go_on.set()
+        assert undone.wait(SOON)
+
+    asyncio.run(main())
+
+
+def test_a_task_factory_that_fails(caches: tuple[Cache, Cache]) -> None:
+    """Its flight and lease would lock the key, for ever and for a lease, as nobody has begun to compute."""
+    cache, _ = caches
+    fails: list[bool] = []
+
+    @cache.cached
+    async def function(number: int) -> int:
+        return number
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> Any:
+        if fails and fails.pop():
+            raise MemoryError
+        return asyncio.Task(work, loop=loop, **options)
+
+    async def main() -> None:
+        await function(0)
+        asyncio.get_running_loop().set_task_factory(factory)
+        for number in range(1, 10):
+            fails[:] = [True] + [False] * (number - 1)
+            with suppress(MemoryError):
+                await function(number)
+            fails.clear()
+            assert await asyncio.wait_for(function(number), SOON) == number
+
+    asyncio.run(main())
+
+
+def test_where_no_asyncio_loop_runs(caches: tuple[Cache, Cache]) -> None:
+    """A call under trio would claim, find that it can't suspend, and leave the key locked."""
+    cache, _ = caches
+    with pytest.raises(RuntimeError, match="no asyncio loop"):
+        trio.run(cache.aget_or_compute, "k", lambda: "value")
+    assert cache.get_or_compute("k", lambda: "value") == "value"

@@ -11,13 +11,10 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from itertools import count
 from typing import Any
 
 import pytest
 from bare import LONG, PLAIN, Gate, Room, World, until
-from interrupting import interrupted
 
 from stampede.errors import EngineError
 from stampede.events import Computed, LeaseLost
@@ -457,22 +454,3 @@ def test_a_hold_that_has_ended_is_forgotten() -> None:
         pass
     del port
     until(lambda: left() is None)
-
-
-@pytest.mark.parametrize("verb", ["add", "let_go"])
-def test_who_is_interrupted_on_the_way_in_leaves_no_hold(verb: str) -> None:
-    """Its call, with its arguments, and its engine would live as long as the process does."""
-    keeper = Keeper()
-    enter = getattr(keeper, verb)
-    for number in count():
-        port = Port()
-        left = weakref.ref(port)
-        hold = hold_of(keeper, port, lease=0.01, alive=lambda: False)
-        error = interrupted(partial(enter, hold), number)
-        swept = error is None
-        del port, hold, error
-        with hold_of(keeper, Port(), lease=0.01) as later:  # so that the keeper looks, whoever was to tell it
-            until(lambda: left() is None and not {*keeper._holds} - {later})
-        if swept:
-            break
-    assert number > 3

@@ -157,11 +157,11 @@ TRIED: dict[str, tuple[str, str, str, str, str]] = {
         "memcached_faults::test_a_cancelled_task_leaves_the_others_replies_alone",
     ),
     "a time limit interrupts": (
-        "time_limits::test_while_a_value_is_read interrupts::test_a_call_that_is_interrupted",
-        "time_limits::test_while_a_value_is_written interrupts::test_a_call_that_is_interrupted",
-        "interrupts::test_a_call_that_is_interrupted",
-        "interrupts::test_a_call_that_is_interrupted",
-        "interrupts::test_a_call_that_is_interrupted",
+        "time_limits::test_a_computation_that_runs_out_of_time random_signals::test_an_exception_at_a_random_moment",
+        "random_signals::test_an_exception_at_a_random_moment",
+        "random_signals::test_an_exception_at_a_random_moment",
+        "random_signals::test_an_exception_at_a_random_moment",
+        "random_signals::test_an_exception_at_a_random_moment",
     ),
     "a process forks": (
         "fork::test_a_fork_inside_a_computation",

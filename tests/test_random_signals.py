@@ -1,0 +1,153 @@
+"""A signal's handler raises at a random moment: no value is wrong, and nothing hangs beyond its lease."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
+from servers import shared_redis
+
+from stampede import Cache, EngineError
+
+pytestmark = [
+    # What is raised in a finalizer is only told, and a holding that was interrupted is given back with a warning.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:the lock .* was held:ResourceWarning"),
+]
+
+TRIES, AT_LEAST = 300, 40
+SECONDS = 8.0  # for all tries with one engine, as what hangs until its lease ends may take long
+LEASE = 1.0
+SLACK = 4.0  # seconds: memcached's leases end by whole seconds, and the pauses of those who poll come on top
+KEYS = [f"k{number}" for number in range(10)]
+
+
+class Limit(Exception):
+    """As a worker's time limit that is an ordinary exception."""
+
+
+class Exit(BaseException):
+    """As KeyboardInterrupt."""
+
+
+URLS: dict[str, Callable[[Path], str]] = {
+    "memory": lambda _: "memory://?entries=6",
+    "disk": lambda path: f"disk://{path}",
+    "redis": lambda _: f"{shared_redis().url}?max_connections=3",
+    "memcached": lambda _: shared_memcached().url,
+    "postgres": lambda _: prepared_postgres().postgres_url,
+}
+
+
+@pytest.fixture(params=URLS)
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    logging.getLogger("stampede").setLevel(logging.CRITICAL)
+    url = URLS[request.param](tmp_path)
+    with Cache(url, namespace=str(tmp_path), ttl=600, lease=LEASE, max_hold=LEASE, retry_after=0) as cache:
+        yield cache
+    logging.getLogger("stampede").setLevel(logging.NOTSET)
+
+
+class World:
+    """What a program does with a cache, and what it may be given."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.current: Counter[str] = Counter()
+        self.oldest: Counter[str] = Counter()  # that may still be given: an invalidation of those before has returned
+        self.inside = 0
+        self.dice = random.Random()
+
+    def call(self, key: str) -> None:
+        oldest = self.oldest[key]
+        name, version = self.cache.get_or_compute(key, lambda: (key, self.current[key]))
+        assert (name, version >= oldest) == (key, True), (key, name, version, oldest)
+
+    def invalidate(self, key: str) -> None:
+        self.current[key] += 1
+        version = self.current[key]
+        self.cache.invalidate(key)
+        self.oldest[key] = version
+
+    def lock(self, key: str) -> None:
+        with self.cache.lock(key, lease=LEASE, wait=LEASE + SLACK):
+            pass
+
+    def go_on(self, seconds: float) -> None:
+        """Until an exception comes, which may be taken for an engine's own, or be swallowed by a client."""
+        end = monotonic() + seconds
+        while monotonic() < end:
+            act = self.dice.choice([self.call, self.call, self.call, self.invalidate, self.lock])
+            act(self.dice.choice(KEYS))
+
+    def works(self, act: Callable[[str], Any], key: str, within: float) -> None:
+        """At once, or when a lease that was left behind has ended."""
+        end = monotonic() + within
+        while True:
+            try:
+                act(key)
+                return
+            except EngineError:
+                assert monotonic() < end
+                sleep(0.05)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer signals on this platform")
+def test_an_exception_at_a_random_moment(cache: Cache) -> None:
+    """A worker whose time limits come at a bad moment would give wrong values, or hang for ever."""
+
+    def handler(signum: int, frame: object) -> None:
+        raise (Limit, Exit)[raised.total() % 2]
+
+    def interrupted(after: float) -> None:
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, after)
+                world.go_on(after + 0.1)
+                raised["swallowed"] += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except (Limit, Exit) as error:
+            raised[type(error).__name__] += 1
+        except EngineError:
+            raised["EngineError"] += 1
+
+    world, raised, tries, slowest = World(cache), Counter[str](), 0, 0.0
+    for key in KEYS:
+        world.call(key)
+        world.lock(key)
+    before, end = signal.signal(signal.SIGALRM, handler), monotonic() + SECONDS
+    try:
+        with ThreadPoolExecutor(1) as other:
+            while tries < TRIES and monotonic() < end:
+                tries += 1
+                with suppress(Limit, Exit):  # that came between the last lines of `interrupted`
+                    interrupted(world.dice.uniform(1e-5, 3e-3))
+                if tries % 4:
+                    continue  # one may come on top of another
+                began = monotonic()
+                within = LEASE + SLACK
+                for act in (world.call, world.lock):
+                    asked = [other.submit(world.works, act, key, within) for key in KEYS]
+                    for each in asked:
+                        each.result(2 * within)
+                world.works(world.call, world.dice.choice(KEYS), within)  # here, too
+                slowest = max(slowest, monotonic() - began)
+                assert slowest < within  # not for each key, as all leases end at the same time
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert tries >= AT_LEAST
+    assert raised["Limit"] + raised["Exit"] > tries / 4
