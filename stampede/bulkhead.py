@@ -11,7 +11,7 @@ from random import randrange
 from time import monotonic
 from typing import Any, TypeVar, cast
 
-from stampede.colour import Colour, running_loop
+from stampede.colour import Colour, Loop, running_loop
 from stampede.crowd import Crowd, crowd_of
 from stampede.errors import OptionError
 from stampede.hands import inside
@@ -82,10 +82,11 @@ class Bulkhead(Lock):
         def called(*args: Any, **kwargs: Any) -> Any:
             with self:
                 value = function(*args, **kwargs)
-                if inspect.iscoroutine(value):
-                    value.close()  # it will never be awaited, and needn't warn of that
+                if inspect.isawaitable(value):
+                    if inspect.iscoroutine(value):
+                        value.close()  # it will never be awaited, and needn't warn of that
                     raise OptionError(
-                        f"the coroutine that {function!r} returns begins when its place is given back: "
+                        f"the {type(value).__name__} that {function!r} returns goes on when its place is given back: "
                         "make it an async def, or take the place inside, by `async with`"
                     )
                 return value
@@ -108,9 +109,17 @@ class Bulkhead(Lock):
 
     def _use(self, engine: Engine) -> None:
         super()._use(engine)
-        self._crowd: Crowd[Holding] = crowd_of(engine.lock_engine, self.name, self._room, lease=self._lease)
+        self._threads = self._crowd_of(None)
         if self.concurrency > 1:  # else it is a lock, and each of its holders has a fence of its own
             self._access.crowd = self._crowd
+
+    def _crowd(self, colour: Colour) -> Crowd[Holding]:
+        """Return the callers that wait beside one of this colour, in the loop that runs."""
+        loop = running_loop() if colour.suspending else None
+        return self._threads if loop is None else self._crowd_of(loop)
+
+    def _crowd_of(self, loop: Loop | None) -> Crowd[Holding]:
+        return crowd_of(self._engine.lock_engine, self.name, self._room, lease=self._lease, loop=loop)
 
     async def _taking(self, colour: Colour, wait: Seconds, heard: Callable[[], object] = nothing) -> Holding:
         """Wait among the callers of this process, for a turn to ask the engine or for a place that one of them left."""
@@ -118,7 +127,7 @@ class Bulkhead(Lock):
         began, patience = monotonic(), self._wait if wait is None else seconds("wait", wait)
         if patience <= 0 or not self._engine.lock_engine.shared:  # memory:// has such a queue of its own
             return await super()._taking(colour, patience)
-        crowd = self._crowd
+        crowd = self._crowd(colour)
         with crowd.joined() as me:
             if not await crowd.turn(me, colour, patience):
                 holding = Holding(self._access, self.name, None)
@@ -161,7 +170,7 @@ class Bulkhead(Lock):
         return refused
 
     async def _wait_for(self, locks: Locks, holding: Holding, busy: Busy, timeout: float) -> None:
-        await super()._wait_for(locks, holding, busy, min(timeout, POLL if self._split else self._crowd.look))
+        await super()._wait_for(locks, holding, busy, min(timeout, POLL if self._split else self._threads.look))
 
 
 defaults = {name: each.default for name, each in inspect.signature(Bulkhead).parameters.items()}

@@ -1,9 +1,13 @@
-"""The callers of this process that wait for a place in one bulkhead, in the order of arrival.
+"""The callers of one event loop, or of all threads, that wait for a place in one bulkhead, in the order of arrival.
 
 Only a few of them ask the engine at a time. A question there costs as much as there are waiters, so a thousand callers
 that ask would get nothing else done. The others wait here for one of two things: their turn to ask, or a place whose
 holder in this process has just left. Such a place changes hands without a word to the engine, but only for a moment
 after the engine has granted it. Then it goes back to the engine, so that other processes have their turn.
+
+Each event loop has a crowd of its own, and all threads have one. So a place goes only to a caller that runs: a holder
+that leaves in a loop hands its place to a task of that very loop. Callers of a loop that is blocked or closed keep
+neither places nor the right to ask from others.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from contextlib import contextmanager
 from itertools import islice
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from stampede import decisions, forks
-from stampede.colour import Bell, Colour
+from stampede.colour import Bell, Colour, Loop, running_loop
 from stampede.errors import EngineError
 from stampede.outcome import own_copy
 
@@ -55,10 +59,11 @@ class Waiter(Generic[T]):
 
 
 class Crowd(Generic[T]):
-    """The waiters of this process for one bulkhead."""
+    """The waiters of one event loop, or of all threads, for one bulkhead."""
 
-    def __init__(self, lease: float) -> None:
+    def __init__(self, lease: float, loop: Loop | None = None) -> None:
         self.look = min(LOOK, lease / 2)
+        self._loop = None if loop is None else ref(loop)
         self._begin()
         forks.in_child(self._begin)
 
@@ -109,6 +114,10 @@ class Crowd(Generic[T]):
         heir.bell.ring()
         return True
 
+    def is_of(self, loop: Loop | None) -> bool:
+        """Return whether this is the crowd of that event loop; None: of the threads."""
+        return loop is (None if self._loop is None else self._loop())
+
     def _called(self, me: Waiter[T], now: float) -> bool:
         with decisions.lock:
             if me in self._waiting and sum(now - heard < 2 * self.look for heard in self._asking.values()) < ASKERS:
@@ -134,15 +143,22 @@ class Crowd(Generic[T]):
             place, me.place = me.place, None
         for each in called:
             each.bell.ring()
-        if place is not None and not self.hand_on(place):
+        if place is None:
+            return
+        # A task of a loop that was closed may be destroyed anywhere: its mates never run again.
+        if not ((self._loop is None or self.is_of(running_loop())) and self.hand_on(place)):
             place.let_go()
 
 
 _crowds: WeakValueDictionary[Hashable, Crowd[Any]] = WeakValueDictionary()
 
 
-def crowd_of(*bulkhead: Hashable, lease: float) -> Crowd[Any]:
-    """The crowd of this process at a bulkhead with this lease, for as long as anybody refers to it."""
+def crowd_of(*bulkhead: Hashable, lease: float, loop: Loop | None) -> Crowd[Any]:
+    """Return the crowd of an event loop, or of the threads, at a bulkhead with this lease. It lives as long as somebody
+    refers to it."""
+    key = (*bulkhead, lease, id(loop))
     with decisions.lock:
-        found = _crowds.get((*bulkhead, lease))
-        return found if found is not None else _crowds.setdefault((*bulkhead, lease), Crowd(lease))
+        found = _crowds.get(key)
+        if found is None or not found.is_of(loop):  # another loop had this id
+            found = _crowds[key] = Crowd(lease, loop)
+        return found

@@ -54,7 +54,7 @@ class Access:
         self.called = engine.lock_engine.called  # in metrics
         self.release_via = release_via
         self.detachable = detachable
-        self.crowd: Crowd[Holding] | None = None  # whose next waiter may have what is released
+        self.crowd: Callable[[Colour], Crowd[Holding]] | None = None  # whose next waiter may have what is released
         self.suspending = PROMPT if engine.prompt else SUSPENDING
         self._locks = engine.locks, engine.alocks
 
@@ -335,7 +335,7 @@ class Holding:
         locks, records = self._access.locks(colour), self._access.engine.lock_engine.records
         if error is not None and records is not None:
             records.failed(self.token, problem_of(error))
-        elif error is None and not lost and (crowd := self._access.crowd) is not None and crowd.hand_on(self):
+        elif error is None and not lost and self._handed_on(colour):
             self._end()  # for the next holder in this process, without a word to the engine
             return
         try:
@@ -350,6 +350,14 @@ class Holding:
         self._end()
         if not kept and error is None:
             raise self._loss()
+
+    def _handed_on(self, colour: Colour) -> bool:
+        """Give the place to the next holder in this process. Not one that is bound to this holder's connection, or that
+        lasts longer than its lease: it would end with the connection, or outlive the next holder's death."""
+        crowd, hold = self._access.crowd, self.hold
+        if crowd is None or hold is None or self._session is not None or hold.extended:
+            return False
+        return crowd(colour).hand_on(self)
 
     def _end(self) -> None:
         self.over = True

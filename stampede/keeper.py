@@ -132,6 +132,11 @@ class Hold:
         time was over."""
         return self._taken or not self.lost
 
+    @property
+    def extended(self) -> bool:
+        """Whether it was to stand until a moment that is still to come, whatever becomes of its holder."""
+        return self._floor > time.monotonic()
+
     @contextmanager
     def standing_until(self, moment: float) -> Iterator[None]:
         """No renewal lets it end before this; unless the block fails: what an engine refuses it would refuse to us."""
@@ -245,6 +250,7 @@ class Keeper:
         self._alarm = inf  # when the watch looks again; less than ever: when somebody takes it over
         self._threads = 0
         self._idle = 0  # of them
+        self._working = 0  # of them: at an engine, or in what is called for a lease that is lost
         self._watched = False  # one of the idle ones waits for the next lease that is due
 
     def _after_fork(self) -> None:
@@ -361,11 +367,14 @@ class Keeper:
                     self._watched, self._alarm = False, -inf
             finally:
                 self._idle -= 1
-                if self._idle:
-                    self._turn.notify()
-                else:
-                    self._start()
-            return hold, port
+            self._working += 1
+            if self._idle:
+                self._turn.notify()
+            # Else another thread is needed, unless one has done its work, and is on its way to watch.
+            lonely = not self._idle and self._threads <= self._working
+        if lonely:
+            self._start()
+        return hold, port
 
     def _watch(self) -> Hold:
         while True:
@@ -447,6 +456,7 @@ class Keeper:
         except BaseException:  # its holder's own callback
             _log.exception("the lease of %r could not be looked after, and ends by itself", hold.key)
         with self._lock:
+            self._working -= 1
             if port is not None:
                 hold.under_way = None
                 self._left(port)

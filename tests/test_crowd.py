@@ -63,7 +63,7 @@ def asking(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def waiting(bulkhead: Bulkhead) -> int:
-    return len(bulkhead._crowd._waiting)
+    return len(bulkhead._threads._waiting)
 
 
 def visitors(bulkhead: Bulkhead, number: int, visit: Callable[[], object]) -> list[threading.Thread]:
@@ -119,8 +119,8 @@ def test_a_place_goes_back_after_a_moment(open_: Open) -> None:
         each.join(20)
 
 
-def test_threads_and_tasks_wait_together(open_: Open) -> None:
-    """A place that a thread leaves is had by a task, and the other way round; one that is cancelled loses none."""
+def test_threads_and_tasks_wait_side_by_side(open_: Open) -> None:
+    """Threads, or tasks, would wait for ever, or too many be inside; one that is cancelled would lose a place."""
     bulkhead = open_().bulkhead("b", concurrency=2, wait=30)
     now, most, lock = 0, 0, threading.Lock()
 
@@ -228,7 +228,7 @@ def test_a_place_that_is_not_taken_goes_to_the_next(full: Full) -> None:
 def test_a_short_lease_shortens_the_silence() -> None:
     """Broken if callers of an event loop that has ended hold others up for longer than the lease."""
     bulkhead = Cache("null://").bulkhead("b", concurrency=2, lease=1.0)
-    its = bulkhead._crowd
+    its = bulkhead._threads
     with ExitStack() as stack:
         askers = [stack.enter_context(its.joined()) for _ in range(ASKERS)]
         assert all(called(its, each) for each in askers)
@@ -277,3 +277,128 @@ def test_what_two_askers_in_a_row_hear_is_told_to_all(full: Full) -> None:
         its.leave(askers[1], EngineError("no answer"))
         with pytest.raises(EngineError, match="no answer"):
             called(its, second)
+
+
+# -- who is given what --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that could be handed on would be, however busy this machine is."""
+    monkeypatch.setattr(crowd, "LENT", 60.0)
+
+
+def blocked(bulkhead: Bulkhead, tasks: int, over: threading.Event) -> threading.Thread:
+    """An event loop that is blocked until `over`, with tasks that wait for places."""
+    ready = threading.Event()
+
+    async def main() -> None:
+        async def visit() -> None:
+            async with bulkhead:
+                pass
+
+        waiting = [asyncio.ensure_future(visit()) for _ in range(tasks)]
+        await asyncio.sleep(0)
+        wanted = crowd.crowd_of(
+            bulkhead._engine.lock_engine, "b", 2, lease=bulkhead._lease, loop=asyncio.get_running_loop()
+        )
+        while len(wanted._asking) < ASKERS:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)  # they have asked
+        ready.set()
+        over.wait(30)
+        await asyncio.gather(*waiting)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    return thread
+
+
+@pytest.mark.usefixtures("lent")
+def test_a_blocked_loop_is_given_no_place_of_a_thread(open_: Open) -> None:
+    """Each of its waiting tasks would keep a place for a lease, one after the other, from the whole fleet."""
+    bulkhead, over = open_().bulkhead("b", concurrency=2, lease=60, wait=20), threading.Event()
+    first, second = bulkhead.acquire(), bulkhead.acquire()
+    loop = blocked(bulkhead, 8, over)
+    began = time.monotonic()
+    try:
+        threads = [threading.Thread(target=lambda: bulkhead.acquire().release(), daemon=True) for _ in range(4)]
+        for each in threads:
+            each.start()
+        first.release()
+        second.release()
+        for each in threads:
+            each.join(20)
+            assert not each.is_alive()
+        assert time.monotonic() - began < 15
+    finally:
+        over.set()
+    loop.join(20)
+    assert not loop.is_alive()
+
+
+@pytest.mark.usefixtures("lent")
+def test_a_closed_loop_s_waiters_are_given_nothing(open_: Open) -> None:
+    """Whoever refers to its tasks would keep places for them, each for a lease."""
+    bulkhead = open_().bulkhead("b", concurrency=2, lease=60, wait=20)
+    first, second = bulkhead.acquire(), bulkhead.acquire()
+    loop, tasks = asyncio.new_event_loop(), list[Any]()
+
+    async def visit() -> None:
+        async with bulkhead:
+            pass
+
+    async def start() -> None:
+        tasks.extend(asyncio.ensure_future(visit()) for _ in range(12))
+        await asyncio.sleep(0.2)
+
+    loop.run_until_complete(start())
+    loop.close()
+    first.release()
+    second.release()
+    began = time.monotonic()
+    for _ in range(6):
+        with bulkhead:
+            pass
+    assert time.monotonic() - began < 15
+    for task in tasks:
+        task._log_destroy_pending = False
+
+
+@pytest.mark.usefixtures("lent")
+@pytest.mark.parametrize("url", ["redis"], indirect=True)
+def test_what_was_extended_is_not_handed_on(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would outlive the death of its next holder by as long as it was extended."""
+    handed: list[Any] = []
+    monkeypatch.setattr(Crowd, "hand_on", lambda its, place: handed.append(place))
+    bulkhead = open_().bulkhead("b", concurrency=2)
+    first, second = bulkhead.acquire(), bulkhead.acquire()
+    first.extend(600)
+    first.release()
+    second.release()
+    assert handed == [second]
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("lent")
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_a_place_bound_to_a_connection_is_not_handed_on(open_: Open) -> None:
+    """It ended with the connection of the one that left: three were inside where two may be, and one lost its place."""
+    bulkhead, there, go = open_().bulkhead("b", concurrency=2, wait=20), threading.Semaphore(0), threading.Event()
+    first, second = bulkhead.acquire(), bulkhead.acquire()
+
+    def visit() -> None:
+        there.release()
+        assert go.wait(20)
+
+    threads = visitors(bulkhead, ASKERS + 1, visit)
+    assert first.connection is not None
+    first.release()
+    assert there.acquire(timeout=10)
+    assert not open_().bulkhead("b", concurrency=2).acquire(wait=0)  # the second is inside, and the heir
+    go.set()
+    second.release()
+    for each in threads:
+        each.join(20)
+        assert not each.is_alive()
