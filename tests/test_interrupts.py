@@ -228,18 +228,6 @@ def test_a_leader_that_is_interrupted_as_it_offers_what_is_stale() -> None:
 
 
 @thrown_in
-def test_a_connection_that_was_borrowed_comes_back(other: ThreadPoolExecutor) -> None:
-    """After a few interruptions all connections of the pool would be lent for ever, to nobody."""
-
-    def still(number: int) -> None:
-        assert other.submit(cache.get, "k").result(LONG) == "value"
-
-    with Cache(shared_redis().url + "?max_connections=2&timeout=0.5", on_engine_error="raise") as cache:
-        cache.set("k", "value")
-        swept(cache, lambda number: cache.get("k"), still, whole=True)
-
-
-@thrown_in
 @pytest.mark.parametrize("what", ["call", "lock"])
 def test_a_question_of_who_was_interrupted_is_none_that_hangs(what: str) -> None:
     """For seconds all impatient callers would do without the engine, and locks be refused, as if it hung."""
