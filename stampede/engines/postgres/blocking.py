@@ -112,7 +112,8 @@ class _Wire:
 
     def rows(self, commands: Sequence[Command], patience: float) -> list[list[Row]]:
         its, talk = self.connection, self._talk
-        assert its is not None
+        if its is None:
+            raise ConnectionError("it was closed meanwhile")
         if its.prepare_threshold is None:  # it is a pooler's, which may lose its place in a pipeline
             ask = talk.ask if its.isolation_level is None else talk.apart
             return [rows for command in commands for rows in self._driven(ask(command), patience)]
