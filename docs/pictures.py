@@ -52,7 +52,7 @@ ROOMS = [
     ),
     Room(
         "ground", "two colours, one lock for decisions, loops, threads, forks, signals, observers",
-        "colour metrics loops watch stalls decisions definitions greenlets threads forks interruptions",
+        "colour metrics loops watch decisions definitions greenlets threads forks",
     ),
     Room(
         "values", "pure: what is decided takes the time as an argument, and does nothing",

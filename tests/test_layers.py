@@ -63,8 +63,7 @@ LAYERS = """
     threads
     greenlets
     errors decisions definitions
-    forks stalls
-    interruptions
+    forks
 """
 LINES = [line.split() for line in LAYERS.strip().splitlines()]
 DEPTH = {name: depth for depth, line in enumerate(LINES) for name in line}

@@ -188,7 +188,7 @@ def test_what_one_turn_of_the_loop_asks_goes_out_together(
     async def scenario() -> None:
         await engine.astore.set("k", some())
         link: Any = await engine._aline.reach(engine._servers.all[0])
-        transport = link._wire._transport
+        transport = link._wire.transport
         write = transport.write
         monkeypatch.setattr(transport, "write", lambda data: (sent.append(data), write(data)))
         claims = [engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(100)]

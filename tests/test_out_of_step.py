@@ -6,8 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
-from types import FrameType
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,12 +16,11 @@ pytest.importorskip("pymemcache")
 
 import faces
 from faces import BRIEF, never
-from interrupting import interrupted
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 from servers import PATIENCE, RedisServer, shared_redis
 
-from stampede import Cache, EngineError, LockLost, WaitTimeout, events
+from stampede import EngineError, LockLost, WaitTimeout, events
 from stampede.testing import isolated
 
 both = pytest.mark.parametrize("colour", ["sync", "async"])
@@ -134,44 +132,6 @@ def test_the_reply_to_another_command(face: Faces, before: Before, reply: bytes,
     proxy.alter = lambda data: once.pop() if once else data
     asked.run("get", "k")
     assert asked.down and asked.count(events.EngineDown) == 1
-
-
-@engines
-def test_bytes_that_a_loop_took_and_never_told_of(engine: str) -> None:
-    """Ctrl-C in the middle of a loop's read, as in a notebook, whose loop goes on: replies would be missing, and those
-    that come be taken for others."""
-    keys, wrong, asking = [f"k{number}" for number in range(4)], [], []
-
-    async def get(cache: Cache, key: str) -> None:
-        if (got := await cache.aget(key)) != key:
-            wrong.append((key, got))
-
-    async def ask(cache: Cache) -> None:
-        await asyncio.gather(*[get(cache, key) for key in keys[:2]])
-        for key in keys[2:]:
-            await get(cache, key)
-
-    with closing(asyncio.new_event_loop()) as loop, Cache(server_of(engine).url) as cache:
-
-        def run() -> None:
-            asking.append(loop.create_task(ask(cache)))
-            loop.run_until_complete(asking[-1])
-
-        for key in keys:
-            cache.set(key, key)
-        moments = 0
-        while (came := interrupted(run, moments, where=_reads, by=KeyboardInterrupt)) is not None:
-            assert isinstance(came, KeyboardInterrupt), came
-            loop.run_until_complete(asyncio.gather(*asking))
-            run()
-            moments += 1
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    assert wrong == []
-    assert moments > 10
-
-
-def _reads(frame: FrameType) -> bool:
-    return frame.f_code.co_name.startswith("_read_ready")  # asyncio's
 
 
 @both

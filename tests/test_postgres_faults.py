@@ -129,7 +129,7 @@ def test_a_server_that_lets_nobody_in_takes_no_longer_than_its_time(
     proxy = before(server)
     proxy.hold()
     asked, began = asking(at(proxy.port, timeout=0.3), colour), time.monotonic()
-    with pytest.raises(EngineError, match=r"0\.3 s"):
+    with pytest.raises(EngineError, match=r"0\.3 s|another's question"):  # or the news were the first to find out
         asked(asked.claims.claim("k", new_id(), Ask(LONG)))
     assert time.monotonic() - began < 1.5
     proxy.let_go()

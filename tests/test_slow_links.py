@@ -90,7 +90,8 @@ def test_what_an_event_loop_sends_has_the_time_out_for_each_piece() -> None:
     transport.get_write_buffer_size = lambda: transport.unsent
     transport.get_extra_info = {"sslcontext": "some"}.get
     wire = Wire(cast(Any, SimpleNamespace(vigil=Vigil())), cast(Any, None))
-    wire.stand(transport)
+    wire.connection_made(transport)
+    wire.stand()
     wire.send(b"", idle=True)
     assert 0.0 < wire.left(5.0) <= 5.0
     wire.since -= 10.0

@@ -21,6 +21,7 @@ from servers import shared_redis
 
 from stampede import Cache, WaitTimeout
 from stampede.colour import SUSPENDING
+from stampede.engines.kit.timer import Timer
 
 
 class Large:
@@ -275,6 +276,24 @@ def test_a_connection_keeps_nothing_of_who_was_the_first_to_ask(cache: Cache, un
     async def main() -> None:
         await asyncio.create_task(ask())
         await all_gone(failing)
+
+    asyncio.run(main())
+
+
+def test_a_timer_keeps_nothing_of_who_was_the_first_to_ask() -> None:
+    """It goes on as long as anybody asks, and the first caller's context would be kept for as long."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        looked = loop.create_future()
+
+        def look() -> bool:
+            looked.set_result(_request.get(None))
+            return False
+
+        _request.set(Large())
+        Timer(look).start(loop)
+        assert await looked is None
 
     asyncio.run(main())
 

@@ -10,6 +10,6 @@ dates.py                     the clock of a service, by the dates of its answers
 rests.py                     before who is refused asks again
 overdue.py                   time-outs for clients that have none
 vigil.py                     a server that hangs is found out once, for all who wait
-landing.py, attendant.py     no byte and no turn of a loop is lost without a word, whatever a signal's handler raises
+timer.py                     looks after questions of an event loop, as long as there are some
 transport.py                 ends of connections from outside of their loop, and behind a fork
 """

@@ -11,7 +11,6 @@ program. (asyncio's default executor does both, and is the user's.)
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +18,6 @@ from functools import partial
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
-from stampede import forks
 from stampede.colour import Loop, run_blocking, soon
 from stampede.errors import EngineError
 from stampede.ports import Busy
@@ -38,9 +36,6 @@ LEAVE = 0.3
 """Seconds that a call which is cancelled waits for the end of what it has begun. An event loop that ends waits for all
 its calls, and a server that hangs would keep it for its own time-out."""
 
-AT_EXIT = 0.3
-"""Seconds that the end of the program waits for what is being given back."""
-
 _UNDONE_BY = {"claim": "abandon", "acquire": "release"}
 
 
@@ -53,7 +48,7 @@ class Run(Protocol):
 
 
 async def here(function: Callable[..., T], /, *args: Any, undo: Callable[[], object] | None = None) -> T:
-    """In the caller's own thread. Whoever is thrown out of it has left it: nothing is to be undone."""
+    """In the caller's own thread, which never leaves earlier: nothing is to be undone."""
     return function(*args)
 
 
@@ -71,8 +66,8 @@ class Errands:
     async def run(self, function: Callable[..., T], /, *args: Any, undo: Callable[[], object] | None = None) -> T:
         """What the function gives, or raises. Cancelled before it was begun, it never is.
 
-        What a signal throws at the caller waits for nothing. Whoever then gives back what this was to take comes
-        before the thread has taken it, perhaps: so the thread itself does `undo` behind it.
+        A caller that leaves earlier gives back what this takes, perhaps before the thread has taken it. So the thread
+        calls `undo` when it has.
         """
         errand = _Errand(asyncio.get_running_loop(), partial(function, *args), undo)
         try:
@@ -128,8 +123,6 @@ class _Errand(Generic[T]):
         self._undo = undo
 
     def do(self) -> None:
-        if self._undo is not None:
-            _takes.add(self)
         try:
             self.value = self._function()
         except BaseException as error:
@@ -141,9 +134,7 @@ class _Errand(Generic[T]):
             except EngineError:
                 pass  # it ends by itself
             except BaseException:
-                _log.exception("what was taken for a call that was interrupted could not be given back")
-        _takes.discard(self)
-        # No Python code, in which a signal may be served: who waits would never hear of it.
+                _log.exception("what was taken for a cancelled call could not be given back")
         soon(self.bell.get_loop(), self.bell.set_result, None)
 
     def result(self) -> T:
@@ -177,18 +168,3 @@ class _Face:
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await asyncio.sleep(max(0.0, min(timeout, busy.lease, LOOK)))
-
-
-_takes: set[_Errand[Any]] = set()
-"""What takes something, and is under way."""
-
-forks.in_child(lambda: _takes.clear())  # they are the parent's
-
-
-def _at_exit() -> None:
-    end = time.monotonic() + AT_EXIT
-    while any(each.forsaken for each in list(_takes)) and time.monotonic() < end:
-        time.sleep(LOOK)
-
-
-atexit.register(_at_exit)

@@ -12,19 +12,15 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from stampede import forks
-from stampede.engines.kit.attendant import Attendant
-from stampede.engines.kit.landing import Interrupted
-from stampede.engines.kit.replies import OutOfStep
+from stampede.engines.kit.replies import ODD, OutOfStep, out_of_step
+from stampede.engines.kit.timer import Timer
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
-from stampede.engines.kit.wire import Question, Wire
-from stampede.interruptions import of_a_caller
+from stampede.engines.kit.wire import INTERRUPTED, Question, Wire
 from stampede.loops import Loop, PerLoop, nobodys
-from stampede.stalls import NEXT, given_back, unhurried
 
 __all__ = ["Pipe", "Pipes"]
 
@@ -39,12 +35,7 @@ class _Ends(Protocol):
 
 
 class Pipe(ABC):
-    """One event loop's way to one server, and the questions before and in it. It connects when there are some.
-
-    What a signal's handler raises may come between any two steps of this. So a question waits, or is on its way,
-    until it has been answered; it may be in both places, and each step can be done again. As long as there are
-    questions, a task looks at what there is, and does what was left undone.
-    """
+    """One event loop's way to one server, and the questions before and in it. It connects when there are some."""
 
     hung: type[Exception] = TimeoutError
     """What says that there was no reply in time: who was waiting doesn't ask again."""
@@ -53,7 +44,7 @@ class Pipe(ABC):
     """What ends a question that was under way; all else that ends its connection has it asked once more."""
 
     known: tuple[type[Exception], ...] = (OSError,)
-    """What a server, or the way to it, makes connecting fail with."""
+    """What a server, or the way to it, makes connecting, and reading, fail with."""
 
     wire: Wire | None = None
     """The connection that stands."""
@@ -64,14 +55,14 @@ class Pipe(ABC):
         self._waiting: deque[Question] = deque()
         self._connecting: asyncio.Task[None] | None = None
         self._connects = inf  # since when
-        self._odd = False  # the last connection failed in a way that no server makes it fail
-        self._attendant = Attendant()
+        self._late = 0.0  # since when a reply was owed that a look found to be late
+        self._timer = Timer(self._look)
 
     # -- what an engine says ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def reach(self, made: list[Wire]) -> Wire:
-        """A connection that stands. It is noted in `made` before it keeps anything: who is interrupted closes it."""
+    async def reach(self) -> Wire:
+        """A connection that stands."""
 
     def failed(self, error: Exception) -> None:
         """There is none to be had."""
@@ -105,26 +96,17 @@ class Pipe(ABC):
 
     @property
     def connecting(self) -> bool:
-        return self._connecting is not None and not self._connecting.done()
+        return self._connecting is not None and not self._connecting.done()  # as one is that never began
 
     def ask(self, asked: Any, count: int, *, twice: bool = True) -> Question:
         """A question whose future ends with its replies. Who stops waiting for them bothers nobody else."""
         loop = asyncio.get_running_loop()
         question = Question(asked, count, loop.create_future(), twice=twice)
-        self._attendant.attend(loop, self)
+        self._timer.start(loop)
         self._waiting.append(question)
-        if len(self._waiting) == 1:  # for all that this turn asks; if it is lost, the attending task flushes
-            loop.call_soon(self._turn)
+        if len(self._waiting) == 1:  # for all that this turn asks
+            loop.call_soon(self._flush)
         return question
-
-    def _turn(self) -> None:
-        try:
-            self._flush()
-        except BaseException as error:
-            own = of_a_caller(error)
-            if own is None:
-                raise
-            self.interrupted(own)
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -132,27 +114,31 @@ class Pipe(ABC):
         wire = self.wire
         if wire is None:
             if not self.connecting:
-                self._connecting = nobodys(asyncio.ensure_future, self._connect())
-                self._connecting.add_done_callback(self._connected)
-            return
-        if not self.current(wire):
+                self._waiting = deque(question for question in self._waiting if not question.future.done())
+                if self._waiting:
+                    self._connects = time.monotonic()
+                    self._connecting = nobodys(asyncio.ensure_future, self._connect())
+        elif not self.current(wire):
             wire.lose(ConnectionError("this is not the master any more"))
-            return
-        if not wire.flying and wire.speaks():
+        elif not wire.flying and wire.speaks():
             wire.lose(OutOfStep("it has said what nobody had asked for, or goodbye"))
-            return
+        else:
+            self._send(wire)
+
+    def _send(self, wire: Wire) -> None:
+        first = self.before(wire)
+        asked = [question for question in self._waiting if not question.future.done()]
+        if first is not None:
+            asked.insert(0, first)
+        idle = not wire.flying
         try:
-            asked = [question for question in self._waiting if not question.future.done()]
-            first = self.before(wire)
-            if first is not None:
-                asked.insert(0, first)
-            idle = not wire.flying
             wire.flying.extend(asked)
             self._waiting.clear()
             if asked:
                 wire.send(self.written(wire, asked), idle=idle)
-        except BaseException as error:  # nobody else would tell those who wait
-            wire.stumbled(error)
+        except BaseException:  # what of it was sent is not known
+            wire.lose(ConnectionAbortedError(INTERRUPTED))
+            raise
 
     def heard(self, wire: Wire, reply: Any) -> None:
         """Any reply."""
@@ -174,69 +160,41 @@ class Pipe(ABC):
                 self.unheard(question)
             flying.popleft()  # not before: until it is answered, it is asked again on another connection
 
-    def interrupted(self, error: BaseException) -> None:
-        """What a signal's handler raises comes out of the call of one who waits, as if it had come there. If nobody
-        does it is the loop's to tell."""
-        for question in [*(self.wire.flying if self.wire is not None else ()), *self._waiting]:
-            if question.awaited and not question.future.done():
-                question.fail(error)
-                return
-        raise error
-
     # -- the connection ---------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        made: list[Wire] = []
-        self._connects = time.monotonic()
         try:
-            wire = await unhurried(lambda: self.reach(made), (self.hung, TimeoutError))
+            wire = await self.reach()
+            if wire.dead:
+                raise OutOfStep("it has said what nobody had asked for")
             await anext(wire.ended)
-            if self.wire is None:  # or whoever began this was interrupted before it had it, and another has come
-                self.wire = wire
-            self._odd = False
-        except asyncio.CancelledError:  # the loop ends, or the engine is closed
-            self._fail_waiting(ConnectionError("the connection was closed"))
+            self.wire = wire
+        except self.known as error:
+            self.failed(error)
+            self._fail_waiting(error)
+        except ODD as error:
+            self._fail_waiting(out_of_step(error))
+        except Exception:
+            self._fail_waiting(ConnectionAbortedError("connecting failed"))
             raise
-        except Interrupted:
-            pass  # by ourselves: that says nothing of the server
-        except Exception as error:
-            if isinstance(error, self.known):
-                self.failed(error)
-                self._fail_waiting(error)
-            else:  # what it stumbles over; or thrown in by whom we don't know: once more tells which
-                if self._odd:
-                    self._fail_waiting(_odd(error))
-                self._odd = not self._odd
-        finally:
+        finally:  # if all tasks of the loop were cancelled, the next look has those that go on begin another one
             self._connecting = None
-            for wire in made:
-                if wire is not self.wire:
-                    wire.close()
         self._flush()
-
-    def _connected(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        own = None if error is None else of_a_caller(error)
-        if own is not None:
-            self._flush()
-            self.interrupted(own)
 
     def broken(self, wire: Wire, error: Exception) -> None:
         """What was under way is asked once more on a new connection, if it may be."""
-        if self.wire is not wire:
-            for question in wire.flying:
-                if not question.twice:  # of one that is to stand yet
-                    question.fail(error)
+        flying, wire.flying = wire.flying, deque()
+        if self.wire is not wire:  # it was never shared
+            for question in flying:
+                question.fail(error)
             return
-        if not isinstance(error, (*self.known, self.hung)):  # what a parser has stumbled over
-            error = _odd(error)
-        again, ours = [], isinstance(error, Interrupted)
-        for question in wire.flying:
-            first = question.again in (None, wire) or (ours and question.again is not self)
-            if isinstance(error, self.final) or not first or not question.twice:
+        self.wire = None
+        again = []
+        for question in flying:
+            if question.again or not question.twice or isinstance(error, self.final):
                 question.fail(error)
             elif not question.future.done():
-                question.again, question.replies = question.again if ours else wire, []
+                question.again, question.replies = True, []
                 again.append(question)
         for question in self._waiting:
             if question.twice:
@@ -244,56 +202,47 @@ class Pipe(ABC):
             else:
                 question.fail(error)
         self._waiting = deque(dict.fromkeys(again))
-        self.wire = None  # not before: until here, all of this is done again if it is interrupted
         self._flush()
 
-    def look(self, sure: bool) -> float | None:
-        """Do what was left undone; break a connection that owes a reply, and on which nothing has moved for as long as
-        a reply may take. Seconds until it is to be called hung."""
-        if self.wire is not None:
-            self.wire.look_for_missed()
-        if self.wire is not None and self.wire.lost:
-            self.wire.lose(ConnectionError("the server closed the connection"))
-        self._flush()
-        wire, patience, vigil = self.wire, self._patience, self.vigil
-        if wire is None and vigil.hangs(self._connects):
-            self._fail_waiting(self.hung(NOT_TO_OTHERS))  # who comes later finds out whether it has connected
-        if wire is None or not wire.flying:
-            return inf if self._waiting else None
-        if patience is None:
-            return inf
-        left, since = wire.left(patience), wire.since
-        if left > 0 and vigil.hangs(since):
-            if sure:
-                wire.lose(self.hung(NOT_TO_OTHERS))
-            return -NEXT
-        if left <= 0 and sure:
-            wire.lose(self.hung(f"no reply within {patience:g} s"))
-            vigil.ends(since, patience)
-        # Overdue, it may be our own loop that was blocked, and the reply be there to be read.
-        return left if left > 0 else -given_back(-left, patience)
+    def _look(self) -> bool:
+        """Break a connection that owes a reply, and on which nothing has moved for as long as a reply may take. Return
+        whether to look again."""
+        wire, vigil = self.wire, self.vigil
+        if wire is None:
+            if vigil.hangs(self._connects):
+                self._fail_waiting(self.hung(NOT_TO_OTHERS))  # who comes later finds out whether it has connected
+        elif wire.flying and self._patience is not None:
+            overdue, since = wire.left(self._patience) <= 0, wire.since
+            if overdue or vigil.hangs(since):
+                if since != self._late:  # the loop may have been blocked: it reads what has come before the next look
+                    self._late = since
+                elif overdue:
+                    wire.lose(self.hung(f"no reply within {self._patience:g} s"))
+                    vigil.ends(since, self._patience)
+                else:
+                    wire.lose(self.hung(NOT_TO_OTHERS))
+        self._flush()  # if an exception came between a question and the turn that was to send it
+        if self.wire is None:
+            return self.connecting
+        return bool(self._waiting or self.wire.flying)
 
     def _fail_waiting(self, error: BaseException) -> None:
-        for question in self._waiting:
+        waiting, self._waiting = self._waiting, deque()
+        for question in waiting:
             question.fail(error)
-        self._waiting.clear()
-
-    def gone(self) -> None:
-        """The loop ends, or the engine is closed. (A loop that we refer to would never be collected.)"""
-        error = ConnectionError("the connection was closed")
-        for question in self.wire.flying if self.wire is not None else ():
-            question.fail(error)
-        self.wire = None
-        self._fail_waiting(error)
-        with suppress(RuntimeError):  # its loop was closed
-            self._attendant.leave()
 
     def close(self) -> None:
+        """The engine is closed, or the loop ends."""
+        wire, self.wire = self.wire, None
+        error = ConnectionError("the connection was closed")
+        self._fail_waiting(error)
+        self._timer.stop()
         if self._connecting is not None and not self._connecting.get_loop().is_closed():
             self._connecting.cancel()
-        if self.wire is not None:
-            self.wire.close()
-        self.gone()
+        if wire is not None:
+            wire.close()
+            for question in wire.flying:
+                question.fail(error)
 
     def __del__(self) -> None:
         if self.wire is not None:
@@ -304,10 +253,6 @@ class Pipe(ABC):
         wire, self.wire = self.wire, None
         if wire is not None:
             wire.disown()
-
-
-def _odd(error: Exception) -> OutOfStep:
-    return OutOfStep(f"{type(error).__name__}: {error}")
 
 
 class Pipes(Generic[P]):

@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import ref
 
 from stampede.errors import EngineError
 
@@ -80,12 +79,11 @@ class Pool(ABC, Generic[W, Q, A]):
         self._server = server
         self._idle: list[W] = []
         self.all: list[W] = []
-        self._free: queue.SimpleQueue[_Leave] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
         """One for each connection that may be in use: faster than a Semaphore."""
         for _ in range(server.max_connections):
-            self._free.put(_Leave(self))
-        self._lock = threading.RLock()
-        self._returned = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
+            self._free.put(None)
+        self._returned = threading.Condition(threading.RLock())
         self._waiting = 0  # for the return of one that is connected
         self._hung_at = 0.0  # when a reply was given up the last time
 
@@ -103,24 +101,24 @@ class Pool(ABC, Generic[W, Q, A]):
         """The answer. Where the server takes no new connection (it has too many, or another password by now), over one
         that it has taken before."""
         taken = self._take()
-        leave: _Leave | None = taken
+        wire: W | None = taken
         try:
-            return self._tried(taken.wire, question)
+            return self._tried(taken, question)
         except self.hung:  # first, if it is one that is broken, too: nobody waits as long once more
             self._hung_at = time.monotonic()
             raise
         except self.broken:
             if is_once(question):
                 raise
-            leave = None  # before another thread may have it
+            wire = None  # before another thread may have it
             self._give_back(taken)
-            leave = self._take_connected()
-            if leave is None:
+            wire = self._take_connected()
+            if wire is None:
                 raise
-            return self.exchange(leave.wire, question)
+            return self.exchange(wire, question)
         finally:
-            if leave is not None:
-                self._give_back(leave)
+            if wire is not None:
+                self._give_back(wire)
 
     def _tried(self, wire: W, question: Q) -> A:
         """The same over this one. It may have broken while it was idle: once more, then."""
@@ -141,42 +139,40 @@ class Pool(ABC, Generic[W, Q, A]):
 
     # -- who has which ------------------------------------------------------------------------------------------
 
-    def _take(self) -> _Leave:
-        """The leave to use one, perhaps not connected, in this thread alone; who finds none free waits for one."""
+    def _take(self) -> W:
+        """A connection for this thread alone, perhaps not connected. A thread that finds none free waits for one."""
         try:
-            leave = self._free.get_nowait()
+            self._free.get_nowait()
         except queue.Empty:
-            leave = self._wait()
+            self._wait()
         try:
-            leave.wire = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
             wire = self.made()
             self.all.append(wire)
-            leave.wire = wire
-        return leave
+            return wire
 
-    def _wait(self) -> _Leave:
+    def _wait(self) -> None:
         since = time.monotonic()
         try:
-            leave = self._free.get(timeout=self._server.timeout)
+            self._free.get(timeout=self._server.timeout)
         except queue.Empty:
             waited = f"no connection has been free for {self._server.timeout:g} s"
             raise EngineError(f"{self._server.name}: {waited}") from None
         if self._hung_at > since:  # or one after the other would find that out for itself
-            self._free.put(leave)
+            self._free.put(None)
             raise EngineError(f"{self._server.name}: no reply, and no connection was free")
-        return leave
 
-    def _take_connected(self) -> _Leave | None:
+    def _take_connected(self) -> W | None:
         """One that is connected, as soon as it is free. None if there are none, or it takes longer than a reply may."""
         end = time.monotonic() + (self._server.patience or self._server.timeout)
-        with self._lock:
+        with self._returned:
             self._waiting += 1
             try:
                 while any(_leads(each) for each in self.all):
-                    leave = self._idle_connected()
-                    if leave is not None:
-                        return leave
+                    wire = self._idle_connected()
+                    if wire is not None:
+                        return wire
                     left = end - time.monotonic()
                     if left <= 0:
                         break
@@ -185,65 +181,34 @@ class Pool(ABC, Generic[W, Q, A]):
                 self._waiting -= 1
         return None
 
-    def _idle_connected(self) -> _Leave | None:
+    def _idle_connected(self) -> W | None:
         try:
-            leave = self._free.get_nowait()
+            self._free.get_nowait()
         except queue.Empty:
             return None
         try:
-            leave.wire = self._idle.pop()
+            wire = self._idle.pop()
         except IndexError:
-            self._free.put(leave)
+            self._free.put(None)
             return None
-        if _leads(leave.wire):
-            return leave
-        self._idle.insert(0, leave.take())
-        self._free.put(leave)
+        if _leads(wire):
+            return wire
+        self._idle.insert(0, wire)
+        self._free.put(None)
         return None
 
-    def _give_back(self, leave: _Leave) -> None:
-        wire = leave.take()
-        if wire is not None:
-            if self._server.closed:
-                wire.disconnect()  # or it stays: it may have been connected just after all were
-            if wire.stands:
-                self._idle.append(wire)
-            else:
-                self._idle.insert(0, wire)  # the last to be taken: the server may take no new ones
-            self._free.put(leave)
-        if self._waiting:
-            with self._lock:
-                self._returned.notify_all()
-
-    def lost(self, wire: W | None) -> None:
-        """Its leave was lost: there is another one."""
-        leave = _Leave(self)
-        leave.wire = wire
-        if wire is None:
-            self._free.put(leave)
+    def _give_back(self, wire: W) -> None:
+        if self._server.closed:
+            wire.disconnect()  # or it stays: it may have been connected just after all were
+        if wire.stands:
+            self._idle.append(wire)
         else:
-            self._give_back(leave)
+            self._idle.insert(0, wire)  # the last to be taken: the server may take no new ones
+        self._free.put(None)
+        if self._waiting:
+            with self._returned:
+                self._returned.notify_all()
 
 
 def _leads(wire: Pooled) -> bool:
     return wire.stands and wire.current
-
-
-class _Leave:
-    """To use a connection. If whoever had it was interrupted where nothing gives it back, it comes back by itself."""
-
-    __slots__ = ("_pool", "wire")
-
-    def __init__(self, pool: Pool[Any, Any, Any]) -> None:
-        self._pool = ref(pool)
-        self.wire: Any = None
-
-    def take(self) -> Any:
-        """The connection, which is not the leave's any more: never is one given to two."""
-        wire, self.wire = self.wire, None
-        return wire
-
-    def __del__(self) -> None:
-        pool = self._pool()
-        if pool is not None:
-            pool.lost(self.take())

@@ -1,9 +1,4 @@
-"""The blocking side: pymemcache's sockets, one connection for each question.
-
-What goes wrong with a server is told by the operating system, or by bytes that are no replies. Whatever else comes out
-of a question came from outside (a signal's handler, the end of the stack): it goes on as itself, and the connection is
-not asked again.
-"""
+"""The blocking side: pymemcache's sockets, one connection for each question."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ from functools import cache
 from math import inf
 from weakref import ref
 
+from stampede.engines.kit.replies import ODD
 from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, hang_up
 from stampede.engines.memcached.holds import Link
@@ -21,9 +17,6 @@ from stampede.engines.memcached.servers import Server, Servers, Unasked, checked
 from stampede.errors import EngineError
 
 __all__ = ["BlockingLine"]
-
-_ODD = (TypeError, ValueError, LookupError, AttributeError)
-"""What bytes of another shape, or a socket that was closed meanwhile, can raise here and in the library."""
 
 
 class Connection(Sock):
@@ -142,11 +135,9 @@ class Connection(Sock):
 
     def __del__(self) -> None:
         try:
-            if self.asking:
-                self.leave()
             self._client.close()
         except (AttributeError, RecursionError):
-            pass  # it was never begun; or no stack is left, not even for `suppress`: the socket closes itself
+            pass  # it was never begun; or no stack is left: the socket closes itself
 
 
 @cache
@@ -154,7 +145,7 @@ def _troubles() -> tuple[type[Exception], ...]:
     """What says that something is wrong with a server, or with the way to it."""
     from pymemcache.exceptions import MemcacheError
 
-    return OSError, MemcacheError, *_ODD
+    return OSError, MemcacheError, *ODD
 
 
 class BlockingLine:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.breaker import Breaker
 from stampede.colour import Bell
-from stampede.engines.kit.landing import Interrupted
 from stampede.engines.kit.vigil import Vigil
 from stampede.engines.memcached.meta import Reply
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -141,7 +140,6 @@ def trouble(server: Server, error: BaseException) -> EngineError:
     if isinstance(error, EngineError):
         return error
     failure = EngineError(f"{server.name}: {type(error).__name__}: {error}")
-    failure.interrupted = isinstance(error, Interrupted)
     failure.partial = any(not other.breaker.open for other in server.others)
     return failure
 

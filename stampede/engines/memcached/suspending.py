@@ -29,22 +29,25 @@ class _Stream(Pipe):
         super().__init__(server.vigil, server.options["timeout"])
         self.server = server
 
-    async def reach(self, made: list[Wire]) -> Wire:
+    async def reach(self) -> Wire:
         """EngineError also if the server is too old."""
         server, wire = self.server, Wire(self, _Replies())
         options, address, loop = server.options, server.address, asyncio.get_running_loop()
         tls = options.get("tls_context")
-        made.append(wire)
-        async with asyncio.timeout(options["connect_timeout"]):
-            if isinstance(address, tuple):
-                host, port = address
-                transport, _ = await loop.create_connection(lambda: wire, host, port, ssl=tls)
-            else:
-                transport, _ = await loop.create_unix_connection(lambda: wire, address, ssl=tls)
-            wire.stand(transport)
-            checked(server, (await wire.ask(b"version\r\n"))[0].text)
-            if not server.longest:
-                server.longest = _longest((await wire.ask(b"stats settings\r\n"))[0].text)
+        try:
+            async with asyncio.timeout(options["connect_timeout"]):
+                if isinstance(address, tuple):
+                    host, port = address
+                    await loop.create_connection(lambda: wire, host, port, ssl=tls)
+                else:
+                    await loop.create_unix_connection(lambda: wire, address, ssl=tls)
+                wire.stand()
+                checked(server, (await wire.ask(b"version\r\n"))[0].text)
+                if not server.longest:
+                    server.longest = _longest((await wire.ask(b"stats settings\r\n"))[0].text)
+        except BaseException:
+            wire.close()
+            raise
         server.breaker.succeeded(time.monotonic())
         return wire
 
@@ -96,10 +99,8 @@ async def asked(stream: _Stream, commands: bytes, count: int = 1, *, twice: bool
     question = stream.ask(commands, count, twice=twice)
     try:
         await question.future
-    except Exception as error:
-        if isinstance(error, stream.known):
-            raise trouble(stream.server, error) from error
-        raise
+    except stream.known as error:
+        raise trouble(stream.server, error) from error
     except BaseException:
         question.drop()
         if question.wire is not None:  # they came in this very turn

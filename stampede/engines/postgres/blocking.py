@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from math import inf
 
-from psycopg import Connection
+from psycopg import Connection, Error
 
 from stampede import forks
 from stampede.engines.kit.pool import Pool
+from stampede.engines.kit.replies import ODD
 from stampede.engines.kit.transport import disown_number
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.engines.postgres.connect import Server
@@ -67,7 +68,7 @@ class _Wires(Pool["_Wire", Sequence[Command], list[list[Row]]]):
             rows = wire.rows(commands, self._leading.timeout)
         except RecursionError:
             raise  # hanging up would get stuck half way, too: it is done before the next question
-        except Exception as error:
+        except (StampedeError, Error, OSError, *ODD) as error:
             connected = wire.connection is not None
             if connected and not wire.lost(error):
                 wire.asking = False  # it has answered
@@ -111,7 +112,8 @@ class _Wire:
 
     def rows(self, commands: Sequence[Command], patience: float) -> list[list[Row]]:
         its, talk = self.connection, self._talk
-        assert its is not None
+        if its is None:
+            raise ConnectionError("it was closed meanwhile")
         if its.prepare_threshold is None:  # it is a pooler's, which may lose its place in a pipeline
             ask = talk.ask if its.isolation_level is None else talk.apart
             return [rows for command in commands for rows in self._driven(ask(command), patience)]

@@ -49,7 +49,6 @@ class ServerLine(ABC):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._any = (Error, OSError)
 
     @abstractmethod
     async def sent(self, commands: Sequence[Command]) -> list[list[Row]]:
@@ -70,13 +69,10 @@ class ServerLine(ABC):
                 if error.sqlstate not in _IN_THE_WAY:
                     raise
             return await self.sent(commands)  # what was done of it is done again, and changes nothing
-        except Exception as error:
-            self._server.check()  # then the connection was closed under our hands, which may raise anything
-            if isinstance(error, Broken):
-                raise trouble(self._server, error.why) from error.why
-            if isinstance(error, self._any):
-                raise trouble(self._server, error) from error
-            raise
+        except (Broken, Error, OSError) as error:
+            self._server.check()  # then the connection was closed under our hands
+            why = error.why if isinstance(error, Broken) else error
+            raise trouble(self._server, why) from why
 
 
 class Broken(Exception):

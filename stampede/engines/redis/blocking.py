@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from stampede.engines.kit.pool import Pool
-from stampede.engines.kit.replies import OutOfStep
+from stampede.engines.kit.replies import ODD, OutOfStep, out_of_step
 from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, hang_up
 from stampede.engines.redis.clients import Server
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from redis.connection import AbstractConnection as Connection
 
 __all__ = ["Blocking"]
-
-_ODD = (TypeError, ValueError, LookupError, AttributeError, struct.error)
-"""What bytes of another shape can raise in the library: it is made for servers."""
 
 _AT_ONCE = 500
 """Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
@@ -67,6 +63,7 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
         super().__init__(server)
         self._leading, self._scripts, self._news = server, scripts, news
         self.broken, self.hung = (exceptions.ConnectionError, OSError), exceptions.TimeoutError
+        self._known = (exceptions.RedisError, OSError, *ODD)
 
     def made(self) -> _Wire:
         return _Wire(self._leading, self._news)
@@ -101,7 +98,7 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
                 raise OutOfStep("it has said more than it was asked for")
         except RecursionError:
             raise  # hanging up would get stuck half way, too: it is done before the next question
-        except Exception as error:
+        except self._known as error:
             since, cut = wire.since, wire.is_cut()
             wire.disconnect()  # replies that nobody reads would be taken for those of the next question
             if cut:
@@ -109,8 +106,8 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
             if isinstance(error, (TimeoutError, self.hung)):
                 self._leading.vigil.ends(since, self._server.patience)
                 raise self.hung(str(error)) from error
-            if isinstance(error, _ODD):  # what the library, or its parser, stumbles over
-                raise OutOfStep(f"{type(error).__name__}: {error}") from error
+            if isinstance(error, ODD):
+                raise out_of_step(error) from error
             raise
         except BaseException:
             wire.disconnect(ours=True)

@@ -59,13 +59,11 @@ class ServerLine(ABC):
                 if isinstance(reply, Exception):
                     told = await self._mended(list(commands), replies, told, large)
                     break
-        except Exception as error:
-            self._server.check()  # then the connection was closed under our hands, which may raise anything
-            if isinstance(error, self._any):
-                failure = trouble(self._server.name, error)
-                failure.unsure = is_once(commands) and not isinstance(error, self._refusal)
-                raise failure from error
-            raise
+        except self._any as error:
+            self._server.check()  # then the connection was closed under our hands
+            failure = trouble(self._server.name, error)
+            failure.unsure = is_once(commands) and not isinstance(error, self._refusal)
+            raise failure from error
         return replies, told
 
     async def _mended(self, commands: list[Command], replies: list[Any], told: int, large: bool) -> int:

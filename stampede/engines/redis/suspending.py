@@ -30,9 +30,8 @@ class Suspending(ServerLine):
         self._pipes = Pipes[_Pipe](lambda large: _Pipe(server, scripts, news))
 
     async def sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
-        question = (pipe := self._pipes.to(large)).ask(commands, len(commands))
-        if is_once(commands):
-            question.again = pipe  # as if it had been sent before
+        question = self._pipes.to(large).ask(commands, len(commands))
+        question.again = is_once(commands)  # as if it had been sent before
         try:
             await question.future
         except BaseException:
@@ -74,15 +73,15 @@ class _Pipe(Pipe):
         self._news = news
         self.hung, self.final, self.known = Hung, (Hung,), (RedisError, OSError)
 
-    async def reach(self, made: list[Wire]) -> Wire:
+    async def reach(self) -> Wire:
         connection: Any = self._server.suspending_connection()
         try:
             await connection.connect()
             wire = _Wire(self, connection)
-            made.append(wire)
-            wire.stand(streams_of(connection)[1].transport)
-            wire.transport.set_protocol(wire)
             wire.kept = streams_of(connection)
+            wire.connection_made(wire.kept[1].transport)
+            wire.stand()
+            wire.transport.set_protocol(wire)
             take_streams(connection)
         except BaseException:
             await connection.disconnect(nowait=True)
@@ -107,7 +106,7 @@ class _Pipe(Pipe):
             return None
         wire.following = told
         question = Question([follow(told)], 1, asyncio.get_running_loop().create_future())
-        question.again = self  # on another connection it would be wrong
+        question.again = True  # on another connection it would be wrong
 
         def followed() -> None:
             answer = question.replies[0]

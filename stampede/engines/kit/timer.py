@@ -1,0 +1,37 @@
+"""One timer per event loop and server, which runs while questions are outstanding."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from stampede.loops import nobodys
+
+__all__ = ["LOOK", "Timer"]
+
+LOOK = 0.05
+"""Seconds between two looks."""
+
+
+class Timer:
+    """Calls `look` every `LOOK` seconds until it returns False. A timer ends with its loop."""
+
+    def __init__(self, look: Callable[[], bool]) -> None:
+        self._look = look
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do nothing if it runs already."""
+        if self._handle is None:
+            # Without the context of the caller, who is only the first of many to ask.
+            self._handle = nobodys(loop.call_later, LOOK, self._due, loop)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._handle = None
+        if self._look():
+            self.start(loop)
