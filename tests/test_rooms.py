@@ -211,7 +211,7 @@ def test_a_place_is_kept_for_as_long_as_what_is_decorated_runs() -> None:
     def begun() -> Any:
         return Report()()
 
-    with pytest.raises(OptionError, match="begins when its place is given back"):
+    with pytest.raises(OptionError, match=r"the coroutine that .* goes on when its place is given back"):
         begun()
     assert not bulkhead.locked()
 
