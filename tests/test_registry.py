@@ -112,7 +112,7 @@ def test_a_settings_file_turns_prometheus_on(tmp_path: Path) -> None:
         (5, "observers is of type int: give a table, or a list of functions"),
         (
             {"mine": "no.such:thing"},
-            "configure(): observers.mine names 'no.such:thing', which can't be imported: No mod",
+            "configure(): observers.mine names 'no.such:thing', which can't be imported: No m",
         ),
         ({"mine": "test_registry:nothing"}, "observers.mine names 'test_registry:nothing', which can't be imported: "),
     ],
