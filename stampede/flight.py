@@ -282,6 +282,8 @@ class Flights:
         leader: Leader | None = None,
     ) -> tuple[Flight, bool]:
         """The key's flight, and whether the caller is to lead it. `anew`: whether not to join one that is under way."""
+        if loop is not None:
+            heed(loop)
         with decisions.lock:
             flight, alone = self._flights.get(key), anew is not None and anew()
             if flight is not None and not alone and flight.is_under_way():
@@ -298,8 +300,6 @@ class Flights:
             else:
                 older, leading = flight, True
                 flight = self._flights[key] = Flight(self, key, loop, leader)
-        if leading and loop is not None:
-            heed(loop)
         if older is not None and older.is_under_way():
             self._cut(older)
         elif older is not None:

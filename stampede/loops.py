@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import weakref
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Generic, Protocol, TypeVar
+
+from stampede import greenlets
 
 __all__ = ["Loop", "PerLoop", "heed", "nobodys", "on_close", "unheeded"]
 
@@ -116,6 +119,8 @@ def heed(loop: Any) -> None:
             return
     except AttributeError:
         pass  # nothing of ours is in it yet
+    if threading.Lock is not greenlets.known:
+        greenlets.adapt()  # for those that never block, and so don't ask in `run_blocking`
     _ours(loop).heeded = True
     loop.call_later(_TEN_YEARS, _Closing(), context=Context())
 

@@ -222,6 +222,25 @@ for use in (cached(lambda: 1), cached(lambda: 2), lock):
     assert ran.stdout == "UnsupportedPatch True\n" * 3, ran.stderr
 
 
+def test_eventlet_is_refused_to_async_functions_too() -> None:
+    """Patched after the import, our threads would say for ever that they cannot wait on an un-acquired lock."""
+    program = """
+import asyncio, sys, threading, types
+from stampede import StampedeError, cached
+@cached(ttl=60)
+async def one(x): return x
+patcher = types.ModuleType("eventlet.patcher")
+patcher.is_monkey_patched = lambda name: True
+sys.modules["eventlet.patcher"] = patcher
+threading.Lock = lambda: __import__("_thread").allocate_lock()
+for number in (1, 2):
+    try: asyncio.run(one(number))
+    except StampedeError as error: print(type(error).__name__, "use gevent" in str(error))
+"""
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "UnsupportedPatch True\n" * 2, ran.stderr
+
+
 def test_what_gevent_replaces_is_looked_up_when_it_is_used() -> None:
     """`from threading import Thread` is for ever the class that was there before the patch: its `join` never ends."""
     line = re.compile(

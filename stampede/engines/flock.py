@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -93,8 +94,9 @@ class Life:
         with self._lock:
             fd, self._fd = self._fd, -1
             if fd >= 0:
-                (self._folder / self._name).unlink(missing_ok=True)
-                os.close(fd)
+                os.close(fd)  # this ends it; the file is removed as well, or by the next one that sees it
+                with suppress(OSError):
+                    (self._folder / self._name).unlink()
 
     def start_again(self) -> None:
         """In a forked child: close without unlocking, since the life is the parent's."""
