@@ -41,7 +41,9 @@ def unlock(fd: int) -> None:
 
 
 def shut(fd: int) -> None:
-    """Close what may be closed already."""
+    """Close what may be closed already, or was never opened: below 0, gevent's `os.close` raises a ValueError."""
+    if fd < 0:
+        return
     try:
         os.close(fd)
     except OSError as error:
