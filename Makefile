@@ -20,7 +20,7 @@ help:  ## what there is
 	@echo "make pairs   the whole suite of engines over every pair of a store and another's locks (an hour)"
 	@echo "make oldest  the tests of what users bring, with the oldest releases that pyproject.toml allows"
 	@echo "make matrix  the tests of the Redis engine on Redis 6.2, Debian's and Valkey; writes the table in docs/engines/redis.md"
-	@echo "make next    the tests of keys, codecs, models, settings and memory on Python 3.14 and 3.15, without threads"
+	@echo "make next    the tests of keys, codecs, types, models, settings and memory on Python 3.14 and 3.15, without threads"
 	@echo "make soak    chaos on every engine (ARGS='--engine redis --minutes 20 --seed 7')"
 	@echo "make lint    ruff, mypy --strict, pyright"
 	@echo "make format  let ruff fix and format"

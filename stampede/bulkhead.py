@@ -34,9 +34,10 @@ class Bulkhead(Lock):
 
     Each place is a lease, renewed while its holder is inside, and free again when its holder dies. One object serves
     any number of threads and tasks. Each time that it is entered, or acquired, is a holding of its own, with a
-    `release()`; `release()` of the bulkhead gives back the place that `acquire()` took first. Where several
-    processes say different numbers, the least of those inside holds. It counts on every engine that has locks; where
-    those have room for one only, it is so many locks, `name/0` and so on, and nobody's turn is kept.
+    `release()`; `release()` of the bulkhead gives back the place that `acquire()` took first. It counts on
+    every engine that has locks. Where several processes say different numbers, the least of those inside holds, unless
+    the engine's locks have room for one only (`file://`, which is the default, memcached, `sql://`, DynamoDB): there it
+    is so many locks, `name/0` and so on, each process enters by its own number, and nobody's turn is kept.
 
     >>> reports = Bulkhead("reports", concurrency=2)
     >>> with reports:

@@ -120,7 +120,8 @@ class Cache:
         self.name = safe_url(settings.url) if engine is None else engine.url or engine.scheme
         self.label = settings.name or self.name  # in metrics
         self.counters = Counters(self.label)
-        self.observers = Observers([self.counters, log_events, *observers])
+        logs = partial(log_events, cache=settings.name or f"{self.name} {self.namespace}", named=bool(settings.name))
+        self.observers = Observers([self.counters, logs, *observers])
         self.engine = engine or open_engine(settings.url)
         if isinstance(self.engine, MemoryEngine) and settings.codec == "sealed" and self.engine.codec is not None:
             self.settings = replace(settings, codec=self.engine.codec)
@@ -701,6 +702,11 @@ class Cache:
     def down(self) -> bool:
         """Does the engine count as down in this process? Calls go on without it meanwhile."""
         return self._core.is_down()
+
+    @property
+    def full(self) -> bool:
+        """Does the engine answer, and take nothing new?"""
+        return self._core.outage is not None and self._core.outage.full_since is not None
 
     @property
     def trusted(self) -> tuple[type | ModuleType, ...]:

@@ -90,6 +90,7 @@ class Cached(Verbs):
         self._home: Home | None = None
         self._identity = self._told_by()
         self._scope: Scope | None = None
+        self._asks_first = False
         self._make_key: Callable[..., str] | None = None
         # What verbs don't ask for: parameters that are no part of the key, but for the object that they are bound to.
         absent = self.parameters.absent(key)
@@ -213,10 +214,16 @@ class Cached(Verbs):
                 coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(prefix)
                 scope = home.scope(name, policy, self._returns(), called=called, **coding)
-                if not self.suspending:  # or a loop may be waiting for this lock
-                    scope.learn_first()
+                self._asks_first = not self.suspending  # or a loop may be waiting for this lock
                 self._scope, self._home = scope, home
             return self._scope
+
+    def _learn_first(self, scope: Scope) -> None:
+        """By the first call, not by who binds: `key` and `stats` ask nobody."""
+        with self._lock:
+            if self._asks_first:
+                self._asks_first = False
+                scope.learn_first()
 
     def _warn_of_captured(self, home: Home) -> None:
         identity = self._identity
@@ -338,6 +345,8 @@ class Cached(Verbs):
     ) -> tuple[Scope, str, Resident | Entry[Any] | None]:
         """Where the value of these arguments belongs, and what is at hand of it."""
         scope = self._scope or self._bind()
+        if self._asks_first:
+            self._learn_first(scope)
         key = self.key_of_call(*args, **kwargs)
         if not scope.near:
             return scope, key, None

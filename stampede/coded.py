@@ -174,6 +174,18 @@ class CodedStore(_Coded, Versioned):
         assert isinstance(self._port, Versioned)  # or whoever asks has been refused
         return await self._port.replace(key, seen, self.encoded(key, entry))
 
+    async def damaged(self, key: str) -> bytes | None:
+        """The id of what is kept, if it is damaged: to its readers it is nothing."""
+        (sealed,) = await self._port.get([key])
+        try:
+            if sealed is not None:
+                self._codec.decode(key, sealed.value)
+        except AnotherVersion:
+            pass
+        except CodecError:
+            return sealed.id if sealed is not None else None
+        return None
+
     async def expire(self, key: str) -> bool:
         return await self._port.expire(key)
 

@@ -28,6 +28,7 @@ __all__ = [
     "Crowd",
     "Loop",
     "Stopped",
+    "after_commit",
     "called",
     "ended",
     "hold_task",
@@ -360,6 +361,31 @@ def hold_task(task: asyncio.Task[T]) -> asyncio.Task[T]:
         held = _held.put(loop, set())
     held.add(task)
     task.add_done_callback(held.discard)
+    return task
+
+
+def after_commit(
+    work: Callable[[Colour], Coroutine[Any, Any, object]],
+    complain: Callable[[object], None],
+    *,
+    suspending: bool,
+    expected: type[Exception] | tuple[type[Exception], ...],
+) -> asyncio.Task[None] | None:
+    """Do what a database's hook was given, after a commit, where it is too late to fail: of an expected error
+    `complain` is told. From a running event loop it is a task, so that no server that hangs stops the loop.
+    """
+
+    async def tried(colour: Colour) -> None:
+        try:
+            await work(colour)
+        except expected as error:
+            complain(error)
+
+    loop = running_loop() if suspending else None
+    if loop is None:
+        return run_blocking(tried(BLOCKING))
+    task = hold_task(loop.create_task(tried(SUSPENDING)))
+    task.add_done_callback(lambda task: complain("its task was cancelled") if task.cancelled() else None)
     return task
 
 

@@ -54,6 +54,11 @@ class Entry(Generic[T]):
         return Entry(value, self.id, self.cost, self.margin, self.ttl, self.fresh, self.keep, self.raised)
 
 
+UNREADABLE = Entry(b"", b"", fresh=-86400.0, keep=1.0)
+"""What an engine hands to the codec in the place of bytes that are no entry of ours: the codec refuses it, so that the
+damage is told of there, and only there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What an abandoned lease leaves for those who waited for it."""

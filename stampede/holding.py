@@ -6,6 +6,8 @@ interrupted is free again as soon as the interpreter lets go of the holding.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,7 +18,7 @@ from time import monotonic
 from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
-from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, run_blocking
+from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, after_commit, run_blocking
 from stampede.crowd import Crowd
 from stampede.entry import new_id
 from stampede.errors import EngineClosed, EngineError, LockLost, OptionError
@@ -33,6 +35,7 @@ from stampede.signatures import with_twins
 __all__ = ["Access", "Holding", "Release", "naming"]
 
 Hook = Callable[[Callable[[], object]], object]
+_log = logging.getLogger("stampede")
 
 
 def naming(name: str, what: str, error: EngineError) -> EngineError:
@@ -317,9 +320,12 @@ class Holding:
         self.leaving = True
         self.hold.end()
         try:
-            hooked = self._access.release_via(Release(self))
+            release = Release(self, colour)
+            hooked = self._access.release_via(release)
             if iscoroutine(hooked):
                 await _awaited(hooked, colour)
+                if release.task is not None:
+                    await release.task
         except BaseException as failure:
             await self._give_back(colour, failure)
             raise
@@ -394,16 +400,30 @@ gauges.append(_held)
 
 
 class Release:
-    """What `release_via` gets. Called, it gives the lock back: LockLost if that had ended by then."""
+    """What `release_via` gets. Called, it gives the lock back: LockLost if that had ended by then.
 
-    __slots__ = ("_holding", "name", "token")
+    It is called after a commit, where it is too late to fail: an EngineError is logged, and the lock ends with its
+    lease. Of an `async with`, in a running event loop, it returns a task, which logs a LockLost, too.
+    """
 
-    def __init__(self, holding: Holding) -> None:
+    __slots__ = ("_holding", "_suspending", "name", "task", "token")
+
+    def __init__(self, holding: Holding, colour: Colour) -> None:
         self.name, self.token = holding.key, holding.token
         self._holding = holding
+        self._suspending = colour.suspending and not holding._access.engine.lock_engine.prompt
+        self.task: asyncio.Task[None] | None = None
 
-    def __call__(self) -> None:
-        run_blocking(self._holding._give_back(BLOCKING, None))
+    def __call__(self) -> asyncio.Task[None] | None:
+        expected = (EngineError, LockLost) if self._suspending else EngineError
+        work = partial(self._holding._give_back, error=None)
+        self.task = after_commit(work, self._complain, suspending=self._suspending, expected=expected)
+        return self.task
+
+    def _complain(self, why: object) -> None:
+        _log.error(
+            "the lock %r was not released after a commit, so it ends with its lease: %s", self._holding.name, why
+        )
 
 
 async def _awaited(hooked: Coroutine[Any, Any, object], colour: Colour) -> None:

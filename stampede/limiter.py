@@ -6,11 +6,15 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from time import monotonic
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
+from weakref import WeakKeyDictionary
 
+from stampede import decisions
+from stampede.breaker import Breaker
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, run_blocking
 from stampede.engines.limits import NamedLimits
 from stampede.errors import EngineClosed, EngineError, LimitTimeout, OptionError
@@ -28,6 +32,11 @@ T = TypeVar("T")
 
 SHORT = 1.0
 """Seconds before a start, up to which nobody asks in between whether it has moved."""
+
+HUNG = 0.1
+"""Seconds: an engine whose error took longer is then asked by one caller a second. A quick error costs nobody much."""
+
+_breakers: WeakKeyDictionary[Engine, Breaker] = WeakKeyDictionary()  # one for all limits of an engine
 
 
 @with_twins
@@ -75,6 +84,8 @@ class Limiter:
         self._engine = engine
         self._suspending = PROMPT if engine.prompt else SUSPENDING
         self._limits = engine.limits, engine.alimits
+        with decisions.lock:
+            self._breaker = _breakers.setdefault(engine, Breaker())
         self._starts, self._refusals = (histogram(LIMIT, engine.called, each) for each in ("started", "refused"))
 
     def _bind(self) -> None:
@@ -207,7 +218,7 @@ class Limiter:
     async def _asked(self, limits: Limits, cost: int, ahead: float, mine: dict[Limits, int]) -> Booked:
         """Exchange the booking in `mine`, if there is one, for the answer's, also if the caller is cancelled now."""
         try:
-            answer = await limits.take(self.name, self._rate, cost, ahead, mine.get(limits, 0))
+            answer = await self._answer(partial(limits.take, self.name, self._rate, cost, ahead, mine.get(limits, 0)))
         except EngineClosed:
             raise
         except EngineError:
@@ -220,10 +231,25 @@ class Limiter:
             mine[limits] = answer.at
         return answer
 
+    async def _answer(self, question: Callable[[], Awaitable[T]]) -> T:
+        """Ask the engine. If it hangs, that costs one caller a second its time-out. Others have an error at once."""
+        breaker, sent = self._breaker, monotonic()
+        if not breaker.allow(sent):
+            raise EngineError(f"{self._engine.url or self._engine.scheme}: it gave no answer a moment ago")
+        try:
+            answer = await question()
+        except EngineError as error:
+            if monotonic() - sent > HUNG and not (error.interrupted or error.partial):
+                breaker.failed(monotonic())
+            raise
+        breaker.succeeded(monotonic())
+        return answer
+
     async def _given_back(self, cost: int, mine: dict[Limits, int]) -> None:
         with suppress(EngineError):
             for limits, at in mine.items():
-                await limits.give_back(self.name, self._rate, cost, at)
+                if limits is self._alone or not self._breaker.open:  # else it counts as a start
+                    await limits.give_back(self.name, self._rate, cost, at)
         self._ring()
 
     def _ring(self) -> None:
@@ -234,19 +260,19 @@ class Limiter:
     async def _ready_in(self, colour: Colour, cost: int) -> float:
         self._bind()
         limits = self._limits[colour.suspending]
-        return (await limits.take(self.name, self._rate, checked(cost, self), -1.0)).delay
+        return (await self._answer(partial(limits.take, self.name, self._rate, checked(cost, self), -1.0))).delay
 
     async def _penalize(self, colour: Colour, forbidden: Seconds) -> None:
         length = seconds("seconds", forbidden)
         if length == inf:
             raise OptionError(f"seconds is {forbidden!r}: give a finite number, as nobody can take a penalty back")
         self._bind()
-        await self._limits[colour.suspending].penalize(self.name, self._rate, length)
+        await self._answer(partial(self._limits[colour.suspending].penalize, self.name, self._rate, length))
         self._ring()
 
     async def _used(self, colour: Colour) -> Usage:
         self._bind()
-        return await self._limits[colour.suspending].used(self.name)
+        return await self._answer(partial(self._limits[colour.suspending].used, self.name))
 
 
 defaults = {name: each.default for name, each in inspect.signature(Limiter).parameters.items()}

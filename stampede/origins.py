@@ -89,23 +89,26 @@ class OriginGate:
         if wait > 0 and not self._watched:
             self._watched = watch.add(self, began + STALLED)
         try:
-            holding = await self._had(colour, began + wait, lease, longest)
+            room, holding = await self._had(colour, began + wait, lease, longest)
         finally:
             del self._entering[me]
-        place = _Place(self, holding, colour)
+        place = _Place(self, room, holding, colour)
         self._inside.add(place)
         return place
 
-    async def _had(self, colour: Colour, end: float, lease: float, longest: float) -> Holding | None:
-        """The engine is asked twice before it counts as down: one question that fails opens no cap."""
+    async def _had(self, colour: Colour, end: float, lease: float, longest: float) -> tuple[int | None, Holding | None]:
+        """The room for which it was asked, and the place. The engine is asked twice before it counts as down: one
+        question that fails opens no cap."""
         for _ in range(2):
             if _clock() < self._down_until:
                 break
+            room = self.room
             with suppress(EngineError):
-                return await self._fleet.enter(colour, self.room, max(end - _clock(), 0.0), lease, longest)
+                return room, await self._fleet.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
         else:
             self._down_until = _clock() + DOWN
-        return await self._here.enter(colour, self.room, max(end - _clock(), 0.0), lease, longest)
+        room = self.room
+        return room, await self._here.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
 
     def left(self, place: _Place) -> None:
         """A computation of this process is over."""
@@ -180,13 +183,16 @@ class _Caps:
 class _Place:
     """In the hands of one computation."""
 
-    def __init__(self, gate: OriginGate, holding: Holding | None, colour: Colour) -> None:
+    def __init__(self, gate: OriginGate, room: int | None, holding: Holding | None, colour: Colour) -> None:
         self.origin = gate.name
-        self._gate, self._holding, self._colour = gate, holding, colour
+        self._gate, self._room, self._holding, self._colour = gate, room, holding, colour
 
     def ended(self, name: str, seconds: float, *, failed: bool) -> None:
-        if self._gate.adaptive is not None:
-            self._gate.adaptive.ended(name, seconds, _clock(), failed=failed)
+        # A caller that waits keeps the room for which it has asked. So a new room holds from the first place on that
+        # was asked for it. The computations that come in before are as many as the old room allows: they say nothing.
+        adaptive = self._gate.adaptive
+        if adaptive is not None and adaptive.room == self._room:
+            adaptive.ended(name, seconds, _clock(), failed=failed)
 
     async def leave(self) -> None:
         self._gate.left(self)

@@ -31,6 +31,9 @@ REFUGE_TTL = 5.0
 BRIEFLY = 1.0
 """The same where the engine refused it, and answers: somebody may invalidate it there, of which nobody tells us."""
 
+QUIET = 10.0
+"""Seconds without a refusal after which an engine that was full, and grants again, is so no more."""
+
 PARTLY = 60.0
 """Seconds between two events of an engine that is down in part: its recovery can't be told from its other part's."""
 
@@ -62,6 +65,8 @@ class Outage:
         self.last: EngineError | None = None
         self.closed = False  # by us, for good: that is no outage
         self.partly_since: float | None = None  # a part of the engine was down then
+        self.full_since: float | None = None  # it answers, and takes nothing new
+        self._refused_at = 0.0
         self._reasons: set[str] = set()  # of this outage, as far as they were logged
         self._remind_at = 0.0
         self._tell = tell
@@ -80,8 +85,10 @@ class Outage:
 
     @property
     def lasts(self) -> float:
-        """Seconds for which the engine has been down, if it is down now; else 0."""
+        """Seconds for which the engine has been down, or has taken nothing new, if it is so now; else 0."""
         outage = self.breaker.outage
+        if self.full_since is not None:
+            return time.monotonic() - self.full_since
         return 0.0 if outage is None else time.monotonic() - outage.since
 
     def may_ask(self) -> bool:
@@ -114,11 +121,25 @@ class Outage:
         """This key is the refuge's for now; what the engine has of others is as good as ever."""
         now = time.monotonic()
         with self._lock:
-            news = self.partly_since is None or now - self.partly_since > PARTLY
-            if news:
-                self.partly_since = now
+            if error.refused:
+                news, self._refused_at = self.full_since is None, now
+                self.full_since = now if news else self.full_since
+            else:
+                news = self.partly_since is None or now - self.partly_since > PARTLY
+                if news:
+                    self.partly_since = now
         if news:
             self._tell(events.EngineDown("", "", self.engine, error, self.strict))
+
+    def takes_again(self) -> None:
+        """It has granted a lease, after it was full."""
+        now = time.monotonic()
+        with self._lock:
+            since = self.full_since
+            if since is None or now - self._refused_at < QUIET:  # of several servers, another one may be full
+                return
+            self.full_since = None
+        self._tell(events.EngineUp("", "", self.engine, now - since))
 
     def forget(self, key: str) -> None:
         """What the refuge keeps of this key is not to be served any more."""
@@ -158,8 +179,10 @@ class Outage:
         if not self.breaker.open:
             return
         with self._lock:
-            was_open = self.breaker.open
-            seconds = self.breaker.succeeded(time.monotonic())
+            was_open, now = self.breaker.open, time.monotonic()
+            seconds = self.breaker.succeeded(now)
+            if was_open and self.full_since is not None:  # before it was down: that is one outage
+                seconds, self.full_since = now - self.full_since, None
         if was_open:
             owed, self._owed = self._owed, {}
             for token, key in owed.items():
@@ -202,6 +225,8 @@ class GuardedClaims:
                     outage.answered()
                 if outage.used:
                     outage.outlived(key)
+                if outage.full_since is not None and isinstance(reply, Granted):
+                    outage.takes_again()
                 return reply
         if outage.strict:
             raise outage.trouble() from outage.last

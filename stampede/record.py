@@ -240,7 +240,7 @@ def replace(record: Record, seen: bytes | None, entry: Entry[Any], now: float) -
     """Store if what is kept has the id that was seen (None: nothing is kept)."""
     kept = record.kept
     there = kept.entry.id if kept is not None and kept.keep > now else None
-    if there != seen:
+    if (there or None) != (seen or None):  # bytes that can't be read have no id, and are nothing to their reader
         return record, there == entry.id, None  # it was sent again
     return _holding(entry, now), True, _token(record.lease)
 

@@ -61,12 +61,12 @@ DEFAULT_NAME = "default"
 """The cache of all who name none."""
 
 
-def _observer(given: str | Observer) -> Observer:
+def _observer(setting: str, given: str | Observer) -> Observer:
     """One of the settings' observers: itself, ready-made, or by its module and name. A class is called to make one."""
     if not isinstance(given, str):
         return given
     ready = {"prometheus": PrometheusObserver, "opentelemetry": OpenTelemetryObserver}
-    found = ready.get(given) or imported("[observers]", given)
+    found = ready.get(given) or imported(setting, given)
     return cast("Observer", found() if isinstance(found, type) else found)
 
 
@@ -104,7 +104,8 @@ class Registry:
     @property
     def observers(self) -> list[Observer]:
         """The observers of all caches; OptionError if one can't be imported."""
-        return [_observer(each) for each in self.settings.observers]
+        settings = self.settings
+        return [_observer(f"{settings.source}: observers.{key}", each) for key, each in settings.observers]
 
     def cache(self, name: str) -> Cache:
         """The cache of this name, opened at the first time."""

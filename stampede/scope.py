@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 from weakref import ref
 
-from stampede import early, events
+from stampede import early, events, greenlets
 from stampede.call import Call, Means, Once
 from stampede.coded import Beside, CodedClaims, CodedStore, Coder, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_blocking, running_loop, settled
@@ -183,7 +184,7 @@ class Scope(Stored):
         seen: Entry[Any] | None,
     ) -> Landing:
         core, epoch = self.core, self.core.epoch
-        means, loop = (self._suspending, running_loop() or _loop()) if colour.suspending else (self._blocking, None)
+        means, loop = (self._suspending, _loop()) if colour.suspending else (self._blocking, None)
         prefix, front = self._recall(), core.front
         began = _clock()  # what it waits for is one wait, also for its first question
         if prefix is None:
@@ -419,6 +420,8 @@ def later(seen: Entry[Any]) -> Landing:
 
 
 def _loop() -> Loop:
+    if threading.Lock is not greenlets.known:
+        greenlets.adapt()
     loop = running_loop()
     if loop is None:
         raise RuntimeError(

@@ -122,7 +122,11 @@ class Stored(Generations):
 
     async def exchange(self, colour: Colour, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
         """Store it if what is kept is still what was seen."""
-        return bool(await self._change(colour, key, "replace", seen.id if seen is not None else None, entry))
+        if await self._change(colour, key, "replace", seen.id if seen is not None else None, entry):
+            return True
+        store = self._store(colour)
+        damaged = await store.damaged(self.prefix + key) if seen is None and isinstance(store, CodedStore) else None
+        return damaged is not None and bool(await self._change(colour, key, "replace", damaged, entry))
 
     async def kept(self, colour: Colour, key: str) -> Entry[Any] | None:
         """What the engine itself keeps, in the generation of today."""

@@ -6,17 +6,19 @@ as Celery's workers do for SIGTERM while they hold a lock, relies on no other th
 
 from __future__ import annotations
 
+import contextvars
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from stampede import forks
+from stampede import decisions, forks
 from stampede.greenlets import cooperative
 
-__all__ = ["Crew", "begun", "signals_blocked", "with_signals_of_caller"]
+__all__ = ["Crew", "begun", "on_stack", "signals_blocked", "with_signals_of_caller"]
 
 T = TypeVar("T")
 
@@ -39,6 +41,40 @@ def begun(name: str, work: Callable[..., object], *args: Any) -> threading.Threa
     except RuntimeError:
         return None
     return thread
+
+
+def on_stack(size: int, work: Callable[[], T]) -> T:
+    """Call this in a thread of its own with a stack of so many bytes, and wait for it. RuntimeError: there is none.
+
+    A stack is memory only as far as it is used. Also under gevent's patch this is a real thread: greenlets have the
+    stack of theirs.
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    made = getattr(monkey, "get_original", lambda module, name: getattr(sys.modules[module], name))
+    start, lock = made("_thread", "start_new_thread"), made("_thread", "allocate_lock")
+    done, run = lock(), contextvars.copy_context().run
+    found: list[tuple[Any, BaseException | None]] = []
+    done.acquire()
+
+    def call() -> None:
+        try:
+            found.append((run(work), None))
+        except BaseException as error:
+            found.append((None, error))
+        finally:
+            done.release()
+
+    with decisions.lock, signals_blocked():  # the size is of all threads that start meanwhile
+        before = threading.stack_size((size | 0xFFFF) + 1)  # whole pages
+        try:
+            start(call, ())
+        finally:
+            threading.stack_size(before)
+    done.acquire()
+    value, error = found.pop()
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
 
 
 @contextmanager

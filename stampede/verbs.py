@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from stampede.batch import value_of_each
-from stampede.colour import BLOCKING, SUSPENDING, Colour, hold_task, run_blocking, running_loop
+from stampede.colour import Colour, after_commit, run_blocking
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.keys import Parameters
 from stampede.loaders import OneByOne
@@ -184,14 +184,8 @@ class Verbs(ABC):
 
     def _invalidate_later(self, key: str) -> asyncio.Task[None] | None:
         """What `via=` is given. Each is tried by itself: one that fails must not keep its caller from the next."""
-        loop = running_loop() if self.suspending else None
-        if loop is None:
-            return run_blocking(_or_logged(self.scope, BLOCKING, key))
-        task = hold_task(loop.create_task(_or_logged(self.scope, SUSPENDING, key)))
-        task.add_done_callback(
-            lambda task: _not_invalidated(key, "its task was cancelled") if task.cancelled() else None
-        )
-        return task
+        work, complain = functools.partial(self.scope.invalidate, key=key), functools.partial(_not_invalidated, key)
+        return after_commit(work, complain, suspending=self.suspending, expected=EngineError)
 
     def _takes_hook(self, via: object) -> bool:
         """It may be an argument of the function's, too."""
@@ -322,13 +316,6 @@ def call_arguments(call: Any, *first: Any) -> Arguments:
             "of them by their names"
         )
     return Arguments((*first, *call), {})
-
-
-async def _or_logged(scope: Scope, colour: Colour, key: str) -> None:
-    try:
-        await scope.invalidate(colour, key)
-    except EngineError as error:
-        _not_invalidated(key, error)
 
 
 def _not_invalidated(key: str, why: object) -> None:

@@ -68,13 +68,16 @@ class Watch:
         return False
 
     def _run(self) -> None:
-        with self._lock:
+        lock = self._lock
+        with lock:
             if self._served:
                 return  # two have begun one
             self._served = True
         try:
             while True:
-                watched = self._next()
+                watched = self._next(lock)
+                if watched is None:
+                    return
                 try:
                     again = watched.look(time.monotonic())
                 except Exception:  # our own bug: the others are looked after
@@ -84,11 +87,13 @@ class Watch:
                     self.add(watched, again)
                 del watched
         finally:
-            self._served = False  # the next flight begins another thread
+            if self._lock is lock:
+                self._served = False  # the next flight begins another thread
 
-    def _next(self) -> Watched:
-        with self._lock:
-            while True:
+    def _next(self, lock: threading.RLock) -> Watched | None:
+        """What is due. None: gevent's patch came late, and `_reset` has left this thread behind."""
+        with lock:
+            while self._lock is lock:
                 self._alarm = self._due[0][0] if self._due else inf
                 pause = self._alarm - time.monotonic()
                 if pause > 0:
@@ -98,6 +103,7 @@ class Watch:
                 if watched is not None:
                     self._alarm = -inf  # we look at all that is due before we sleep again
                     return watched
+        return None
 
 
 watch = Watch("stampede-watch")

@@ -85,24 +85,27 @@ def take(
     """Return the microseconds until a start of this cost may be made (0: it is made now), and its moment if booked.
 
     It is booked if that is at most `ahead` from now. `was` is the moment that an earlier answer has booked for this
-    start (0: none). It is exchanged for the new one, or given back if that is too far away.
+    start (0: none). It is kept if it lies ahead and no earlier moment is free, exchanged for the new one otherwise, and
+    given back if the start is too far away.
     """
     checked(cost, most)
     span = per + slack(per)
     today = _today(window, now, span)
-    if was:
-        today = give_back(today, was, cost)
+    others = give_back(today, was, cost) if was else today
     # A start whose moment has come counts as late as the slack allows, so that it shifts the others least; and plans
     # that lie ahead shut nothing to it, as they ask again themselves.
     due = 0 < was <= today.seen
     earliest = max(was, today.seen - slack(per)) if due else today.seen
     earliest = today.rest if today.rest > today.seen else earliest
-    at = _first_free(today, most, span, cost, earliest, today.seen if due else LONGEST)
+    at = _first_free(others, most, span, cost, earliest, today.seen if due else LONGEST)
+    # Starts that came near to it since may have made a wide pair of its own, in which there is no room to be had again.
+    kept = today.seen < was <= at and today.rest <= was and others is not today
+    at = was if kept else at
     delay = max(at - today.seen, 0)
     if delay > ahead:
         # A step of the clock is kept: else each who is refused would see it anew, and no time would ever have passed.
-        return today if was or window.seen - now > SECOND else window, delay, None
-    booked = _with(today, at, cost, per // WIDTH, span)
+        return others if was or window.seen - now > SECOND else window, delay, None
+    booked = today.booked if kept else _with(others, at, cost, per // WIDTH, span)
     if booked is None:
         return window, delay, None
     return today._replace(most=most, per=per, booked=booked), delay, at
@@ -170,9 +173,9 @@ def _today(window: Window, now: int, span: int) -> Window:
 
 
 def _first_free(window: Window, most: int, span: int, cost: int, at: int, until: int) -> int:
-    """The first moment from `at` on with room for it. Each pair with enough others shortly before it shuts an interval:
-    from one `span` before it to one behind the last of those others. They come in order, and so do both their ends.
-    What begins behind both `until` and that moment shuts nothing."""
+    """The first moment from `at` on with room for it. Each pair with enough others less than a `span` before it shuts
+    an interval: from one `span` before it to one behind the last of those others. They come in order, and so do both
+    their ends. What begins behind both `until` and that moment shuts nothing."""
     booked, low, total = window.booked, 0, 0
     for high in booked:
         if high.first > max(at, until):
@@ -181,7 +184,7 @@ def _first_free(window: Window, most: int, span: int, cost: int, at: int, until:
         while total - booked[low].cost + cost > most:
             total -= booked[low].cost
             low += 1
-        if total + cost > most and high.first - span < at < booked[low].last + span:
+        if total + cost > most and high.first - span < at < booked[low].last + span > high.first:
             at = booked[low].last + span
     return at
 

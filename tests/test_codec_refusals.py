@@ -207,6 +207,14 @@ def test_nobody_is_sent_to_where_it_is_refused_again() -> None:
             make_codec("msgpack").encode(KEY, Entry(make(), ID))
 
 
+@pytest.mark.parametrize("name", ["msgpack", "json"])
+@pytest.mark.parametrize("text", [SafeString("<b>"), Markup("<b>")], ids=["django", "markupsafe"])
+def test_the_advice_for_safe_html_is_no_longer_than_it_must_be(text: str, name: str) -> None:
+    """A user would name a type in `trust` that needs no trust."""
+    with pytest.raises(CodecError, match=r"use codec='sealed', which holds it$"):
+        make_codec(name).encode(KEY, Entry(text, ID))
+
+
 @pytest.mark.parametrize("text", [SafeString("<b>"), Markup("<b>")], ids=["django", "markupsafe"])
 def test_safe_html_is_a_value(text: str) -> None:
     """Broken if what a template has given were not kept, or came back as a text that a template escapes again."""

@@ -496,6 +496,18 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         engine.close()
 
 
+def test_a_directory_that_has_become_a_file_can_be_closed(tmp_path: Path) -> None:
+    """An application's shutdown would end in a NotADirectoryError, and leave other caches open."""
+    directory = tmp_path / "cache"
+    cache = Cache(f"disk://{directory}")
+    cache.set("k", 1)
+    with cache.lock("l"):
+        pass
+    shutil.rmtree(directory)
+    directory.write_text("a file")
+    cache.close()
+
+
 def test_closed(engine: DiskEngine) -> None:
     """What is closed would open again by itself."""
     engine.close()

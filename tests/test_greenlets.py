@@ -204,6 +204,36 @@ def test_gevent_s_patch_after_the_first_use(server: Callable[[], Any], fork: str
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+LEFT_BEHIND = """
+import os, threading, time
+from stampede import forks
+from stampede.engines.flock import shut
+from stampede.watch import Watch
+class Due:
+    def look(self, now):
+        looked.set()
+        return now + 0.05
+looked, due, watch = threading.Event(), Due(), Watch("watched")
+assert watch.add(due, time.monotonic())
+assert looked.wait(10)
+(thread,) = [each for each in threading.enumerate() if each.name == "watched"]
+forks.as_in_child()
+thread.join(10)
+assert not thread.is_alive()
+looked.clear()
+assert watch.add(due, time.monotonic())
+assert looked.wait(10)
+close, os.close = os.close, lambda fd: close(fd) if fd >= 0 else 1 // 0  # as gevent's, which is no OSError
+shut(-1)
+"""
+
+
+def test_a_late_patch_leaves_a_watch_behind() -> None:
+    """Its thread would wait for a condition whose lock it does not hold, and end with a traceback in the log."""
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", LEFT_BEHIND], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_eventlet_is_refused() -> None:
     """Without `select.poll` some calls would be an AttributeError, and some engines down for ever."""
     program = """
@@ -220,6 +250,25 @@ for use in (cached(lambda: 1), cached(lambda: 2), lock):
 """
     ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "UnsupportedPatch True\n" * 3, ran.stderr
+
+
+def test_eventlet_is_refused_to_async_functions_too() -> None:
+    """Patched after the import, our threads would say for ever that they cannot wait on an un-acquired lock."""
+    program = """
+import asyncio, sys, threading, types
+from stampede import StampedeError, cached
+@cached(ttl=60)
+async def one(x): return x
+patcher = types.ModuleType("eventlet.patcher")
+patcher.is_monkey_patched = lambda name: True
+sys.modules["eventlet.patcher"] = patcher
+threading.Lock = lambda: __import__("_thread").allocate_lock()
+for number in (1, 2):
+    try: asyncio.run(one(number))
+    except StampedeError as error: print(type(error).__name__, "use gevent" in str(error))
+"""
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "UnsupportedPatch True\n" * 2, ran.stderr
 
 
 def test_what_gevent_replaces_is_looked_up_when_it_is_used() -> None:

@@ -14,6 +14,7 @@ import pytest
 from watched_limits import Watched, pairwise_by
 
 from stampede import Cache, EngineError, Limiter, LimitTimeout, OptionError, limited
+from stampede import limiter as limiters
 from stampede.engines import open_engine
 from stampede.ports import Booked, Engine, Rate
 from stampede.testing import isolated
@@ -200,28 +201,69 @@ async def test_who_waits_moves_up_when_others_are_cancelled(engine: Engine) -> N
 
 
 class _Hung(_Down):
-    """One that says so late."""
+    """One that hangs until its client's time-out, which passes here at once."""
 
-    def __init__(self) -> None:
-        self.asked = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()
+        self.asked = self.given_back = 0
+        self.answers: list[Booked] = []
+        self.timeout = 1.0
+        monkeypatch.setattr(limiters, "monotonic", lambda: self.now)
 
     async def take(self, *asked: object) -> Booked:
         self.asked += 1
-        if self.asked < 10:
-            time.sleep(0.03)
+        if self.answers:
+            return self.answers.pop(0)
+        self.now += self.timeout
         return await super().take(*asked)
 
+    async def give_back(self, *asked: object) -> None:
+        self.given_back += 1
 
-def test_an_engine_that_hangs_makes_no_start_of_this_process_late(engine: Engine) -> None:
-    """Who may go on without it would wait for it again and again, for as long as it hangs."""
-    ours = limiter(engine, max=2, per=0.5, when_down="allow")
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> _Hung:
+    return _Hung(monkeypatch)
+
+
+def hangs(limiter: Limiter, hung: _Hung) -> Limiter:
+    limiter._limits = hung, hung  # type: ignore[assignment]
+    return limiter
+
+
+def test_an_engine_that_hangs_costs_one_caller_a_second_its_time_out(engine: Engine, hung: _Hung) -> None:
+    """Each call of each limit there would wait for it, for as long as it hangs: also where it may go on without it."""
+    strict, open_ = hangs(limiter(engine), hung), hangs(limiter(engine, "other", when_down="allow"), hung)
+    with pytest.raises(EngineError, match="it is down"):
+        strict.try_acquire()
+    for verb in strict.try_acquire, strict.ready_in, lambda: asyncio.run(strict.aacquire()):
+        with pytest.raises(EngineError, match="no answer a moment ago"):
+            verb()
+    assert open_.try_acquire() and asyncio.run(open_.atry_acquire())
+    assert hung.asked == 1
+    hung.now += 1.0
+    assert not open_.try_acquire() and not open_.try_acquire()
+    assert hung.asked == 2
+    hung.now += 1.0
+    hung.answers = [Booked(0.0, True, 1)] * 2
+    assert strict.try_acquire() and strict.try_acquire()
+
+
+def test_an_error_that_comes_at_once_keeps_nobody_from_asking(engine: Engine, hung: _Hung) -> None:
+    """One connection that was reset would be a second without the limit, for all."""
+    ours, hung.timeout = hangs(limiter(engine), hung), 0.01
+    with pytest.raises(EngineError):
+        ours.try_acquire()
+    hung.answers = [Booked(0.0, True, 1)]
     assert ours.try_acquire()
-    limits: Any = _Hung()
-    ours._limits = limits, limits
-    assert ours.try_acquire()
-    assert limits.asked == 1
-    assert asyncio.run(ours.atry_acquire())
-    assert limits.asked == 2
+
+
+def test_an_engine_that_hangs_is_not_asked_to_take_a_booking_back(engine: Engine, hung: _Hung) -> None:
+    """A caller would wait for a second time-out."""
+    ours, hung.answers = hangs(limiter(engine), hung), [Booked(0.001, True, 1)]
+    with pytest.raises(EngineError):
+        ours.acquire()
+    assert (hung.asked, hung.given_back) == (2, 0)
 
 
 @pytest.mark.parametrize(

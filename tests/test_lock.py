@@ -609,10 +609,60 @@ def test_release_via_in_a_loop(on: str) -> None:
         async with Lock("a", on=on, release_via=hooks.append):
             pass
         assert not free("a", on)
-        hooks.pop()()
+        if (task := hooks.pop()()) is not None:
+            await task  # type: ignore[misc]
         assert free("a", on)
 
     asyncio.run(main())
+
+
+@pytest.mark.redis
+def test_release_via_stops_no_loop(before: Callable[[Any], Proxy]) -> None:
+    """Every request of the process would wait for a server that hangs."""
+    proxy = before(shared_redis())
+    hooks: list[Callable[[], Any]] = []
+
+    async def main() -> None:
+        async with Lock("r", on=proxy.url, release_via=hooks.append):
+            pass
+        proxy.hold()
+        release = hooks.pop()()  # it returns while the server says nothing
+        await asyncio.sleep(0)
+        assert not release.done()
+        proxy.let_go()
+        await release
+        async with Lock("r", on=proxy.url, wait=0):
+            pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_release_via_where_the_engine_is_down(
+    colour: str, before: Callable[[Any], Proxy], caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the commit an error would undo nothing, and break the session."""
+    proxy = before(shared_redis())
+    hooks: list[Callable[[], Any]] = []
+
+    async def main() -> None:
+        async with Lock("down", on=proxy.url, lease=5, release_via=hooks.append):
+            pass
+        proxy.close()
+        proxy.cut()
+        await hooks.pop()()
+
+    if colour == "async":
+        asyncio.run(main())
+    else:
+        with Lock("down", on=proxy.url, lease=5, release_via=hooks.append):
+            pass
+        proxy.close()
+        proxy.cut()
+        hooks.pop()()
+    told = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert len(told) == 1 and "'down' was not released after a commit" in told[0]
 
 
 # -- engines ----------------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from stampede import Cache, cached, events
+from stampede import Cache, cached, events, get_cache
 from stampede.errors import EngineError, OptionError
 from stampede.metrics import Counters, Observers, Stats, log_events
+from stampede.testing import isolated
 
 ERROR = ValueError("no such customer")
 DOWN = EngineError("refused")
@@ -234,14 +235,18 @@ def test_log_lines(log: pytest.LogCaptureFixture) -> None:
         ("stampede", "DEBUG", "computed 'f(1)' in 0.250 s: missing"),
         ("stampede", "DEBUG", "computed 'f(1)' in 0.500 s: early; not stored"),
         ("stampede", "DEBUG", "computed 'g(1)' in 2.000 s: missing"),
-        ("stampede", "WARNING", "computing 'f(2)' failed after 0.250 s (missing): ValueError: no such customer"),
+        ("stampede", "WARNING", "computing 'f(2)' failed after 0.250 s (missing): ValueError: no such customer"
+         " (more like this in the next 10 s are counted, and not written)"),
         ("stampede", "DEBUG", "waited 0.125 s for 'f(1)', which somebody else computed"),
         ("stampede", "DEBUG", "waited 0.250 s for 'f(1)', which somebody else computed"),
         ("stampede", "DEBUG", "served 'f(1)' as it was: computing"),
         ("stampede", "WARNING", "the value of 'f(1)' is its caller's only: "
-         "the key was invalidated or set meanwhile, or its lease ended"),
-        ("stampede", "ERROR", "'f(1)' is served, and is not kept: 12 MB is more than max_bytes"),
-        ("stampede", "WARNING", "what the engine holds for 'f(1)' is not believed, and computed anew: truncated"),
+         "the key was invalidated or set meanwhile, or its lease ended"
+         " (more like this in the next 10 s are counted, and not written)"),
+        ("stampede", "ERROR", "'f(1)' is served, and is not kept: 12 MB is more than max_bytes"
+         " (more like this in the next 600 s are counted, and not written)"),
+        ("stampede", "WARNING", "what the engine holds for 'f(1)' is not believed, and computed anew: truncated"
+         " (more like this in the next 10 s are counted, and not written)"),
         ("stampede", "DEBUG", "invalidate: 'f(1)'"),
         ("stampede", "WARNING", "redis://x does not tell this process of changes: ERR syntax error"),
         ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),
@@ -277,7 +282,8 @@ def test_a_flood_is_one_line_with_a_count(log: pytest.LogCaptureFixture, monkeyp
             log_events(event)
     log_events(events.BadBytes("g", "g(1)", "truncated"))
     told = [record.getMessage() for record in log.records if record.levelname != "DEBUG"]
-    assert len(told) == 4 and not any("more like this" in line for line in told)
+    assert len(told) == 4  # of which each says that it may be one of many
+    assert [line.partition("more like this in the next ")[2][:4] for line in told] == ["10 s", "10 s", "600 ", "10 s"]
     assert len(log.records) == 3 * 145 + 1  # at DEBUG, all of them
     now += 10.5
     log_events(damaged)
@@ -285,6 +291,32 @@ def test_a_flood_is_one_line_with_a_count(log: pytest.LogCaptureFixture, monkeyp
     assert log.records[-1].getMessage().endswith("truncated (and 144 more like this since the last such line)")
     log_events(damaged)
     assert log.records[-1].levelname == "DEBUG"
+
+
+def test_one_cache_s_fault_hides_no_other_s(log: pytest.LogCaptureFixture) -> None:
+    """All keys of `get_or_compute` are of one function, "": a second cache's would not be written for ten minutes."""
+    with isolated(caches={name: {"url": "memory://?codec=sealed", "strict": False} for name in "ab"}):
+        for name in ("a", "b", "b"):
+            get_cache(name).get_or_compute("k", threading.Lock)
+    told = [record.getMessage() for record in log.records if record.levelname == "ERROR"]
+    assert [line.partition(" is served")[0] for line in told] == ["cache 'a': 'k'", "cache 'b': 'k'"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.BadBytes("", "k", "truncated"),
+        events.Failed("", "k", "missing", 0.1, OSError()),
+        events.Unkept("", "k", "a lock can't be stored"),
+        events.Untold("", "", "redis://x", "ERR"),
+    ],
+)
+def test_a_line_names_its_cache_once(event: events.Event, log: pytest.LogCaptureFixture) -> None:
+    """An operator of ten caches would not know where to look."""
+    log_events(event, cache="shop", named=True)
+    log_events(event, cache="redis://x", named=False)
+    lines = [record.getMessage() for record in log.records]
+    assert lines[0] == f"cache 'shop': {lines[1]}"
 
 
 def test_a_recursion_that_is_too_deep_is_told_once(log: pytest.LogCaptureFixture) -> None:

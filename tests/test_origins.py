@@ -16,6 +16,10 @@ from bare import Gate, until
 from servers import RedisServer, shared_redis, to_empty, wait_until
 
 from stampede import Cache, EngineError, OriginFull, SettingsError, WaitTimeout, origins
+from stampede.colour import BLOCKING, run_blocking
+from stampede.engines.memory import MemoryEngine
+from stampede.origins import OriginGate
+from stampede.settings import OriginSettings
 from stampede.testing import isolated
 
 ENGINES = ["memory", "disk", "redis"]
@@ -310,6 +314,37 @@ def test_an_error_of_one_question_opens_no_cap(tmp_path: Path, open_: Open, monk
         gate.open.set()
         assert other.result(20) is True
         slow.result(20)
+
+
+class Told:
+    """An adaptive room, and the times that it is told."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.times: list[float] = []
+
+    def ended(self, name: str, seconds: float, now: float, *, failed: bool) -> None:
+        self.times.append(seconds)
+
+
+def test_a_computation_tells_of_the_room_for_which_it_has_asked() -> None:
+    """Callers that waited when the room changed come in as the old one allows. A smaller room was judged by their
+    times, had no effect, and was given up: a saturated origin had all that it may."""
+    gate = OriginGate("db", OriginSettings(concurrency=4, adaptive=True), MemoryEngine())
+    told: Any = Told(4)
+    gate.adaptive = told
+    before = run_blocking(gate.enter(BLOCKING, 0.0, 30.0, 60.0))
+    told.room = 2
+    after = run_blocking(gate.enter(BLOCKING, 0.0, 30.0, 60.0))
+    before.ended("rows", 1.0, failed=False)
+    after.ended("rows", 2.0, failed=False)
+    assert told.times == [2.0]
+    told.room = 4
+    after.ended("rows", 3.0, failed=False)
+    before.ended("rows", 4.0, failed=False)
+    assert told.times == [2.0, 4.0]
+    run_blocking(before.leave())
+    run_blocking(after.leave())
 
 
 def test_an_engine_without_an_answer_rests_for_a_moment(

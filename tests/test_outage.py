@@ -33,12 +33,12 @@ class Plug:
     def __init__(self) -> None:
         self.pulled: set[str] = set()
         self.asked: list[str] = []
-        self.partly = False
+        self.partly = self.full = False
         self.reason = ""
 
-    def pull(self, *verbs: str, partly: bool = False) -> None:
-        """`partly`: one of several servers is away."""
-        self.pulled, self.partly = set(verbs) or {"*"}, partly
+    def pull(self, *verbs: str, partly: bool = False, full: bool = False) -> None:
+        """`partly`: one of several servers is away. `full`: it answers, and takes nothing new."""
+        self.pulled, self.partly, self.full = set(verbs) or {"*"}, partly or full, full
 
     def put_back(self) -> None:
         self.pulled = set()
@@ -47,7 +47,7 @@ class Plug:
         self.asked.append(verb)
         if "*" in self.pulled or verb in self.pulled:
             error = EngineError(self.reason or f"{verb}: the plug is pulled")
-            error.partial = self.partly
+            error.partial, error.refused = self.partly, self.full
             raise error
 
 
@@ -297,6 +297,39 @@ def test_seconds_of_outages_are_counted(engine: Switched, clock: FakeClock) -> N
     clock.advance(5)
     assert (sample("engine_up"), sample("engine_outages_total"), sample("engine_down_seconds_total")) == (1, 1, 5)
     assert cache.stats().engine_down_seconds == cache.stats_of("other").engine_down_seconds == 5
+
+
+def test_a_full_engine_is_an_outage_with_an_end(engine: Switched, clock: FakeClock) -> None:
+    """It was counted as an outage of no length, whose end nothing told."""
+    told: list[events.Event] = []
+    cache = Cache.of(replace(Settings().cache("default"), name="full"), engine, observers=[told.append])
+    health = (events.EngineDown, events.EngineUp)
+
+    def tell() -> list[type]:
+        return [type(event) for event in told if type(event) in health]
+
+    engine.plug.pull("claim", full=True)
+    for second in range(20):
+        cache.get_or_compute(f"k{second}", lambda: 1)
+        clock.advance(1)
+    assert (tell(), cache.full, cache.stats().engine_downs) == ([events.EngineDown], True, 1)
+    assert cache.stats().engine_down_seconds == 20
+    engine.plug.put_back()
+    cache.get_or_compute("soon", lambda: 1)  # of several servers, another one may have taken this
+    assert cache.full
+    clock.advance(10)
+    cache.get_or_compute("later", lambda: 1)
+    assert (tell(), cache.full) == ([events.EngineDown, events.EngineUp], False)
+    assert cache.stats().engine_down_seconds == 30
+    engine.plug.pull("claim", full=True)
+    cache.get_or_compute("full again", lambda: 1)
+    engine.plug.pull()
+    cache.get_or_compute("and down", lambda: 1)
+    clock.advance(5)
+    engine.plug.put_back()
+    cache.get_or_compute("and up", lambda: 1)
+    clock.advance(5)
+    assert (cache.down, cache.full, cache.stats().engine_down_seconds) == (False, False, 35)
 
 
 @both

@@ -13,10 +13,11 @@ from herd import until
 from interrupting import Line, lines_in, lines_of
 from servers import RedisServer
 
-from stampede import Cache
+from stampede import Cache, cached
 from stampede.colour import run_blocking as run
 from stampede.engines import generations
 from stampede.errors import EngineError
+from stampede.testing import isolated
 
 pytest.importorskip("redis")
 
@@ -270,3 +271,14 @@ def test_what_is_found_in_an_older_generation_is_kept_nowhere(server: RedisServe
 
             lines_of(partial(mine, number), at)
             assert mine(number) == source, where
+
+
+def test_key_and_stats_ask_nobody(server: RedisServer) -> None:
+    """They would leave three keys without an end for each function that is never called, and wait for a hung server."""
+    with isolated(url=server.url):
+        f, g = cached(version=1)(lambda n: n), cached(key="{n}")(lambda n: n)
+        assert (f.stats().hits, g.stats().hits) == (0, 0)
+        assert f.key(1) and g.key(1)
+        assert server.cli("DBSIZE") == "0"
+        assert f(1) == 1
+        assert server.cli("DBSIZE") != "0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -109,14 +110,25 @@ def test_a_settings_file_turns_prometheus_on(tmp_path: Path) -> None:
         ({"mine": "print"}, "observers.mine is 'print': give a function of an event, as 'package.module:name'; "),
         ([5], "observers.0 is 5: give a function"),
         (5, "observers is of type int: give a table, or a list of functions"),
-        ({"mine": "no.such:thing"}, "[observers] names 'no.such:thing', which can't be imported: No module named 'no'"),
-        ({"mine": "test_registry:nothing"}, "[observers] names 'test_registry:nothing', which can't be imported: "),
+        (
+            {"mine": "no.such:thing"},
+            "configure(): observers.mine names 'no.such:thing', which can't be imported: No m",
+        ),
+        ({"mine": "test_registry:nothing"}, "observers.mine names 'test_registry:nothing', which can't be imported: "),
     ],
 )
 def test_observers_that_can_not_be(observers: Any, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         configure(observers=observers)
     assert message in str(caught.value)
+
+
+def test_an_observer_of_a_file_that_can_not_be_is_named_with_the_file(tmp_path: Path) -> None:
+    """Somebody would have to guess which of a program's files it is."""
+    file = tmp_path / "stampede.toml"
+    file.write_text('[observers]\nmine = "no.such:thing"\n')
+    with pytest.raises(OptionError, match=re.escape(f"{file}: observers.mine names 'no.such:thing', which can't")):
+        configure(file)
 
 
 # -- configure --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.window import NOTHING, PAIRS, WIDTH, bytes_of, ends, give_back, penalize, slack, take, used, window_of
+from stampede.window import (
+    NOTHING,
+    PAIRS,
+    WIDTH,
+    bytes_of,
+    ends,
+    give_back,
+    penalize,
+    slack,
+    take,
+    used,
+    window_of,
+)
 
 PER = 800_000
 SPAN = PER + slack(PER)
@@ -122,6 +134,69 @@ def test_who_asks_early_moves_up_into_a_place_that_was_given_back() -> None:
     window, _, at = take(window, 11, 1, PER, 1, 0, moments[2])  # its caller's patience is over: it has none any more
     assert at is None
     assert take(window, 12, 1, PER, 1, 9 * SPAN)[2] == moments[2]
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 1 << 32))
+def test_nobody_is_overtaken_and_no_start_gets_later(seed: int) -> None:
+    """Callers that ask again half-way were booked behind all others: among starts that are kept as one pair, the moment
+    that they gave back was not free any more."""
+    dice, window, now = Random(seed), NOTHING, 1
+    most, per, gap = dice.randint(1, 8), dice.choice([100_000, 300_000, 2_000_000]), dice.choice([0, 2_000, 30_000])
+    due, order = list[tuple[int, int, int]](), list[int]()  # asks next, who, its booking
+    for who in range(60):
+        now += dice.randint(0, gap)
+        heappush(due, (now, who, 0))
+    while due:
+        now, who, was = heappop(due)
+        window, delay, at = take(window, now, most, per, 1, 100 * per, was)
+        # One that asks in time may have to wait for the end of its own pair, as it is not known who of it is the last.
+        assert at is not None and (not was or at <= was + (per // WIDTH if was <= now else 0))
+        if not delay:
+            order.append(who)
+        else:
+            heappush(due, (now + (delay // 2 if delay > 1_000_000 or dice.random() < 0.1 else delay), who, at))
+    assert order == sorted(order)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 1 << 32))
+def test_no_start_gets_later_by_asking(seed: int) -> None:
+    """Whatever it costs, and whoever has come or gone since."""
+    dice, window, now, mine = Random(seed), NOTHING, 1, list[tuple[int, int]]()
+    most = dice.randint(3, 12)
+    for _ in range(150):
+        now += dice.randint(0, SPAN // 50)
+        mine = [each for each in mine if each[0] > now]
+        what, was, cost = dice.random(), 0, dice.randint(1, 3)
+        if what < 0.6 and mine:
+            was, cost = mine.pop(dice.randrange(len(mine)))
+        if what < 0.2:
+            window = give_back(window, was, cost)
+            continue
+        window, _, at = take(window, now, most, PER, cost, 60 * SPAN, was)
+        assert at is not None and (at <= was or not was)
+        mine.append((at, cost))
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 1 << 32))
+def test_the_first_moment_that_is_free_is_found(seed: int) -> None:
+    """Starts that are a whole window apart shut nothing together: places that were given back were used by nobody."""
+    dice, window, now, naive, per = Random(seed), NOTHING, 1, Naive(), 100  # no pair is wider than a moment
+    most, span = dice.randint(2, 6), per + slack(per)
+    for _ in range(40):
+        now += dice.randint(0, span // 5)
+        if naive.starts and dice.random() < 0.3:
+            at, cost = naive.starts.pop(dice.randrange(len(naive.starts)))
+            window = give_back(window, at, cost)
+        naive.starts = [each for each in naive.starts if each[0] + span > now]
+        cost = dice.randint(1, 2)
+        window, _, at = take(window, now, most, per, cost, 60 * SPAN)
+        assert at == min(
+            each for each in [now, *(at + span for at, _ in naive.starts)] if naive.fits(each, most, span, cost)
+        )
+        naive.starts.append((at, cost))
 
 
 def _step(dice: Random) -> int:

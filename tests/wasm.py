@@ -22,8 +22,10 @@ MISSING = (
     "[Errno 52] Function not implemented",
     "[Errno 138] Not supported",
     "No module named '_multiprocessing'",
+    "needs msgspec: pip install",
+    "needs the package 'redis'",
 )
-"""Errors that say that this platform has not got it."""
+"""Errors that say that this platform has not got it, or that there is no such package for it."""
 
 UNFIT = "not deep and not cannot_be_read and not background and not GeneratorExit"
 """Deep recursion ends this platform's interpreter, its errors of files have words of their own, and what a thread would
@@ -73,4 +75,5 @@ def main(files: list[str]) -> int:
     asyncio.new_event_loop = asyncio.events.new_event_loop = Loop  # type: ignore[assignment]
     asyncio._set_running_loop(None)  # that of the page
     options = ["-q", "--noconftest", "-o", "addopts=", "-o", "filterwarnings=", "-p", "no:cacheprovider"]
-    return int(pytest.main([*options, "-p", "no:faulthandler", "-k", UNFIT, *files], plugins=[Skips()]))
+    chosen = ["-m", "not redis", "-k", UNFIT, *files]
+    return int(pytest.main([*options, "-p", "no:faulthandler", *chosen], plugins=[Skips()]))

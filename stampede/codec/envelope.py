@@ -136,7 +136,7 @@ class Codec:
         try:  # all of it in here: this is most of a hit
             size = len(blob)
             if size < _LEAST:
-                raise CodecError(f"{size} bytes are too few for an entry")
+                raise CodecError("the entry is cut short, or damaged in its first bytes")
             magic, version, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint, crc = _SEALED(blob)
             if (magic, version, codec, flags & SIGNED, fingerprint) != self._expected or isnan(
                 cost + margin + ttl + fresh + keep

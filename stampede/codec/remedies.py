@@ -17,7 +17,7 @@ from typing import Any
 
 from stampede.codec.alike import alike
 from stampede.codec.annotations import BUILTIN
-from stampede.codec.data import advice, package_of
+from stampede.codec.data import advice, package_of, shape_for
 from stampede.codec.models import why_not
 from stampede.codec.rows import advice as rows_advice
 from stampede.codec.rows import is_row
@@ -58,6 +58,8 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
     named = f"trust=[{kind.__qualname__}]"
     if is_model(kind) and (refused := _refused(value, kind)) is not None:
         return refused
+    if is_text(kind) and shape_for(kind) is not None and not sealed:
+        return "use codec='sealed', which holds it"
     if (is_row(kind) or is_text(kind)) and not sealed:
         return f"use codec='sealed', and name it in {named}, or in {ANNOTATION}"
     if is_model(kind):

@@ -20,15 +20,17 @@ import copyreg
 import pickle
 import pickletools
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
 from types import MethodType
 from typing import Any
 
 from stampede.codec.data import rebuilder, shape_for
-from stampede.codec.depth import check_pickle
+from stampede.codec.depth import deep_pickle
 from stampede.codec.remedies import foreign
 from stampede.codec.values import STANDARD, Lower, Raise, Shape
 from stampede.errors import CodecError
+from stampede.threads import on_stack
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
@@ -77,19 +79,18 @@ class Sealed:
         sealer.found = self._found
         sealer.memo = {id(_node): (0, _node)}
         sealer.dump(value)
-        body = (_NAMES if sealer.used else _PLAIN) + out.getvalue()
-        if len(body) > SHALLOW:
-            check_pickle(body)
-        if len(body) > DEPTH:
+        if out.tell() > DEPTH:
             _refuse_depth(value)
-        return body
+        return (_NAMES if sealer.used else _PLAIN) + out.getvalue()
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
         if copyreg._extension_registry or copyreg._extension_cache:  # type: ignore[attr-defined]
             _refuse_extensions(body)
-        if len(body) > SHALLOW:
-            body = bytes(body)
-            check_pickle(body)
+        if len(body) > SHALLOW and (stack := deep_pickle(body := bytes(body))):
+            return on_stack(stack, partial(self._load, body))
+        return self._load(body)
+
+    def _load(self, body: bytes | memoryview) -> Any:
         source = BytesIO(body)
         unsealer = _Unsealer(source)
         value = unsealer.load()
@@ -131,12 +132,17 @@ class _Unsealer(pickle.Unpickler):
 
 
 def _refuse_depth(value: Any) -> None:
-    """Follow the last child, and its last child: all the depth of a value that is mostly depth."""
+    """Follow the last child, and its last child: all the depth of a value that is mostly depth.
+
+    Of a dict that is its last key, if it is a container: who hashes it again may have a smaller stack than its reader.
+    """
     for _ in range(DEPTH):
         kind = type(value)
         if kind not in _CONTAINERS or not value:
             return
-        children = value.values() if kind is dict else value
+        children = value
+        if kind is dict and type(next(reversed(value))) not in _CONTAINERS:
+            children = value.values()
         value = next(iter(children) if kind in (set, frozenset) else reversed(children))
     raise CodecError(f"the value is nested too deeply: more than {DEPTH} levels")
 

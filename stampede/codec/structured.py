@@ -9,13 +9,14 @@ from typing import Any, get_origin
 from stampede.codec.alike import alike
 from stampede.codec.annotations import fingerprint_of, is_pydantic, reach
 from stampede.codec.data import package_of, shape_for
-from stampede.codec.depth import check_containers
+from stampede.codec.depth import deep_bytes
 from stampede.codec.models import model_of, tree_of_model
 from stampede.codec.pydantics import plain_shape
 from stampede.codec.remedies import foreign, left_out, not_alike, where
 from stampede.codec.rows import is_row
 from stampede.codec.trees import tree_of, value_of, without_scalars
 from stampede.errors import CodecError, MissingExtra, OptionError
+from stampede.threads import on_stack
 
 
 class Structured:
@@ -48,7 +49,6 @@ class Structured:
             body: bytes = self._encode(value)
         except OverflowError as error:
             raise CodecError(f"{self._name} has no such large numbers ({error}): use codec='sealed'") from error
-        check_containers(self._name, body)
         if raised or not self._certain([value]):
             read = self._read(value, body, raised)
             if not self._comes_back(value, read):
@@ -75,11 +75,13 @@ class Structured:
         return alike(value, read) or (self._exactly and alike(without_scalars(value), without_scalars(read)))
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
-        check_containers(self._name, body)
+        stack = deep_bytes(self._name, body)
+        decode = self._decode_raised if raised else self._decode
+        value = on_stack(stack, partial(decode, body)) if stack else decode(body)
         if raised:
-            type_name, args, *facts = self._decode_raised(body)
+            type_name, args, *facts = value
             return type_name, tuple(args), *facts
-        return self._decode(body)
+        return value
 
 
 def _hashable(part: Any) -> bool:

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def unlock(fd: int) -> None:
 
 
 def shut(fd: int) -> None:
-    """Close what may be closed already."""
+    """Close what may be closed already, or was never opened: below 0, gevent's `os.close` raises a ValueError."""
+    if fd < 0:
+        return
     try:
         os.close(fd)
     except OSError:
@@ -91,8 +94,9 @@ class Life:
         with self._lock:
             fd, self._fd = self._fd, -1
             if fd >= 0:
-                (self._folder / self._name).unlink(missing_ok=True)
-                os.close(fd)
+                os.close(fd)  # this ends it; the file is removed as well, or by the next one that sees it
+                with suppress(OSError):
+                    (self._folder / self._name).unlink()
 
     def start_again(self) -> None:
         """In a forked child: close without unlocking, since the life is the parent's."""

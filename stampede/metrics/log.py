@@ -19,20 +19,23 @@ DAILY = frozenset({events.Found, events.Waited, events.Served, events.Computed, 
 """The daily work, of which nobody reads where the logger leaves DEBUG out."""
 
 
-def log_events(event: events.Event, *, keys: bool = True) -> None:
+def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named: bool = False) -> None:
     """An observer that logs to the logger `stampede`: what needs an operator at WARNING, the daily work at DEBUG.
 
     Lines hold keys, as operators need them, and messages of errors. Where those hold what logs must not,
-    `functools.partial(log_events, keys=False)` tells the function and the error's type only.
+    `functools.partial(log_events, keys=False)` tells the function and the error's type only. `cache` is the cache of
+    the event, and each line names it if it is `named`.
     """
-    level, omitted = _level(event), 0
+    level, omitted = _level(event), None
     if level > DEBUG:
-        level, omitted = _in_turn(event, level)
+        level, omitted = _in_turn(event, level, cache)
     if log.isEnabledFor(level):
         what = repr(event.key) if keys and event.key else event.scope or "(all)"
         text, *arguments = _line(event, what, keys=keys)
-        if omitted:
-            text, arguments = f"{text} (and %d more like this since the last such line)", [*arguments, omitted]
+        if omitted is not None:
+            text, arguments = f"{text} (%s)", [*arguments, _others(event, omitted)]
+        if named and not isinstance(event, (events.EngineDown, events.EngineUp)):  # their engine's name has it
+            text, arguments = f"cache %r: {text}", [cache, *arguments]
         names = {"stampede.event": type(event).__name__, "stampede.scope": event.scope}
         log.log(level, text, *arguments, extra=names | ({"stampede.key": event.key} if keys else {}))
 
@@ -53,22 +56,33 @@ def _level(event: events.Event) -> int:
             return DEBUG
 
 
-def _in_turn(event: events.Event, level: int) -> tuple[int, int]:
-    """Return the level of this line, and how many lines like it were left out before it.
+def _in_turn(event: events.Event, level: int, cache: str) -> tuple[int, int | None]:
+    """Return the level of this line, and how many lines like it were left out before it; None: none ever is.
 
     What goes wrong for one function many times in a second is one line in ten; all others are written at DEBUG.
     """
     if not isinstance(event, (events.BadBytes, events.Failed, events.LeaseLost, events.Unkept)):
-        return level, 0
-    kind = type(event.error if isinstance(event, events.Failed) else event).__qualname__
-    now, pause = monotonic(), LASTING if isinstance(event, events.Unkept) else FLOOD
+        return level, None
+    kind = cache, event.scope, type(event.error if isinstance(event, events.Failed) else event).__qualname__
+    now = monotonic()
     with decisions.lock:
-        due, omitted = _told.get((event.scope, kind), (-inf, 0))
+        due, omitted = _told.get(kind, (-inf, 0))
         if now < due or (len(_told) >= MOST and due == -inf):
-            _told[event.scope, kind] = due, omitted + 1
-            return DEBUG, 0
-        _told[event.scope, kind] = now + pause, 0
+            _told[kind] = due, omitted + 1
+            return DEBUG, None
+        _told[kind] = now + _pause(event), 0
     return level, omitted
+
+
+def _pause(event: events.Event) -> float:
+    return LASTING if isinstance(event, events.Unkept) else FLOOD
+
+
+def _others(event: events.Event, omitted: int) -> str:
+    """What is not written besides. A flood may end before the next line: so the first one tells of it."""
+    if omitted:
+        return f"and {omitted} more like this since the last such line"
+    return f"more like this in the next {_pause(event):.0f} s are counted, and not written"
 
 
 def _has_room(frames: int) -> bool:
@@ -84,15 +98,15 @@ LINE = 100
 
 
 FLOOD = 10.0
-"""Seconds between two lines of one kind about one function."""
+"""Seconds between two lines of one kind about one function of one cache."""
 
 LASTING = 600.0
 """Seconds between two lines about a function's values that can't be kept: that lasts until its code is changed."""
 
 MOST = 10_000
-"""Functions and kinds of which that is known, at most."""
+"""Caches, functions and kinds of which that is known, at most."""
 
-_told: dict[tuple[str, str], tuple[float, int]] = {}  # when the next line may be written, and how many were left out
+_told: dict[tuple[str, str, str], tuple[float, int]] = {}  # when the next line may be written, how many were left out
 
 
 def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:

@@ -63,7 +63,7 @@ INVALIDATED = _metric("invalidations_total", "Calls here that invalidate, expire
 LOST = _metric("leases_lost_total", "Leases that ended before their computation.", *_F)
 UNKEPT = _metric("unkept_values_total", "Values that could not be stored.", *_F)
 BAD = _metric("bad_entries_total", "Entries that the codec refused to read.", *_F)
-UP = _metric("engine_up", "Whether the engine answers: 1, or 0.", *_E)
+UP = _metric("engine_up", "Whether the engine answers, and takes values: 1, or 0.", *_E)
 OUTAGES = _metric("engine_outages_total", "Outages of the engine.", *_E)
 DOWN = _metric("engine_down_seconds_total", "Seconds for which the engine was down.", *_E)
 UNTOLD = _metric("engine_untold_total", "Servers that refuse to tell of changes.", *_E)
@@ -101,7 +101,7 @@ def _values(cache: Any) -> Iterator[tuple[Metric, tuple[str, ...], float | dict[
             yield from ((metric, (*name, why), count) for why, count in counts.items())
         if not function:  # the cache's own keys, of which there always are statistics, and what belongs to no function
             engine = (cache.label, cache.name)
-            yield UP, engine, 0.0 if cache.down else 1.0
+            yield UP, engine, 0.0 if cache.down or cache.full else 1.0
             yield OUTAGES, engine, stats.engine_downs
             yield DOWN, engine, stats.engine_down_seconds
             yield UNTOLD, engine, stats.untold

@@ -192,16 +192,16 @@ def _rate(name: str, value: Any) -> Rate:
     return rate
 
 
-def observers(name: str, value: Any) -> tuple[Any, ...]:
+def observers(name: str, value: Any) -> tuple[tuple[Any, Any], ...]:
     """The observers that a table names: `prometheus = true`, `mine = "package.module:name"`. From code, also a list."""
     if not isinstance(value, (Mapping, list, tuple)):
         raise OptionError(f"{name} is {_kind(value)}: give a table, or a list of functions")
-    found: list[Any] = []
+    found: list[tuple[Any, Any]] = []
     for key, each in (value if isinstance(value, Mapping) else dict(enumerate(value))).items():
         if key in ("prometheus", "opentelemetry"):
-            found += [key] if _truth(f"{name}.{key}", each) else []
+            found += [(key, key)] if _truth(f"{name}.{key}", each) else []
         elif callable(each) or (isinstance(each, str) and re.fullmatch(r"[\w.]+:\w+", each)):
-            found.append(each)
+            found.append((key, each))
         else:
             close = get_close_matches(str(key), ("prometheus", "opentelemetry"), 1)
             hint = f"did you mean {close[0]!r}? Else give" if close else "give"

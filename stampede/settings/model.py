@@ -89,7 +89,7 @@ class Settings:
     caches: Mapping[str, CacheSettings] = field(default_factory=dict)
     origins: Mapping[str, OriginSettings] = field(default_factory=dict)
     source: str = NOTHING
-    observers: tuple[Any, ...] = ()  # of every cache: functions, or names of some: "prometheus", "package.module:name"
+    observers: tuple[tuple[Any, Any], ...] = ()  # of every cache, by key: functions, or "prometheus", "module:name"
 
     def cache(self, name: str) -> CacheSettings:
         """The settings of one cache; `default` is there even if nobody wrote it."""

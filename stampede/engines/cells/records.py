@@ -109,7 +109,10 @@ class Records:
             if not self._ages:
                 self.common.sightings.saw(name, version, sent, received)
             return Known(version, None, sent, received)
-        body, wall = wire.opened(name, data) or _FOREIGN
+        ours = wire.opened(name, data)
+        if ours is None:
+            return Known(version, _FOREIGN, received, received)
+        body, wall = ours
         if age is not None and age >= 0 and not wire.leased(body):
             return Known(version, body, sent - age, received - age)
         sighting = self.common.sightings.saw(name, version, sent, received)
@@ -241,4 +244,4 @@ def _read(known: Known) -> tuple[Version, Record]:
     return known.version, there
 
 
-_FOREIGN = memoryview(b""), 0.0
+_FOREIGN = memoryview(b"")

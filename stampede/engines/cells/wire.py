@@ -24,7 +24,7 @@ from struct import Struct, error
 from zlib import crc32
 
 from stampede.engines.story import heard, told
-from stampede.entry import Entry
+from stampede.entry import UNREADABLE, Entry
 from stampede.record import Kept, Lease, Record
 
 __all__ = ["ROOM", "body_of", "leased", "opened", "record_of", "sealed"]
@@ -103,7 +103,7 @@ def body_of(record: Record, now: float, longest: float = inf) -> bytes:
 
 
 def record_of(body: memoryview, written: float, stood: float) -> Record:
-    """The record in these bytes; in what is none, nothing.
+    """The record in these bytes; in what is none, an entry that can't be read.
 
     They were `written` then: what they hold gets older from that moment on. They `stood` then, for all that is known
     for sure: its lease stands for so long from there.
@@ -111,7 +111,7 @@ def record_of(body: memoryview, written: float, stood: float) -> Record:
     try:
         return _record_of(body, written, stood)
     except (error, ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        return Record()
+        return Record(Kept(UNREADABLE, stood + UNREADABLE.fresh, stood + UNREADABLE.keep, 0.0))
 
 
 def leased(body: bytes | memoryview) -> bool:

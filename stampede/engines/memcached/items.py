@@ -16,7 +16,7 @@ from stampede import record
 from stampede.engines.memcached.meta import MONTH, Reply
 from stampede.engines.naming import name_of
 from stampede.engines.story import heard, told
-from stampede.entry import GRACE, Entry
+from stampede.entry import GRACE, UNREADABLE, Entry
 from stampede.ports import Ask, Busy, Failed, Found
 from stampede.record import NOTHING, Kept, Lease, Past, Record
 
@@ -118,17 +118,20 @@ def _packed(entry: Entry[bytes], ttl: int) -> bytes:
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def read_plain(reply: Reply) -> Kept | None:
-    """The entry of a plain item. None: somebody else's bytes."""
+_DAMAGED = Kept(UNREADABLE, UNREADABLE.fresh, UNREADABLE.keep, 0.0)
+
+
+def read_plain(reply: Reply) -> Kept:
+    """The entry of a plain item."""
     return _unpacked(reply.value, 0, reply.left)
 
 
 def read(reply: Reply) -> Record:
-    """Whatever is there. What is not ours is like nothing."""
+    """Whatever is there. Somebody else's bytes are a damaged entry."""
     if reply.flags == PLAIN:
         return Record(read_plain(reply))
     if reply.flags != STATE:
-        return NOTHING
+        return Record(_DAMAGED) if reply.value else NOTHING
     left = float(reply.left)
     try:
         size, leaselag, length = _LEASE.unpack_from(reply.value)
@@ -140,18 +143,18 @@ def read(reply: Reply) -> Record:
         kept = _unpacked(reply.value, at, reply.left) if len(reply.value) > at else None
         past = heard(story, left) if story else None
     except (error, ValueError, TypeError, OverflowError, RecursionError):
-        return NOTHING
+        return Record(_DAMAGED)
     end = left - leaselag if isfinite(leaselag) else 0.0
     return Record(kept, Lease(token, end, holder=who.decode("utf-8", "replace")) if end > 0 else None, past)
 
 
-def _unpacked(value: bytes, at: int, left: int) -> Kept | None:
+def _unpacked(value: bytes, at: int, left: int) -> Kept:
     try:
         version, flags, id, freshlag, keeplag, cost, margin, ttl = _ENTRY.unpack_from(value, at)
     except error:
-        return None
+        return _DAMAGED
     if version != _VERSION or not (-inf < freshlag + keeplag < inf and -inf < cost < inf and margin >= 0 and ttl >= 0):
-        return None
+        return _DAMAGED
     fresh = inf if flags & _ALWAYS_FRESH else left - freshlag
     keep = inf if flags & _ALWAYS_KEPT else left - keeplag
     entry = Entry(value[at + _ENTRY.size :], id, cost, margin, ttl, fresh, keep, flags & _RAISED != 0)

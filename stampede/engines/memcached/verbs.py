@@ -68,8 +68,7 @@ class Keys(Generations, Versioned):
             reply = (await link.ask(meta.look(name), twice=True))[0]
         finally:
             self._line.give(link)
-        kept = items.read_plain(reply) if reply.flags == PLAIN else None
-        found = record.hit(kept, _ANY, 0.0) if kept is not None else None
+        found = record.hit(items.read_plain(reply), _ANY, 0.0) if reply.flags == PLAIN else None
         if found is not None:
             self._costs.learn(name, found.entry)
         return found
@@ -83,8 +82,7 @@ class Keys(Generations, Versioned):
                 sent = time.monotonic()
                 reply = (await link.ask(meta.claim(name), twice=True))[0]
                 if reply.flags == PLAIN:
-                    kept = items.read_plain(reply)
-                    found = record.hit(kept, ask, 0.0) if kept is not None else None
+                    found = record.hit(items.read_plain(reply), ask, 0.0)
                     if found is not None:
                         self._costs.learn(name, found.entry)
                         return found

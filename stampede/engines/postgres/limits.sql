@@ -86,15 +86,17 @@ BEGIN
 END $$;
 
 -- Microseconds until a start may be made; and when that is, if it is booked, as they are no more than `_ahead`.
--- `_was` is what an earlier answer has booked for it, which is exchanged.
+-- `_was` is what an earlier answer has booked for it, which is kept or exchanged.
 CREATE FUNCTION stampede.limit_take(
     _id bytea, _name bytea, _most bigint, _per bigint, _span bigint, _width bigint, _cost bigint, _ahead bigint,
     _was bigint, OUT delay bigint, OUT moment bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    its stampede.limits := stampede.limit_today(_id, _name, _span);
+    booked stampede.limits := stampede.limit_today(_id, _name, _span);
+    its stampede.limits := booked;
     length int;
     due bool := _was > 0 AND _was <= its.seen;
+    kept bool;
     at bigint := its.seen;
     low int := 1;
     total bigint := 0;
@@ -118,10 +120,15 @@ BEGIN
             total := total - its.costs[low];
             low := low + 1;
         END LOOP;
-        IF total + _cost > _most AND its.firsts[high] - _span < at AND at < its.lasts[low] + _span THEN
+        IF total + _cost > _most AND its.firsts[high] - _span < at
+            AND greatest(its.firsts[high], at) < its.lasts[low] + _span THEN
             at := its.lasts[low] + _span;
         END IF;
     END LOOP;
+    kept := its.seen < _was AND _was <= at AND its.rest <= _was AND its.costs <> booked.costs;
+    IF kept THEN
+        at := _was;
+    END IF;
     delay := greatest(at - its.seen, 0);
     IF delay > _ahead THEN
         IF _was > 0 OR EXISTS (SELECT FROM stampede.limits l WHERE l.id = _id AND l.seen > its.seen) THEN
@@ -132,7 +139,9 @@ BEGIN
     WHILE place > 0 AND its.firsts[place] > at LOOP
         place := place - 1;
     END LOOP;
-    IF place > 0 AND at <= greatest(its.lasts[place], its.firsts[place] + _width) THEN
+    IF kept THEN
+        its := booked;
+    ELSIF place > 0 AND at <= greatest(its.lasts[place], its.firsts[place] + _width) THEN
         its.lasts[place] := greatest(its.lasts[place], at);
         its.costs[place] := its.costs[place] + _cost;
     ELSIF place < length AND its.lasts[place + 1] - at <= _width THEN

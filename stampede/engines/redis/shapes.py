@@ -11,6 +11,7 @@ Shape: TypeAlias = Callable[[Any], bool]
 
 _ENTRY = 50  # bytes of ours before the value: see wire.py
 _FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED, _LARGE = range(6)
+_DAMAGED = -3
 
 
 def is_number(reply: Any) -> bool:
@@ -38,7 +39,7 @@ def _entry(reply: Any) -> bool:
 
 
 def _kept(reply: Any) -> bool:
-    return reply is None or reply == [] or (
+    return reply is None or reply in ([], [_DAMAGED]) or (
         type(reply) is list and len(reply) == 2 and type(reply[0]) is int and _entry(reply[1])
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from struct import Struct, error
 from typing import Any, NamedTuple
 
 from stampede.engines.whereabouts import here
-from stampede.entry import GRACE, Entry, Verdict
+from stampede.entry import GRACE, UNREADABLE, Entry, Verdict
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Ticket
 
@@ -54,6 +54,7 @@ _LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
 _MESSAGE = 4000
 
 _FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED, _LARGE = range(6)
+_DAMAGED = -3  # in the place of the ms left: see `entry.lua`
 
 
 class Names(NamedTuple):
@@ -142,7 +143,9 @@ def entry_of(string: bytes, left: float) -> Entry[Any]:
 
 def kept(answer: Any) -> Entry[Any] | None:
     """What `get.lua` answers."""
-    return None if answer is None else entry_of(answer[1], answer[0])
+    if answer is None:
+        return None
+    return UNREADABLE if answer[0] == _DAMAGED else entry_of(answer[1], answer[0])
 
 
 def fresh_of(left: float, string: bytes | None) -> Entry[Any] | None:
@@ -181,7 +184,10 @@ def is_large(answer: Any) -> bool:
 def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
     """What `claim.lua` answers; a partial EngineError if it may not write."""
     what, string = answer[0], answer[2]
-    entry = None if string is None else entry_of(string, answer[1])
+    if string is None:
+        entry = UNREADABLE if answer[1] == _DAMAGED else None
+    else:
+        entry = entry_of(string, answer[1])
     if what == _FOUND and entry is not None:
         return Found(entry, ticket)
     if what == _GRANTED:

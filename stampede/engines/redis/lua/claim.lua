@@ -40,8 +40,8 @@ end
 -- lease (after the hits: on a server each function that is defined is paid for by every call)
 
 local PAST, REST = KEYS[3] or tag .. 'v', KEYS[4] or tag .. 'r'
-if not entry or keep <= 0 then
-  entry, left = false, -2
+if entry and keep <= 0 then
+  entry, left = false, NOTHING
 end
 
 if not force then

@@ -7,16 +7,20 @@
 -- Whoever meets such a key cuts it to that: what it was given is known from what is in it.
 local HEAD, LAYOUT, SLACK = 50, '>BBc8ddddd', 1000
 
--- The entry's string, ms left of its key, ms left of fresh and of keep, id, cost, margin, ttl; or nothing.
+local NOTHING, DAMAGED = -2, -3  -- in the place of the ms left
+
+-- The entry's string, ms left of its key, ms left of fresh and of keep, id, cost, margin, ttl; or false, and why.
 local function look(key)
   local string = redis.pcall('GET', key)  -- somebody's list is no entry
-  if type(string) ~= 'string' or #string < HEAD or string.byte(string) ~= 1 then
-    return
+  if not string then
+    return false, NOTHING
+  elseif type(string) ~= 'string' or #string < HEAD or string.byte(string) ~= 1 then
+    return false, DAMAGED
   end
   local left = redis.call('PTTL', key)
   local _, _, id, lag, keeplag, cost, margin, ttl = struct.unpack(LAYOUT, string)
   if not (lag == lag and keeplag == keeplag and cost - cost == 0 and margin >= 0 and ttl >= 0) then
-    return  -- damaged bytes: what is no number (NaN) compares to nothing
+    return false, DAMAGED  -- what is no number (NaN) compares to nothing
   end
   local ms, most = left < 0 and math.huge or left, lag + 1000 * ttl
   if ms > most + SLACK then

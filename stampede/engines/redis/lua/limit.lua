@@ -48,22 +48,28 @@ local function keep()
   redis.call('SET', KEYS[1], table.concat(parts, ' '), 'PX', string.format('%.0f', math.ceil(ends / 1000) + 1000))
 end
 
-local function back_with(its, at)
+-- A pair that costs nothing shuts nothing.
+local function take_out(its, at)
   for each = 1, #first do
     if first[each] <= at and at <= last[each] and cost[each] >= its then
       cost[each] = cost[each] - its
-      if cost[each] == 0 then
-        table.remove(first, each)
-        table.remove(last, each)
-        table.remove(cost, each)
-      end
-      return true
+      return each
     end
   end
 end
 
+local function remove(each)
+  table.remove(first, each)
+  table.remove(last, each)
+  table.remove(cost, each)
+end
+
 if verb == 'back' then
-  if back_with(tonumber(ARGV[2]), tonumber(ARGV[3])) then
+  local mine = take_out(tonumber(ARGV[2]), tonumber(ARGV[3]))
+  if mine then
+    if cost[mine] == 0 then
+      remove(mine)
+    end
     keep()
   end
   return {0, 0, 0}
@@ -85,9 +91,7 @@ if span >= long or now >= till then
 end
 seen = now
 while first[1] and last[1] + long <= now do
-  table.remove(first, 1)
-  table.remove(last, 1)
-  table.remove(cost, 1)
+  remove(1)
 end
 
 if verb == 'rest' then
@@ -99,11 +103,9 @@ end
 
 local limit, width, its, ahead = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local was, at, till_there = tonumber(ARGV[8]), seen, math.huge
-if was > 0 then
-  back_with(its, was)
-  if was <= seen then
-    at, till_there = math.max(was, seen - (span - ARGV[3])), seen
-  end
+local mine = was > 0 and take_out(its, was)
+if 0 < was and was <= seen then
+  at, till_there = math.max(was, seen - (span - ARGV[3])), seen
 end
 
 -- window.py: _first_free
@@ -120,11 +122,18 @@ for high = 1, #first do
     total = total - cost[low]
     low = low + 1
   end
-  if total + its > limit and first[high] - span < at and at < last[low] + span then
+  if total + its > limit and first[high] - span < at and math.max(first[high], at) < last[low] + span then
     at = last[low] + span
   end
 end
+local kept = mine and seen < was and was <= at and rest <= was
+if kept then
+  at = was
+end
 local delay = math.max(at - seen, 0)
+if mine and cost[mine] == 0 and (delay > ahead or not kept) then
+  remove(mine)
+end
 if delay > ahead then
   if back > SECOND or was > 0 then
     keep()
@@ -132,12 +141,14 @@ if delay > ahead then
   return {delay, 0, 0}
 end
 
--- window.py: _with
+-- window.py: _with, unless the booking is kept
 local place = #first
 while place > 0 and first[place] > at do
   place = place - 1
 end
-if place > 0 and at <= math.max(last[place], first[place] + width) then
+if kept then
+  cost[mine] = cost[mine] + its
+elseif place > 0 and at <= math.max(last[place], first[place] + width) then
   last[place], cost[place] = math.max(last[place], at), cost[place] + its
 elseif place < #first and last[place + 1] - at <= width then
   first[place + 1], cost[place + 1] = at, cost[place + 1] + its
@@ -147,9 +158,7 @@ else
       return {delay, 0, 0}
     end
     first[2], cost[2] = first[1], cost[1] + cost[2]
-    table.remove(first, 1)
-    table.remove(last, 1)
-    table.remove(cost, 1)
+    remove(1)
     place = place - 1
   end
   table.insert(first, place + 1, at)
