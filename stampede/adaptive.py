@@ -63,14 +63,16 @@ class Adaptive:
 
     def ended(self, name: str, seconds: float, now: float, *, failed: bool) -> None:
         """Note that a computation of this name is over, and how long it has taken."""
-        if now - seconds < self._since or (name not in self._usual and len(self._usual) >= NAMES):
-            return  # it began with another room, or can be compared with nothing
+        if now - seconds < self._since:
+            return  # it began with another room
         if failed:
             if now - self._since >= ROUND:
                 room = self._before.room if self._before else self._room
                 self._before = None
                 self._change(room * LESS, now)
             return
+        if name not in self._usual and len(self._usual) >= NAMES:
+            return  # it can be compared with nothing
         self._note(name, log(max(seconds, 1e-4)))
         if self._count < max(FEWEST, self.room) or now - self._since < ROUND:
             return

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stampede.adaptive import Adaptive
+from stampede.adaptive import NAMES, Adaptive
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,17 @@ def test_failures_are_a_sign_too_and_one_of_many_counts() -> None:
     for round_ in range(30):
         adaptive.ended("rows", 0.05, 20.0 + round_, failed=True)
     assert adaptive.room == 1
+
+
+def test_a_failure_counts_whatever_failed() -> None:
+    """A failure is compared with nothing: an origin of more names than are remembered would never be spared."""
+    its, now = Adaptive(64), 1.0
+    for number in range(2 * NAMES):
+        now += 0.001
+        its.ended(f"f{number}", 0.0005, now, failed=False)
+    before, now = its.room, now + 1
+    its.ended("another", 0.0005, now, failed=True)
+    assert its.room < before
 
 
 def test_who_is_slow_by_nature_is_no_sign() -> None:

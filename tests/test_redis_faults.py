@@ -765,3 +765,16 @@ def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colo
             ours("kept", fails, stale=0)
     finally:
         server.close()
+
+
+def test_a_server_that_was_shut_down_is_said_to_have_closed_the_connection(
+    own: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first line that an operator sees would speak of a fault of the protocol."""
+    with Cache(own.url) as cache:
+        gate = threading.Barrier(4)
+        Herd(*[lambda n=n: cache.get_or_compute(f"k{n}", gate.wait) for n in range(4)]).join()  # four connections
+        own.stop()
+        assert cache.get_or_compute("x", lambda: 1) == 1
+    (told,) = [record.getMessage() for record in caplog.records if " is down" in record.getMessage()]
+    assert "OutOfStep" not in told

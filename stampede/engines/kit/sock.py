@@ -7,11 +7,13 @@ all others that wait for the same server.
 from __future__ import annotations
 
 import select
+import socket
 import time
 from collections.abc import Iterable
 from math import inf
 from typing import Any
 
+from stampede.engines.kit.replies import OutOfStep
 from stampede.engines.kit.vigil import Vigil
 
 __all__ = ["Sock", "cut_all"]
@@ -50,6 +52,16 @@ class Sock:
         if self._watch is None:
             return bool(self.sock.pending())
         return bool((watch or self._watch).poll(0))
+
+    def why_it_speaks(self) -> ConnectionError:
+        """Return what to raise for `speaks`: the server has closed the connection, or has said too much."""
+        try:
+            ended = self.sock.recv(1, socket.MSG_PEEK) == b""
+        except (OSError, ValueError):  # TLS looks at nothing without taking it
+            ended = False
+        if ended:
+            return ConnectionResetError("the server closed the connection")
+        return OutOfStep("it has said what nobody had asked for")
 
     def send(self, data: bytes) -> None:
         """Send all of it. (`sendall` has one time-out for all pieces, and so has `send` over TLS.)"""

@@ -91,7 +91,7 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
             if wire.sock is None:
                 wire.connect()
             elif wire.speaks():
-                raise OutOfStep("it has said what nobody had asked for")
+                raise wire.why_it_speaks()
             wire.send(packed(wire.connection, commands))
             replies = [self._read(wire, command) for command in commands]
             if wire.has_more():
