@@ -123,7 +123,7 @@ def test_what_is_kept_dies_before_thousands_are_woken() -> None:
         f.invalidate_all()
         go.set()
         leader.result(LONG)
-    assert hits == [2]
+    assert set(hits) == {2}
 
 
 @pytest.mark.parametrize("server", ["redis", "memcached"])

@@ -23,7 +23,7 @@ from herd import until
 from postgres_server import PgBouncer, PostgresServer, shared_postgres
 from proxy import Proxy
 
-from stampede import Cache, events
+from stampede import Cache, EngineError, events
 from stampede.colour import BLOCKING
 from stampede.colour import run_blocking as run
 from stampede.engines.kit import feed
@@ -441,7 +441,7 @@ def test_a_teller_that_cannot_send_goes_on() -> None:
     def ask(telling: Any) -> None:
         asked.append(telling)
         if len(asked) == 1:
-            raise OSError("no server")
+            raise EngineError("no server")
 
     teller = Teller(ask, Here())
     teller.tell(["a"], b"first")
