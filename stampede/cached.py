@@ -246,7 +246,7 @@ class Cached(Verbs):
                     "%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which says "
                     "that all are alike, or tells them apart",
                     identity.name,
-                    " and ".join(names),
+                    " and ".join(dict.fromkeys(names)),
                     what_then,
                 )
 

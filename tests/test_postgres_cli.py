@@ -436,7 +436,7 @@ def test_check_and_stats_of_a_database(run: Run, url: str, settings: Callable[[s
     shown = run("stats")
     assert "entries, about" in shown and "connections" in shown
     (facts,) = json.loads(run("stats", "--json")).values()
-    assert facts["bytes of entries"] > 0 and 0 < facts["connections"] <= facts["at most"]
+    assert facts["bytes_of_entries"] > 0 and 0 < facts["connections"] <= facts["at_most"]
 
 
 def test_check_tells_of_missing_tables(run: Run, bare: str, settings: Callable[[str], None]) -> None:

@@ -71,8 +71,7 @@ def settings_of(file: Path | None) -> Settings:
     """Return the settings of a file, else those that a program started here would find. They are in force from now on,
     but for their observers: those are the program's, and may not be there."""
     settings = (load(file) if file else discover(os.environ, Path.cwd())) or Settings(source=NOTHING)
-    settings = replace(settings, observers=())
-    configure(settings)
+    configure(replace(settings, observers=()))
     return settings
 
 

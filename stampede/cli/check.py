@@ -11,6 +11,7 @@ from stampede.cache import Cache
 from stampede.cli.screen import Screen
 from stampede.engines import safe_url
 from stampede.errors import StampedeError
+from stampede.registry import Registry
 from stampede.settings import CacheSettings, Settings
 
 __all__ = ["check"]
@@ -31,16 +32,16 @@ def check(screen: Screen, settings: Settings, name: str | None, *, as_json: bool
     """Every cache of the settings, or the named one; 1 if an engine can't be used."""
     names = [name] if name else sorted(settings.caches) or ["default"]
     caches = {name: settings.cache(name) for name in names}
-    missed = settings.no_default() if name is None else None
+    missed, wrong = settings.no_default() if name is None else None, _wrong(settings)
+    notes = [each for each in (missed, wrong) if each]
     if as_json:
         seen = {each: _examine(cache) for each, cache in caches.items()}
         rows = [{"cache": each, **_described(caches[each]), **its._asdict()} for each, its in seen.items()]
-        said = {"settings": settings.source, "notes": [missed] if missed else [], "caches": rows}
+        said = {"settings": settings.source, "notes": notes, "caches": rows}
         screen.say(json.dumps(said, indent=2))
-        return 0 if all(its.well for its in seen.values()) else 1
+        return 1 if wrong or not all(its.well for its in seen.values()) else 0
     screen.say(f"settings: {settings.source}")
-    notes = [missed] if missed else []
-    failed = 0
+    failed = 1 if wrong else 0
     with screen.board(COLUMNS) as board:
         for each, cache in caches.items():
             engine = _engine(cache)
@@ -52,6 +53,15 @@ def check(screen: Screen, settings: Settings, name: str | None, *, as_json: bool
     for note in notes:
         screen.say(note)
     return 1 if failed else 0
+
+
+def _wrong(settings: Settings) -> str | None:
+    """Why the observers can't be had, if so: the program's first call would raise it."""
+    try:
+        Registry(settings, discovers=False).observers  # noqa: B018
+    except Exception as error:  # of the program's own modules
+        return f"[observers] can't be used: {error}"
+    return None
 
 
 def _described(settings: CacheSettings) -> dict[str, object]:

@@ -38,17 +38,17 @@ def keys(screen: Screen, cache: Chosen, prefix: str, *, as_json: bool) -> int:
     if as_json:
         names = list(listed(cache.settings, prefix))
         screen.say(json.dumps(names, indent=2))
-        return 0 if names else 1
-    for key in listed(cache.settings, prefix):
-        screen.say(key)
-        found = True
+        found = bool(names)
+    else:
+        for key in listed(cache.settings, prefix):
+            screen.say(key)
+            found = True
     if not found:
         begin = f" begins with {prefix!r}" if prefix else ""
-        print(
-            f"stampede: no key of {cache}{begin or ' is its own'}. To list a function's keys, name it: "
-            "stampede keys shop.reports:report",
-            file=sys.stderr,
-        )
+        hint = "To list a function's keys, name it: stampede keys shop.reports:report"
+        if ":" in prefix:
+            hint = "If that is a function of another cache, name the cache: --cache NAME"
+        print(f"stampede: no key of {cache}{begin or ' is its own'}. {hint}", file=sys.stderr)
     return 0 if found else 1
 
 

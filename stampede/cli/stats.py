@@ -75,7 +75,10 @@ def _facts(screen: Screen, engine: Engine, *, as_json: bool) -> int:
             "process does, by get_cache().stats()"
         )
     if as_json:
-        screen.say(json.dumps(servers, indent=2))
+        named = {
+            name: {re.sub(r"\W+", "_", what): value for what, value in facts.items()} for name, facts in servers.items()
+        }
+        screen.say(json.dumps(named, indent=2))
         return 0
     for name, facts in servers.items():
         screen.say(name)

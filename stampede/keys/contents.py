@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from copyreg import dispatch_table
 from hashlib import blake2b
@@ -23,10 +24,11 @@ _DATA = frozenset({"numpy", "pandas", "polars", "pyarrow", "re"})
 class Contents:
     """Tells one object. `named` gives the texts of functions, classes and modules: what has a name, or code."""
 
-    def __init__(self, named: Callable[[Any], str | None]) -> None:
+    def __init__(self, named: Callable[[Any], str | None], around: Contents | None = None) -> None:
+        """`around`: what this is a part of. It counts there, or a web application would be walked through for hours."""
         self._named = named
         self._above: list[Any] = []
-        self._left = MOST
+        self._parts: Iterator[int] = itertools.count() if around is None else around._parts
         self.is_data = True  # nothing in it can change its state where nobody sees it
 
     def text(self, value: Any) -> str:
@@ -34,8 +36,7 @@ class Contents:
         for distance, each in enumerate(reversed(self._above)):
             if each is value:
                 return f"<{distance} above>"
-        self._left -= 1
-        if self._left < 0:
+        if next(self._parts) >= MOST:
             raise KeyingError(f"it has more than {MOST} parts")
         self._above.append(value)
         try:

@@ -121,6 +121,7 @@ class _Seen:
         self.untold: list[str] = []
         self.empty = False
         self._inside: list[Any] = []
+        self._variable: tuple[str, Contents] | None = None  # of the user's function: to it belongs what is further in
 
     def function(self, function: Any) -> str:
         """Its code, and its closure's contents; of what it wraps, the same."""
@@ -176,11 +177,15 @@ class _Seen:
 
     def _told(self, name: str, value: Any) -> str:
         """The text of something captured; its class's name where it has none, or where objects are left out."""
-        contents, told = Contents(self._named), True
+        outer = self._variable
+        contents, told = Contents(self._named, outer and outer[1]), True
+        name, _ = self._variable = outer or (name, contents)
         try:
             text = contents.text(value)
         except KeyingError:
             told = False
+        finally:
+            self._variable = outer
         if told and contents.is_data:
             return text
         if self._objects:

@@ -21,6 +21,7 @@ from stampede.errors import EngineError
 __all__ = ["Shard"]
 
 _RISKS = {
+    "noeviction": "stores nothing new once it is full",
     "volatile-ttl": "evicts leases and locks first",
     "-random": "may evict leases and locks that are in use",
     "allkeys-": "may evict a generation (as `clear` would) and entries without a ttl",
