@@ -143,8 +143,7 @@ TRIED: dict[str, tuple[str, str, str, str, str]] = {
     ),
     "bytes in the engine are damaged or hostile": (
         "codec_hostile::test_msgspec_bodies_refuse_what_is_not_of_the_type signing::test_nobody_lengthens_a_life",
-        "promises_kept::test_bytes_that_are_not_believed_are_a_miss_and_an_event"
-        " damaged_bytes::test_in_a_table",
+        "promises_kept::test_bytes_that_are_not_believed_are_a_miss_and_an_event damaged_bytes::test_in_a_table",
         "redis::test_what_is_no_entry_is_a_miss damaged_bytes::test_on_redis",
         "postgres_news::test_what_strangers_say",
         "memcached::test_foreign_bytes_are_a_miss",
