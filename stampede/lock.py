@@ -346,6 +346,10 @@ class Lock:
             holding.let_go()
             self._forget(holding)
             raise
+        except EngineError:
+            holding.let_go()  # what may have been granted is given back beside the caller, who has waited long enough
+            self._forget(holding)
+            raise
         except BaseException:
             if holding.asked and not holding.over:  # the reply may just have been lost
                 await colour.shielded(holding.withdraw(colour))

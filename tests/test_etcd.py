@@ -346,7 +346,7 @@ def test_a_question_that_comes_after_its_withdrawal_takes_nothing(
 
 def test_a_server_that_hangs_keeps_nobody(open_: Open, proxy: Proxy) -> None:
     """`wait` would be the server's; and a lock that was granted too late be nobody's."""
-    engine, other = open_(f"etcd://127.0.0.1:{proxy.port}"), open_()
+    engine, other = open_(f"etcd://127.0.0.1:{proxy.port}", timeout=1.0), open_()
     engine.ping()
     proxy.hold()
     start = time.monotonic()

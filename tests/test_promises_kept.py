@@ -425,7 +425,7 @@ class _Slow:
         self._clock.advance(4.0)
         return reply
 
-    async def look(self, key: str, patience: float) -> Any:
+    async def look(self, key: str) -> Any:
         (entry,) = await self._store.get([key])
         self._clock.advance(4.0)
         return None if entry is None else Found(entry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from math import inf, nan
@@ -57,7 +56,7 @@ def some(value: bytes = b"value", **times: float) -> Entry[Any]:
 
 
 def look(engine: RedisEngine, key: str = "k") -> Found | None:
-    return run_blocking(engine.claims.look(key, LONG))
+    return run_blocking(engine.claims.look(key))
 
 
 def counts(server: RedisServer) -> dict[str, int]:
@@ -133,45 +132,6 @@ def test_what_a_hit_costs_the_server(own: RedisServer, run: Any, local: bool) ->
             assert spent(own, lambda: ask(10)) == {"getex": 10}
 
 
-def test_what_a_hit_costs_its_caller(own: RedisServer) -> None:
-    """Each call of a function on its way is paid by every hit, and added easily."""
-    with Cache(own.url) as cache:
-
-        @cache.cached
-        def report(number: int) -> int:
-            return number
-
-        for _ in range(10):  # it mostly hits
-            report(1)
-        calls: list[str] = []
-        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_qualname) if event == "call" else None)
-        try:
-            report(1)
-        finally:
-            sys.setprofile(None)
-        assert len(calls) <= 70, calls  # 62, where no finalizer comes in between
-
-
-def test_a_look_has_what_is_left_of_wait(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller's look would be given up before it was sent, or keep him for longer than he waits."""
-    given: list[float] = []
-    with Cache(own.url, early=0) as cache:
-        cache.set("k", 1)
-        for _ in range(3):  # it mostly hits
-            cache.get_or_compute("k", lambda: -1)
-        its_own = cache.engine.claims.look
-
-        def noted(key: str, patience: float) -> Any:
-            given.append(patience)
-            return its_own(key, patience)
-
-        monkeypatch.setattr(cache.engine.claims, "look", noted)
-        assert cache.get_or_compute("k", lambda: -1) == 1
-        assert cache.get_or_compute("k", lambda: -1, wait=LONG) == 1
-    assert given[0] == inf
-    assert LONG - 1 < given[1] <= LONG
-
-
 def test_a_batch_of_hits_is_a_round_trip(own: RedisServer) -> None:
     """A hundred keys would cost a hundred scripts."""
     with Cache(own.url, early=0) as cache:
@@ -191,7 +151,7 @@ def test_a_demoted_master_is_not_believed(own: RedisServer, open_: Open, run: An
     assert look(engine) is not None
     own.cli("REPLICAOF", "127.0.0.1", str(free_port()))
     with pytest.raises(EngineError) as caught:
-        run(port_of(engine, run).look("k", LONG))
+        run(port_of(engine, run).look("k"))
     assert not caught.value.partial
     own.cli("REPLICAOF", "NO", "ONE")
     assert look(engine) is not None
@@ -318,7 +278,7 @@ def test_an_end_that_is_known_is_of_that_entry_only(own: RedisServer, open_: Ope
     run_blocking(other.store.set("k", some()))
 
     def look() -> Any:
-        found = run(looking.look("k", LONG))
+        found = run(looking.look("k"))
         return found and found.entry
 
     assert look().value == b"value"
@@ -349,7 +309,7 @@ def test_a_change_voids_the_ticket_of_a_look(server: RedisServer, open_: Open, r
 
     async def ticket() -> Ticket:
         while True:
-            found = await port_of(engine, run).look("k", LONG)
+            found = await port_of(engine, run).look("k")
             assert found is not None
             if found.ticket is not None:
                 return found.ticket
@@ -397,12 +357,12 @@ def test_large_values_are_not_looked_at_where_others_wait_behind_them(server: Re
     run_blocking(engine.store.set("k", some(bytes(LARGE))))
 
     async def ask() -> None:
-        assert await engine.aclaims.look("k", LONG) is not None  # nobody knew
-        assert await engine.aclaims.look("k", LONG) is None
+        assert await engine.aclaims.look("k") is not None  # nobody knew
+        assert await engine.aclaims.look("k") is None
         assert isinstance(await engine.aclaims.claim("k", new_id(), Ask(LONG)), Found)
         await engine.astore.set("k", some())
         await engine.aclaims.claim("k", new_id(), Ask(LONG))
-        assert await engine.aclaims.look("k", LONG) is not None
+        assert await engine.aclaims.look("k") is not None
 
     asyncio.run(ask())
     assert look(engine) is not None

@@ -120,5 +120,9 @@ def test_processes_that_a_function_starts_can_be_terminated() -> None:
 def test_threads_are_started_in_one_place() -> None:
     """A thread that another module starts would receive signals."""
     files = [path for path in PACKAGE.rglob("*.py") if not {"testing", "threads.py"} & set(path.parts)]
-    found = [path for path in files if re.search(r"\b(Thread|Timer|ThreadPoolExecutor)\(", path.read_text("utf-8"))]
+    found = [
+        path
+        for path in files
+        if re.search(r"\b(Thread|threading\.Timer|ThreadPoolExecutor)\(", path.read_text("utf-8"))
+    ]
     assert found == []

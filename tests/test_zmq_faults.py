@@ -34,7 +34,6 @@ from stampede.engines.zmq.server import LISTS, PAGE, Broker
 from stampede.entry import new_id
 from stampede.errors import EngineClosed
 from stampede.ports import Busy, Granted, Rate
-from stampede.returns import LockReturns
 
 LONG = 20.0
 
@@ -321,7 +320,6 @@ def test_a_broker_that_hangs_is_an_error_in_time_and_is_used_again(open_: Open) 
     server = BrokerProcess("--grace", "0s")
     try:
         engine = open_(server.url, timeout=0.3)
-        assert engine.silence == 0.3
         engine.ping()
         server.freeze()
         with pytest.raises(EngineError, match=r"no answer from zmq://[0-9.:]+ within 0\.3 s$"):
@@ -344,26 +342,9 @@ def test_who_has_no_answer_is_told_what_is_known(open_: Open, listens: bool) -> 
             door.listen()
         place = f"zmq://127.0.0.1:{door.getsockname()[1]}"
         known = "is it running?" if listens else "nobody listens there"
-        for options, said in ({"timeout": 20.0}, "for 1 s"), ({"timeout": 0.3}, "within 0.3 s"):
-            with pytest.raises(EngineError) as error, try_lock("l", on=open_(place, **options)):
-                pass
-            assert str(error.value).endswith(f"no answer from {place} {said}: {known}")
-
-
-def test_what_a_dead_broker_is_owed_keeps_nothing_from_the_others(broker: BrokerThread, open_: Open) -> None:
-    """Locks of one that is well would stand for their leases, as long as the one before it in the list is down."""
-    engine = open_(f"{broker.url},127.0.0.1:{free_port()}", timeout=1.0)
-    there = {engine.server_of(name): name for name in map(str, range(50))}
-    its = there.pop(tuple(broker.place))
-    (elsewhere,) = there.values()
-    token = new_id()
-    assert took(engine, its, token, 60.0)
-    returns = LockReturns(engine)
-    for _ in range(20):
-        returns.add(elsewhere, new_id())
-    returns.add(its, token)
-    until(lambda: not run(engine.holds.holder(its)), 8.0)
-    returns.end()
+        with pytest.raises(EngineError) as error, try_lock("l", on=open_(place, timeout=0.3)):
+            pass
+        assert str(error.value).endswith(f"no answer from {place} within 0.3 s: {known}")
 
 
 MEETS = """
