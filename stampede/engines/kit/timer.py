@@ -22,9 +22,13 @@ class Timer:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Do nothing if it runs already."""
-        if self._handle is None:
-            # Without the context of the caller, who is only the first of many to ask.
-            self._handle = nobodys(loop.call_later, LOOK, self._due, loop)
+        handle = self._handle
+        if handle is not None:
+            if handle.when() + LOOK > loop.time():
+                return
+            handle.cancel()  # it is late. A loop that an exception has ended, as Ctrl-C, may also have dropped it
+        # Without the context of the caller, who is only the first of many to ask.
+        self._handle = nobodys(loop.call_later, LOOK, self._due, loop)
 
     def stop(self) -> None:
         if self._handle is not None:
@@ -33,5 +37,9 @@ class Timer:
 
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
         self._handle = None
-        if self._look():
-            self.start(loop)
+        again = True
+        try:
+            again = self._look()
+        finally:
+            if again:
+                self.start(loop)
