@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 from servers import PATIENCE, RedisServer, shared_redis
 
-from stampede import EngineError, LockLost, WaitTimeout, events
+from stampede import Cache, EngineError, LockLost, WaitTimeout, events
 from stampede.testing import isolated
 
 both = pytest.mark.parametrize("colour", ["sync", "async"])
@@ -132,6 +133,41 @@ def test_the_reply_to_another_command(face: Faces, before: Before, reply: bytes,
     proxy.alter = lambda data: once.pop() if once else data
     asked.run("get", "k")
     assert asked.down and asked.count(events.EngineDown) == 1
+
+
+@engines
+def test_bytes_that_a_loop_took_and_never_told_of(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of a loop's read, as in a notebook, whose loop goes on: replies would be missing, and those
+    that come be taken for others."""
+    armed: list[bool] = []
+    real = _SelectorSocketTransport._read_ready__get_buffer
+
+    def read(transport: Any) -> None:
+        if armed:
+            armed.pop()
+            transport._sock.recv_into(transport._protocol.get_buffer(-1))
+            raise KeyboardInterrupt
+        real(transport)
+
+    monkeypatch.setattr(_SelectorSocketTransport, "_read_ready__get_buffer", read)
+    keys, wrong = [f"k{number}" for number in range(4)], list[tuple[str, Any]]()
+
+    async def ask(cache: Cache) -> None:
+        for key in keys:
+            if (got := await cache.aget(key)) != key:
+                wrong.append((key, got))
+
+    with closing(asyncio.new_event_loop()) as loop, Cache(server_of(engine).url) as cache:
+        for key in keys:
+            cache.set(key, key)
+        loop.run_until_complete(ask(cache))
+        armed.append(True)
+        asking = [loop.create_task(ask(cache))]
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(asking[0])
+        loop.run_until_complete(asyncio.gather(*asking, ask(cache)))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    assert wrong == []
 
 
 @both

@@ -81,11 +81,14 @@ class Wire(asyncio.BufferedProtocol):
         self.since = 0.0  # when bytes last moved, or the first of the questions was sent
         self._unsent = 0  # bytes
         self._room = memoryview(bytearray(ROOM))
+        self._reads = False  # asyncio has asked for room, and has not told of what it has read
+        self._tells = False  # it tells each time: asyncio's own loop, without TLS
         self.ended = until_the_end(self)
 
     def stand(self) -> None:
         """It is connected."""
         if self.transport.get_extra_info("sslcontext") is None:  # TLS sends what is no reply, too
+            self._tells = isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop)
             self._watched = select.poll()
             self._watched.register(self.socket.fileno(), select.POLLIN)
         if self.transport.is_closing():
@@ -127,9 +130,15 @@ class Wire(asyncio.BufferedProtocol):
         self.transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._reads and not self.dead:
+            # Ctrl-C came while asyncio had taken bytes from the socket, and had not told us of them. The next reply
+            # would be taken for the one that they were.
+            self.lose(ConnectionAbortedError(INTERRUPTED))
+        self._reads = self._tells
         return self._room  # TLS fills slices of it
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._reads = False
         if self.dead:
             return
         heard, gets = self.pipe.heard, self.parser.gets
