@@ -115,7 +115,6 @@ class EngineError(StampedeError, ConnectionError):
     """
 
     partial = False  # True: so it is with a part of its keys, as one of several servers is down; others may be asked
-    interrupted = False  # True: this process has broken the connection itself, which says nothing of the engine
     unsure = False  # True: the connection broke before the reply, and a second try could do the same change again
     refused = False  # True: it has answered, and takes nothing new, as it is full; others may invalidate what it has
 

@@ -239,7 +239,7 @@ class Limiter:
         try:
             answer = await question()
         except EngineError as error:
-            if monotonic() - sent > HUNG and not (error.interrupted or error.partial):
+            if monotonic() - sent > HUNG and not error.partial:
                 breaker.failed(monotonic())
             raise
         breaker.succeeded(monotonic())
