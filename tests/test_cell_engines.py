@@ -164,7 +164,7 @@ def compute_in_rounds(pipe: Connection, url: str, keys: int, lease: float) -> No
 def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
     """Promise 5: what it computed before its sleep would replace what others computed meanwhile."""
     keys, lease, dice, caught = 6, 0.1, random.Random(2), 0
-    cache = mine()
+    cache, downs = mine(), 0
     with other(compute_in_rounds, url, keys, lease) as holder:
         assert holder.hear() == "ready"
         for number in range(12):
@@ -178,6 +178,10 @@ def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
             got = kept.join()
             holder.thaw()
             assert {key for _, key in holder.hear()} == {number}
+            if cache.stats().engine_downs > downs:  # it was frozen inside a write, and SQLite lets nobody in
+                downs = cache.stats().engine_downs
+                until(lambda number=number: cache.get_or_compute(f"{number}", lambda: 1) and not cache.down)
+                continue
             assert [cache.get(str(key)) for key in range(keys)] == got
             caught += got.count(new)
     assert caught >= 12

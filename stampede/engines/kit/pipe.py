@@ -34,6 +34,10 @@ class _Ends(Protocol):
     def disown(self) -> None: ...
 
 
+BLOCKED = 0.2
+"""Seconds for which a loop must have been blocked while it connected, for a second try after a time-out."""
+
+
 class Pipe(ABC):
     """One event loop's way to one server, and the questions before and in it. It connects when there are some."""
 
@@ -164,7 +168,14 @@ class Pipe(ABC):
 
     async def _connect(self) -> None:
         try:
-            wire = await self.reach()
+            late = self._timer.late
+            try:
+                wire = await self.reach()
+            except (self.hung, TimeoutError):
+                if self._timer.late - late < BLOCKED:
+                    raise
+                # The loop was blocked, as by the TLS contexts of many servers. That says nothing of this one.
+                wire = await self.reach()
             if wire.dead:
                 raise OutOfStep("it has said what nobody had asked for")
             await anext(wire.ended)

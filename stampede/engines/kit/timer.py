@@ -19,6 +19,8 @@ class Timer:
     def __init__(self, look: Callable[[], bool]) -> None:
         self._look = look
         self._handle: asyncio.TimerHandle | None = None
+        self.late = 0.0
+        """Seconds in all by which looks came too late, as the loop was blocked."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Do nothing if it runs already."""
@@ -36,6 +38,8 @@ class Timer:
             self._handle = None
 
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._handle is not None:
+            self.late += loop.time() - self._handle.when()
         self._handle = None
         again = True
         try:
