@@ -188,7 +188,7 @@ class Hold:
         """Renew, or lose it if its time is over; then, when to do so again. None: never."""
         alive = self.alive
         if alive is not None and not alive():
-            self._lost = True  # before somebody else can have it
+            self._lost = self.ended = True  # before another holder can have it
             try:
                 self.drop()
             finally:
