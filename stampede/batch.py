@@ -193,7 +193,7 @@ class _Batch:
         return landings, granted
 
     async def _at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-        """What each gave, asked together."""
+        """Return what each piece of work gave. The engine is asked for all of them together."""
         began = monotonic()
         try:
             return await self._scope.at_once(self._colour, work)

@@ -371,8 +371,8 @@ def after_commit(
     suspending: bool,
     expected: type[Exception] | tuple[type[Exception], ...],
 ) -> asyncio.Task[None] | None:
-    """Do what a database's hook was given, after a commit, where it is too late to fail: of an expected error
-    `complain` is told. From a running event loop it is a task, so that no server that hangs stops the loop.
+    """Do work that was postponed to a database's commit. It is too late to fail then: `complain` is told of an expected
+    error. In a running event loop the work is a task, so that a server that hangs does not stop the loop.
     """
 
     async def tried(colour: Colour) -> None:

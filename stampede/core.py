@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from stampede import events
@@ -63,16 +64,14 @@ class Core:
         return partial(self._give_back, held) if held and not outage.down else None
 
     def _give_back(self, held: Sequence[Hold]) -> None:
-        asked = [Asked("abandon", (hold.key, hold.token)) for hold in held]
-        if self.engine.many is not None:
-            self.engine.many.ask_many(asked)
-            return
-        assert self.engine.claims is not None
-        for each in asked:
-            try:
-                run_blocking(self.engine.claims.abandon(*each.args))
-            except EngineError:
-                return  # the rest ends by itself
+        many, claims = self.engine.many, self.engine.claims
+        with suppress(EngineError):  # what is left ends by itself
+            if many is not None:
+                many.ask_many([Asked("abandon", (hold.key, hold.token)) for hold in held])
+                return
+            assert claims is not None
+            for hold in held:
+                run_blocking(claims.abandon(hold.key, hold.token))
 
     def is_down(self) -> bool:
         return self.outage is not None and self.outage.down

@@ -28,6 +28,7 @@ class Timer:
         if handle is not None:
             if handle.when() + LOOK > loop.time():
                 return
+            self.late += loop.time() - handle.when()
             handle.cancel()  # it is late. A loop that an exception has ended, as Ctrl-C, may also have dropped it
         # Without the context of the caller, who is only the first of many to ask.
         self._handle = nobodys(loop.call_later, LOOK, self._due, loop)
