@@ -691,7 +691,7 @@ def test_a_lost_reply_locks_nobody_out(engine: Switched) -> None:
     with pytest.raises(EngineError):
         Lock("a", on=engine).acquire()
     engine.plug.put_back()
-    with Lock("a", on=engine, wait=0):
+    with Lock("a", on=engine, wait=5):  # a thread gives it back; its lease is of 30 seconds
         pass
 
 
