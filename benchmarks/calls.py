@@ -88,7 +88,7 @@ def main() -> None:
     try:
         from postgres_server import prepared_postgres
 
-        rows += measured("postgres", prepared_postgres().url)
+        rows += measured("postgres", prepared_postgres().postgres_url)
     except Exception as trouble:
         print(f"no Postgres: {trouble}", file=sys.stderr)
     table(["way", "calls", "files"], rows)
