@@ -121,11 +121,11 @@ class Hurried(FakeClock):
 
 
 class TestCells(ClaimsSuite, StoreSuite, LocksSuite):
-    """One that can do everything but watch."""
+    """One that can do nothing: no ends, no ages, no numbers. All is told by our own clocks."""
 
     short: ClassVar[float] = 0.05
     kind: ClassVar[type[MemoryCell]] = MemoryCell
-    can: ClassVar[dict[str, Any]] = {}
+    can: ClassVar[dict[str, Any]] = {"ends": False, "grows": False, "ages": False}
 
     def make_engine(self) -> Engine:
         self.clock = Hurried()
@@ -138,47 +138,25 @@ class TestCells(ClaimsSuite, StoreSuite, LocksSuite):
 
 
 class TestCellsAsync(TestCells):
+    """One that can do everything."""
+
     suspending = True
-
-
-class TestCellsThatWatch(TestCells):
     kind = WatchedMemoryCell
+    can: ClassVar[dict[str, Any]] = {"tells": True}
 
 
-class TestCellsThatWatchAsync(TestCellsThatWatch):
-    suspending = True
-
-
-class TestCellsThatCanNothing(TestCells):
-    """No ends, no ages, no numbers: all is told by our own clocks."""
-
-    can: ClassVar[dict[str, Any]] = {"ends": False, "grows": False, "ages": False}
-
-
-class TestCellsThatTell(TestCells):
-    """A swap that comes too late says what is there."""
-
-    can: ClassVar[dict[str, Any]] = {"tells": True, "ages": False}
-
-
-class TestCellsInAStorm(ClaimsSuite, StoreSuite, LocksSuite):
+class TestCellsInAStorm(ClaimsSuite):
     """A store that loses questions and answers, and changes things after it was given up."""
 
     short: ClassVar[float] = 0.1
     slack = 0.05
-    can: ClassVar[dict[str, Any]] = {"seed": 1}
 
     def make_engine(self) -> Engine:
-        self.cell = StormyCell(**self.can)
+        self.cell = StormyCell(seed=1)
         return insisting(CellEngine(self.cell), self.cell)
 
     def make_peer(self, engine: Engine) -> Engine:
         return insisting(CellEngine(self.cell), self.cell)
-
-
-class TestCellsThatCanNothingInAStormAsync(TestCellsInAStorm):
-    suspending = True
-    can: ClassVar[dict[str, Any]] = {"seed": 2, "ends": False, "grows": False, "ages": False}
 
 
 class TestHistoriesOfCells(HistoriesSuite):

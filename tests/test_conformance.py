@@ -59,25 +59,23 @@ class TestMemoryAsync(TestMemory):
     suspending = True
 
 
-class TestMemoryByFakeClock(_All):
-    def make_engine(self) -> Engine:
-        self.clock = FakeClock()
-        return MemoryEngine(clock=self.clock)
+class TestMemorySealed(ClaimsSuite, StoreSuite):
+    """Values are kept as bytes. Locks are the same."""
 
-
-class TestMemorySealed(TestMemoryByFakeClock):
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
         return MemoryEngine(sealed=True, clock=self.clock)
 
 
-class TestMemoryInCachetools(TestMemoryByFakeClock):
+class TestMemoryInCachetools(StoreSuite):
+    """Values are kept in a mapping of the user's. Leases and locks are the same."""
+
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
         return MemoryEngine(store=LRUCache(1_000), clock=self.clock)
 
 
-class TestPaired(TestMemoryByFakeClock):
+class TestPaired(_All):
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
         store, locks = MemoryEngine(clock=self.clock), MemoryEngine(clock=self.clock)
@@ -85,7 +83,7 @@ class TestPaired(TestMemoryByFakeClock):
         return Paired(store, locks, clock=self.clock)
 
     def make_peer(self, engine: Engine) -> Engine:
-        """Another process's pair over the same store and locks."""
+        """Return another process's pair over the same store and locks."""
         assert self.clock is not None
         return Paired(*self.parts, clock=self.clock)
 
@@ -94,7 +92,7 @@ class TestPairedAsync(TestPaired):
     suspending = True
 
 
-class TestPairedOfUnversioned(TestPaired):
+class TestPairedOfUnversioned(ClaimsSuite):
     """A store that can't replace in one step: the pair declares that it is not fenced."""
 
     def make_engine(self) -> Engine:
@@ -103,8 +101,10 @@ class TestPairedOfUnversioned(TestPaired):
         self.parts = store, locks
         return Paired(store, locks, clock=self.clock)
 
+    make_peer = TestPaired.make_peer
 
-class TestPairedOfBlocking(TestPaired):
+
+class TestPairedOfBlocking(ClaimsSuite):
     """Engines without a suspending side run in threads."""
 
     suspending = True
@@ -115,8 +115,10 @@ class TestPairedOfBlocking(TestPaired):
         self.parts = store, locks
         return Paired(store, locks, clock=self.clock)
 
+    make_peer = TestPaired.make_peer
 
-class TestPairedDiskAndFile(_All):
+
+class TestPairedDiskAndFile(ClaimsSuite):
     """Values of one engine under the locks of another, as two processes of one machine have them."""
 
     short = 0.1

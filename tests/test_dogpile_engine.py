@@ -39,16 +39,12 @@ class TestStore(StoreSuite):
         return DogpileEngine("dogpile.cache.memory", {"cache_dict": self.backing})
 
 
-class TestPair(ClaimsSuite, StoreSuite):
+class TestPair(ClaimsSuite):
     """Claims, which `Paired` makes of it with our locks."""
 
     def make_engine(self) -> Engine:
         kept: dict[str, Any] = {}
         return Paired(DogpileEngine("dogpile.cache.memory", {"cache_dict": kept}), MemoryEngine())
-
-
-class TestPairAsync(TestPair):
-    suspending = True
 
 
 class TestRedis(StoreSuite):

@@ -12,7 +12,7 @@ from stampede.engines import open_engine
 from stampede.engines.cells import Cell
 from stampede.engines.etcd import EtcdEngine, from_url
 from stampede.ports import Engine
-from stampede.testing.conformance import CellSuite, ClaimsSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance import CellSuite, LocksSuite
 
 
 class TestEtcdCell(CellSuite):
@@ -28,21 +28,6 @@ class TestEtcdCell(CellSuite):
 
 def _cell(engine: EtcdEngine) -> Cell:
     return engine._open.cell
-
-
-class TestEtcd(ClaimsSuite, StoreSuite):
-    def make_engine(self) -> Engine:
-        shared_etcd().empty()
-        return open_engine(shared_etcd().url)
-
-    def make_peer(self, engine: Engine) -> Engine:
-        return open_engine(shared_etcd().url)
-
-
-class TestEtcdAsync(ClaimsSuite):  # what a store is in this colour, every cell's suite says
-    suspending = True
-
-    make_engine, make_peer = TestEtcd.make_engine, TestEtcd.make_peer
 
 
 class TestEtcdLocks(LocksSuite):

@@ -27,7 +27,7 @@ from stampede.engines.postgres.connect import of_url
 from stampede.engines.postgres.schema import grants
 from stampede.entry import new_id
 from stampede.ports import Ask, Engine, Granted
-from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance import ClaimsSuite, LocksSuite
 
 __all__ = ["Face"]  # for the fixture of this name
 
@@ -108,13 +108,13 @@ class _Pooled:
         return PostgresEngine(self.url)
 
 
-class TestPostgresPooled(_Pooled, ClaimsSuite, StoreSuite, LocksSuite):
+class TestPostgresPooled(_Pooled, ClaimsSuite, LocksSuite):
     """Without a way to be told."""
 
     way = "looks"
 
 
-class TestPostgresPooledAndTold(_Pooled, ClaimsSuite, LocksSuite):
+class TestPostgresPooledAndTold(_Pooled, LocksSuite):
     """With one, which is for those who wait."""
 
     way = "listens"

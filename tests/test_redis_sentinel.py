@@ -28,7 +28,7 @@ from stampede.engines.redis.sentinel import of_sentinel_url
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Ask, Engine, Found, Granted, Ticket
-from stampede.testing.conformance import ClaimsSuite, LocksSuite
+from stampede.testing.conformance import LocksSuite, StoreSuite
 
 LONG = 60.0
 
@@ -51,7 +51,7 @@ class TestRedisSentinel(LocksSuite):
         return RedisEngine(shared_sentinels().url)
 
 
-class TestRedisSentinelAsync(ClaimsSuite):
+class TestRedisSentinelAsync(StoreSuite):
     short = 0.1
     suspending = True
 

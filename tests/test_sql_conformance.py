@@ -17,7 +17,7 @@ from stampede.engines import open_engine
 from stampede.engines.cells import Cell
 from stampede.engines.sql import from_url
 from stampede.ports import Engine
-from stampede.testing.conformance import CellSuite, ClaimsSuite, HistoriesSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance import CellSuite, HistoriesSuite
 
 
 class TestMariadbCell(CellSuite):
@@ -52,44 +52,8 @@ class TestSqliteCell(CellSuite):
         return from_url(self.url)
 
 
-class TestMariadb(ClaimsSuite, StoreSuite, LocksSuite):
-    short = slack = 0.1  # ages are as exact as the way there and back is short
-
-    def make_engine(self) -> Engine:
-        server = shared_mariadb()
-        server.empty()
-        return open_engine(server.url)
-
-    def make_peer(self, engine: Engine) -> Engine:
-        return open_engine(shared_mariadb().url)
-
-
-class TestMariadbAsync(ClaimsSuite):  # as a store and for locks, SQLite stands for all in this colour
-    suspending, short, slack = True, TestMariadb.short, TestMariadb.slack
-
-    make_engine, make_peer = TestMariadb.make_engine, TestMariadb.make_peer
-
-
-class TestPostgres(ClaimsSuite, StoreSuite, LocksSuite):
-    short = slack = 0.1
-
-    def make_engine(self) -> Engine:
-        server = shared_postgres()
-        server.empty()
-        return open_engine(server.url)
-
-    def make_peer(self, engine: Engine) -> Engine:
-        return open_engine(shared_postgres().url)
-
-
-class TestPostgresAsync(ClaimsSuite):
-    suspending, short, slack = True, TestPostgres.short, TestPostgres.slack
-
-    make_engine, make_peer = TestPostgres.make_engine, TestPostgres.make_peer
-
-
-class TestSqlite(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
-    short = slack = 0.1
+class TestSqlite(HistoriesSuite):
+    """What a process computes and another one changes, over one file."""
 
     @pytest.fixture(autouse=True)
     def _file(self, memory_path: Path) -> None:
@@ -100,7 +64,3 @@ class TestSqlite(ClaimsSuite, StoreSuite, LocksSuite, HistoriesSuite):
 
     def make_peer(self, engine: Engine) -> Engine:
         return open_engine(self.url)
-
-
-class TestSqliteAsync(TestSqlite):
-    suspending = True

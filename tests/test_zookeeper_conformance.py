@@ -12,7 +12,7 @@ from stampede.engines import open_engine
 from stampede.engines.cells import Cell
 from stampede.engines.zookeeper import from_url
 from stampede.ports import Engine
-from stampede.testing.conformance import CellSuite, ClaimsSuite, LocksSuite, StoreSuite
+from stampede.testing.conformance import CellSuite, LocksSuite
 
 
 class TestZooKeeperCell(CellSuite):
@@ -22,21 +22,6 @@ class TestZooKeeperCell(CellSuite):
 
     def make_peer(self, cell: Cell) -> Cell:
         return from_url(shared_zookeeper().url)._open.cell
-
-
-class TestZooKeeper(ClaimsSuite, StoreSuite):
-    def make_engine(self) -> Engine:
-        shared_zookeeper().empty()
-        return open_engine(shared_zookeeper().url)
-
-    def make_peer(self, engine: Engine) -> Engine:
-        return open_engine(shared_zookeeper().url)
-
-
-class TestZooKeeperAsync(ClaimsSuite):  # what a store is in this colour, every cell's suite says
-    suspending = True
-
-    make_engine, make_peer = TestZooKeeper.make_engine, TestZooKeeper.make_peer
 
 
 class TestZooKeeperLocks(LocksSuite):
