@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
@@ -210,6 +211,16 @@ def own() -> Iterator[RedisServer]:
     """A server that the test may stop, freeze and configure."""
     with closing(RedisServer()) as mine:
         yield mine
+
+
+@pytest.fixture
+def colour(request: pytest.FixtureRequest) -> str:
+    """The colour in which a test asks: drawn from its name, so that it is always the same one for this test.
+
+    Above the ports both colours run the same code. Half of the tests run it in each of them; a test whose text differs
+    by colour has `colour` as a parameter, and runs in both.
+    """
+    return ("sync", "async")[zlib.crc32(request.node.name.encode()) % 2]
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from herd import Herd, Origin, until
 
 from stampede import Cache, events
 
-both = pytest.mark.parametrize("colour", ["sync", "async"])
-
 
 @pytest.fixture(params=["redis", "memcached", "postgres"])
 def server(request: pytest.FixtureRequest) -> Iterator[Any]:
@@ -80,7 +78,6 @@ def _value(cache: Cache, colour: str, way: str, origin: Callable[[], Any]) -> An
     return asyncio.run(cache.aget_or_compute("k", suspending))
 
 
-@both
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("way", ["call", "batch", "refresh"])
 def test_what_was_begun_before_a_server_died_is_kept_for_nobody(
@@ -103,7 +100,6 @@ def test_what_was_begun_before_a_server_died_is_kept_for_nobody(
     assert not [each for each in told if isinstance(each, events.LeaseLost)]
 
 
-@both
 def test_what_a_local_tier_has_no_news_of_is_not_served_when_both_are_down(
     server: Any, opened: Callable[..., Cache], colour: str
 ) -> None:
@@ -122,7 +118,6 @@ def test_what_a_local_tier_has_no_news_of_is_not_served_when_both_are_down(
         _value(asked, colour, "call", failing)
 
 
-@both
 @pytest.mark.parametrize("server", ["redis", "postgres"], indirect=True)
 def test_what_was_computed_here_is_true_until_another_changes_it(
     server: Any, opened: Callable[..., Cache], colour: str

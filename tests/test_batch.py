@@ -27,7 +27,7 @@ def _caches_of_its_own() -> Iterator[None]:
         yield
 
 
-WAYS = [("memory://", "sync", ""), ("memory://", "async", "shop"), ("disk", "sync", "shop"), ("disk", "async", "")]
+WAYS = [("memory://", "sync", ""), ("disk", "async", "shop")]
 
 
 @pytest.fixture(params=WAYS, ids=lambda way: "-".join(filter(None, way)))
@@ -352,7 +352,6 @@ def test_a_loop_that_ends_leaves_no_refresh_of_a_batch(cache: Cache) -> None:
     assert cache.get_or_compute("a", lambda: "now", stale=60) == "now"
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_many_of_a_function_refreshes_beside(colour: str, cache: Cache) -> None:
     """`f.many([(1,)])` would wait for the computation where `f(1)` returns what is stale."""
     origin = Origin(open=True)
@@ -384,7 +383,6 @@ async def gone_on(value: Any) -> Any:
     return await value if asyncio.iscoroutine(value) else value
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_many_of_a_function_is_its_calls_one_by_one(colour: str, cache: Cache) -> None:
     """A failure that a stale value covers ended the others: a bare KeyError. And the first error is the one raised."""
     broken: set[int] = set()
@@ -484,7 +482,6 @@ def ended(call: Callable[[], Any]) -> Any:
         return type(error), error.args
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_many_of_a_function_that_calls_itself(colour: str, cache: Cache) -> None:
     """A call of the batch that another one of it asks for was taken for recursion; real recursion is still an error."""
 
@@ -656,7 +653,6 @@ def test_wrong_workers(cache: Cache, workers: Any) -> None:
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_many_takes_arguments_by_name(colour: str, cache: Cache) -> None:
     """`f.many([{"n": 1}])` was an error, or a call of f("n"): rows of a form are asked for as they are."""
 

@@ -96,7 +96,6 @@ def test_a_decorated_function_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(at_the_top_async)) is at_the_top_async
 
 
-@both
 def test_bare_and_called(colour: str) -> None:
     """`@cached`, `@cached()` and `@cached(ttl=60)` are all written by users."""
     for decorate in (cached, cached(), cached(ttl=60)):
@@ -128,7 +127,6 @@ def test_wrong_arguments_are_python_s_own_error() -> None:
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
-@both
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, NotImplemented, Ellipsis])
 def test_every_value_is_one(colour: str, value: Any) -> None:
     """Peers take None for "nothing there" and compute it at every call."""
@@ -160,7 +158,6 @@ class Whole(int):
 ALIKE: list[Any] = [1, True, 1.0, "1", b"1", Number.ONE, None, (1,), (True,), (1.0,), 0, -0.0, 0.0, False, "", b""]
 
 
-@both
 def test_keys_are_exact_also_for_hits(colour: str) -> None:
     """1 == True == 1.0: a table that takes them for each other gives one user another's value."""
     f = cached(strict=False)(_colours(lambda x: (type(x), repr(x)))[colour])
@@ -235,7 +232,6 @@ def test_values_are_the_very_objects() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: iter([1]), lambda: (x for x in [1]), lambda: map(str, [1]), lambda: zip()])
-@both
 def test_iterators_are_refused_as_values(colour: str, make: Callable[[], Any]) -> None:
     """The first caller would use it up, and all others get nothing."""
     f = cached(_colours(make)[colour])
@@ -298,7 +294,6 @@ def test_an_awaitable_from_a_coroutine_function_is_awaited() -> None:
 # -- the verbs --------------------------------------------------------------------------------------------------------
 
 
-@both
 def test_verbs(colour: str) -> None:
     """Each verb does what its name says, in the function's own colour."""
     function, calls = counting(colour)
@@ -333,7 +328,6 @@ def test_verbs(colour: str) -> None:
     assert isinstance(f.cache, Cache)
 
 
-@both
 def test_the_verbs_of_a_hit_that_is_in_the_fast_table(colour: str) -> None:
     """Each way of voiding a value must take it out of the generated table too, or hits go on serving it."""
     f = cached(stale=10)(counting(colour)[0])
@@ -354,7 +348,6 @@ def test_the_verbs_of_a_hit_that_is_in_the_fast_table(colour: str) -> None:
     assert had(f(1)) == (1, 2, 7)
 
 
-@both
 def test_set_replaces_a_hit(colour: str) -> None:
     """The same for `set`."""
     f = cached(counting(colour)[0])
@@ -511,7 +504,6 @@ def test_key_options() -> None:
     assert cached(namespace="shop")(at_the_top.__wrapped__).key(1).startswith("shop/")
 
 
-@both
 def test_verbs_ask_for_nothing_that_is_no_part_of_the_key(colour: str) -> None:
     """Who invalidates has no session, and would have to make one up."""
 
@@ -573,7 +565,6 @@ def test_ttl_as_a_function_of_the_value() -> None:
     assert f.peek(0) is None
 
 
-@both
 def test_ttl_0_keeps_nothing(colour: str) -> None:
     """It coalesces only: the next call computes."""
     f = cached(ttl=0)(counting(colour)[0])
@@ -607,7 +598,6 @@ def test_a_value_ends() -> None:
     until(lambda: f(1)[2] == 2)
 
 
-@both
 def test_stale_is_served_while_somebody_computes(colour: str) -> None:
     """With `stale`, an expired value costs one caller its computation and nobody else a moment."""
     origin = Origin(open=True)
@@ -637,7 +627,6 @@ def _named(origin: Origin, colour: str) -> Any:
     return compute if colour == "sync" else suspending
 
 
-@both
 def test_stale_is_served_when_the_computation_fails(colour: str) -> None:
     """An old value beats an error, and the origin rests for as long as it was told."""
     answers: list[Any] = [1, ValueError("down"), 3]
@@ -759,7 +748,6 @@ def test_jitter_takes_off() -> None:
     assert all(50 <= end <= 100 for end in ends)
 
 
-@both
 def test_cache_if(colour: str) -> None:
     """A value that is refused is returned, and not kept."""
     answers = iter([None, None, "there"])
@@ -781,7 +769,6 @@ class Gone(NotFound):
     pass
 
 
-@both
 def test_an_error_reaches_the_caller_and_nothing_is_kept(colour: str) -> None:
     """The next call tries again."""
     answers: list[Any] = [ValueError("once"), 2]
@@ -799,7 +786,6 @@ def test_an_error_reaches_the_caller_and_nothing_is_kept(colour: str) -> None:
     assert had(f()) == 2
 
 
-@both
 def test_errors_that_are_answers(colour: str) -> None:
     """`raises`: "there is no such customer" is worth keeping; class and arguments come back, a new object each time."""
     calls: list[int] = []
@@ -1149,7 +1135,6 @@ def test_a_plain_call_on_the_thread_of_the_loop_that_computes() -> None:
 # -- herds ------------------------------------------------------------------------------------------------------------
 
 
-@both
 def test_a_herd_computes_once(colour: str) -> None:
     """The promise itself."""
     origin = Origin()
@@ -1241,7 +1226,6 @@ def test_no_value_is_older_than_the_last_invalidation() -> None:
 # -- bound late -------------------------------------------------------------------------------------------------------
 
 
-@both
 def test_disabled(colour: str) -> None:
     """Calls go straight to the function, also where a hit is at hand; afterwards the cache is as it was."""
     f = cached(counting(colour)[0])
@@ -1316,7 +1300,6 @@ OURS = [
 ]
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize("shape", ["{}", "*, {}", "{}=0", "**{}", "a=0, /, {}=0"])
 def test_a_parameter_may_have_any_name(shape: str, colour: str) -> None:
     """TypeErrors that blame the caller, for a name that one of our own methods has."""

@@ -67,7 +67,6 @@ def test_every_verb_of_a_closed_cache_says_so(cache: Cache) -> None:
     assert isinstance(cache.stats(), Stats)
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_who_waits_is_told_at_once(cache: Cache, colour: str) -> None:
     """They would wait to the end of a lease, or get an error of some library's own."""
     begun, done = threading.Event(), threading.Event()
@@ -233,7 +232,6 @@ def _target(link: Path) -> str:
         return ""  # it was that of the directory's own listing
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize("verb", ["get_or_compute", "get", "lock"])
 @pytest.mark.parametrize("engine", ["redis", "memcached", "postgres"])
 def test_a_question_under_way_then_tells_of_no_outage(

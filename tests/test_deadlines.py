@@ -112,10 +112,10 @@ def cache(url: str, told: list[events.Event]) -> Iterator[Cache]:
         yield cache
 
 
-@pytest.fixture(params=["sync", "async"])
-def asked(request: pytest.FixtureRequest, cache: Cache) -> Iterator[Asked]:
+@pytest.fixture
+def asked(request: pytest.FixtureRequest, cache: Cache, colour: str) -> Iterator[Asked]:
     with Room() as room:
-        asked = Asked(cache, request.param, room)
+        asked = Asked(cache, getattr(request, "param", colour), room)
         yield asked
         asked.end_the_loop()
 

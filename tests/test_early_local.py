@@ -40,7 +40,6 @@ def caches(engine: str, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
         cache.close()
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize(
     "engine, background", [("disk", False), ("disk", True), ("redis", False), ("redis", True), ("memcached", False)]
 )

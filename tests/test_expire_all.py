@@ -33,7 +33,6 @@ URLS: dict[str, Callable[[Path], tuple[str, bool]]] = {
     "postgres": lambda path: (prepared_postgres().postgres_url, False),
     "postgres-local": lambda path: (prepared_postgres().postgres_url, True),
 }
-both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
 @pytest.fixture(params=list(URLS))
@@ -41,9 +40,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, bool]:
     return URLS[request.param](tmp_path)
 
 
-@pytest.fixture(params=["", "shop"])
-def cache(request: pytest.FixtureRequest, place: tuple[str, bool]) -> Iterator[Cache]:
-    with Cache(place[0], local=place[1], namespace=request.param, ttl=600, stale=600, early=0) as cache:
+@pytest.fixture
+def cache(place: tuple[str, bool]) -> Iterator[Cache]:
+    url, local = place
+    with Cache(url, local=local, namespace="shop" if local else "", ttl=600, stale=600, early=0) as cache:
         cache.clear()
         yield cache
 
@@ -70,7 +70,6 @@ def said(n: int) -> str:
     return SAID[0]
 
 
-@both
 def test_all_of_a_function_is_stale_and_kept(cache: Cache, colour: str) -> None:
     """What is to be had anew would be served as fresh; or be gone, and everybody would wait."""
     origin = Number()
@@ -92,7 +91,6 @@ def test_all_of_a_function_is_stale_and_kept(cache: Cache, colour: str) -> None:
     assert run(f.peek(1)).fresh > 0
 
 
-@both
 def test_it_is_served_while_one_computes(cache: Cache, colour: str) -> None:
     """A herd would wait for what is to be had at once; and a failure would reach who can be served."""
     f = cache.cached(coloured(lambda: origin(), colour))
@@ -131,7 +129,6 @@ def test_it_is_served_while_one_computes(cache: Cache, colour: str) -> None:
         run(g(1))
 
 
-@both
 def test_all_of_a_cache(cache: Cache, colour: str) -> None:
     """Its own keys, or its functions', or those with a `key=`, would stay fresh."""
     f = cache.cached(coloured(Number(), colour))

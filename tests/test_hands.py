@@ -50,10 +50,10 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"{request.param}://" + ("" if request.param == "memory" else str(tmp_path))
 
 
-@pytest.fixture(params=["sync", "async"])
-def ask(request: pytest.FixtureRequest) -> Iterator[Any]:
+@pytest.fixture
+def ask(colour: str) -> Iterator[Any]:
     """Has a verb of a lock asked, in one colour."""
-    if request.param == "sync":
+    if colour == "sync":
         yield lambda lock, verb, *terms: getattr(lock, verb)(*terms)
         return
     with asyncio.Runner() as runner:

@@ -72,10 +72,6 @@ class Table:
         return cache.cached.many(version=1, key="user:{ids}:{region}", **options)(users if colour == "sync" else ausers)
 
 
-colours = pytest.mark.parametrize("colour", ["sync", "async"])
-
-
-@colours
 def test_one_call_for_what_is_missing(cache: Cache, colour: str) -> None:
     """The reason for it: one query for ten rows, none for those that are there, in the order asked for."""
     table = Table()
@@ -89,7 +85,6 @@ def test_one_call_for_what_is_missing(cache: Cache, colour: str) -> None:
     assert len(table.asked) == 2
 
 
-@colours
 def test_single_calls_share_it(cache: Cache, colour: str) -> None:
     """`users.one(5)` and the batches would compute, and keep, the same twice."""
     table = Table()
@@ -101,7 +96,6 @@ def test_single_calls_share_it(cache: Cache, colour: str) -> None:
     assert table.asked == [[1, 2], [3]]
 
 
-@colours
 def test_further_parameters_are_part_of_every_key(cache: Cache, colour: str) -> None:
     """A user of one region would be served to those who ask in another."""
     table = Table()
@@ -114,7 +108,6 @@ def test_further_parameters_are_part_of_every_key(cache: Cache, colour: str) -> 
     assert users.key(1) != users.key(1, region="us")
 
 
-@colours
 def test_an_id_is_asked_for_once(cache: Cache, colour: str) -> None:
     """A query with an id twice is waste, and a chunk of them smaller than it seems."""
     table = Table()
@@ -126,7 +119,6 @@ def test_an_id_is_asked_for_once(cache: Cache, colour: str) -> None:
     assert table.asked == [[1, 2], [3], [4]]
 
 
-@colours
 def test_what_is_left_out(cache: Cache, colour: str) -> None:
     """It is left out of the result, and asked for again: a row may come. Who asks for it alone gets a KeyError."""
     table = Table()
@@ -142,7 +134,6 @@ def test_what_is_left_out(cache: Cache, colour: str) -> None:
     assert had(users.peek(101)) is None
 
 
-@colours
 def test_that_there_is_nothing_may_be_kept(cache: Cache, colour: str) -> None:
     """`absent=`: ids that don't exist would ask the origin each time, which is how it is attacked."""
     table = Table()
@@ -171,7 +162,6 @@ def test_absent_beside_a_ttl_of_the_value() -> None:
         assert users.peek(0).ttl == float("inf")
 
 
-@colours
 def test_chunks(cache: Cache, colour: str) -> None:
     """A database takes so many parameters in one query, and no more."""
     table = Table()
@@ -183,7 +173,6 @@ def test_chunks(cache: Cache, colour: str) -> None:
     assert table.asked[3:] == [[0, 1, 2], [3]]
 
 
-@colours
 def test_a_chunk_that_fails(cache: Cache, colour: str) -> None:
     """What the chunks before it gave is kept; those behind it are not begun, and nothing stays locked."""
     table = Table()
@@ -215,7 +204,6 @@ def test_each_chunk_has_its_time() -> None:
         assert slow.stats().lease_lost == 0
 
 
-@colours
 def test_who_asks_for_its_own_id(cache: Cache, colour: str) -> None:
     """It would wait for itself; what it asks for besides is as for anybody."""
 
@@ -267,7 +255,6 @@ def test_who_waits_for_the_first_chunk_does_not_wait_for_the_second(cache: Cache
     assert table.asked == [[1], [2]]
 
 
-@colours
 def test_the_verbs_of_one_id(cache: Cache, colour: str) -> None:
     """Each does for an id what it does for the arguments of an ordinary function."""
     table = Table()
@@ -289,7 +276,6 @@ def test_the_verbs_of_one_id(cache: Cache, colour: str) -> None:
     assert had(users.one.__wrapped__(1)) == User(1, "eu")
 
 
-@colours
 def test_the_verbs_of_many_ids(cache: Cache, colour: str) -> None:
     """A round trip for each would be a thousand where one is enough."""
     table = Table()
@@ -301,7 +287,6 @@ def test_the_verbs_of_many_ids(cache: Cache, colour: str) -> None:
     assert table.asked == [[1]]
 
 
-@colours
 def test_all_of_them(cache: Cache, colour: str) -> None:
     """`invalidate_all` ends the values of all ids, and of nobody else."""
     calls: list[Any] = []
@@ -321,7 +306,6 @@ def test_all_of_them(cache: Cache, colour: str) -> None:
 
 
 @pytest.mark.parametrize("left_out", [False, True])
-@colours
 def test_a_herd_computes_each_id_once(cache: Cache, colour: str, left_out: bool) -> None:
     """Batches that overlap, and single calls, of all processes: each id is asked for once, also if there is nothing."""
     origin = Origin()
@@ -408,7 +392,6 @@ def test_a_cancelled_batch(cache: Cache) -> None:
     assert origin.calls == 2
 
 
-@colours
 def test_a_failure_of_all(cache: Cache, colour: str) -> None:
     """The function's own error, to batches and to single calls; where something stale is kept, that."""
     table = Table()
@@ -428,7 +411,6 @@ def test_a_failure_of_all(cache: Cache, colour: str) -> None:
         had(users.one(4))
 
 
-@colours
 def test_another_function_s_absent_is_an_error_like_any(cache: Cache, colour: str) -> None:
     """It would be taken for this function's own answer, and hide what is kept."""
     inner = Table().loader(cache, "sync", absent=60)
@@ -449,7 +431,6 @@ def test_another_function_s_absent_is_an_error_like_any(cache: Cache, colour: st
 
 
 @pytest.mark.parametrize("wrong", [["row"], None, 5])
-@colours
 def test_what_is_no_mapping(cache: Cache, colour: str, wrong: Any) -> None:
     """A list of rows would be taken for a mapping without any of them, for ever."""
 
@@ -465,7 +446,6 @@ def test_what_is_no_mapping(cache: Cache, colour: str, wrong: Any) -> None:
             had(call())
 
 
-@colours
 def test_ids_of_another_type_are_told(cache: Cache, colour: str, caplog: pytest.LogCaptureFixture) -> None:
     """Rows by their text, asked for by number: nothing would ever be kept, and nobody would know why."""
 
@@ -712,7 +692,6 @@ def test_ids_are_exact() -> None:
     assert users.one(True) == "True"
 
 
-@colours
 def test_values_are_of_the_annotated_type(tmp_path: Path, colour: str) -> None:
     """A codec that decodes to the annotation would make a dict of each user, or refuse it."""
     pytest.importorskip("msgspec")
@@ -755,7 +734,6 @@ def test_a_mapping_that_is_no_dict() -> None:
     assert cached.many(lambda ids: Rows())([1, 2]) == {1: 1}
 
 
-@colours
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_the_list_is_the_function_s_own(cache: Cache, colour: str, chunk: int | None) -> None:
     """One that takes ids out of its list as it goes would fail, or find that it has nothing for any of them."""
@@ -780,7 +758,6 @@ def test_the_list_is_the_function_s_own(cache: Cache, colour: str, chunk: int | 
     assert f2(["a", "b"], lambda keys: {keys.pop(): 1 for _ in range(2)}) == {"a": 1, "b": 1}
 
 
-@colours
 def test_ids_of_one_key(cache: Cache, colour: str) -> None:
     """Of two ids that `key=` makes the same of, one would be left out, as if it weren't in the database."""
     table = Table()

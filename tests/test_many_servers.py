@@ -24,8 +24,6 @@ from stampede import Absent, Cache
 LEASE = 60.0
 """So long that no test here ends by it."""
 
-colours = pytest.mark.parametrize("colour", ["sync", "async"])
-
 
 @pytest.fixture(params=["disk", "redis", "memcached", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
@@ -72,7 +70,6 @@ def compute_when_told(
 
 
 @pytest.mark.parametrize("left_out", [False, True], ids=["values", "nothing"])
-@colours
 def test_two_processes_whose_batches_overlap(url: str, colour: str, left_out: bool) -> None:
     """Each would compute what the other one computes already; and so would all who wait where there is nothing."""
     asked: list[int] = []
@@ -129,7 +126,6 @@ def packets(server: RedisServer) -> int:
     return int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
 
 
-@colours
 def test_a_hundred_ids_are_two_round_trips(server: RedisServer, colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One to claim, one to fill; a hundred of each would be what it is to save."""
     asked: list[list[int]] = []
@@ -161,7 +157,6 @@ def test_a_hundred_ids_are_two_round_trips(server: RedisServer, colour: str, mon
         assert asked[1:] == [ids]
 
 
-@colours
 def test_who_waits_for_a_batch_finds_it_at_once(
     server: RedisServer, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,8 +25,6 @@ from stampede.entry import new_id
 
 CROWD = 20
 
-both = pytest.mark.parametrize("colour", ["sync", "async"])
-
 
 class Face(faces.Face):
     """One cache on memcached, with short times."""
@@ -90,7 +88,6 @@ def refusing(server: MemcachedServer, proxy: Proxy) -> Iterator[None]:
 Trouble = Callable[[MemcachedServer, Proxy], Iterator[None]]
 
 
-@both
 @pytest.mark.parametrize(
     "trouble,when",
     [(down, "at start"), (down, "in use"), (hung, "at start"), (hung, "in use"), (refusing, "in use")],
@@ -128,7 +125,6 @@ def test_an_engine_in_trouble_is_no_outage(
     assert asked.lock("l")
 
 
-@both
 def test_what_was_cleared_meanwhile_is_gone_with_the_first_answer(
     before: Before, face: Faces, monkeypatch: pytest.MonkeyPatch, colour: str
 ) -> None:
@@ -150,7 +146,6 @@ def test_what_was_cleared_meanwhile_is_gone_with_the_first_answer(
     assert asked("k", lambda: "new") == "new"
 
 
-@both
 def test_a_slow_engine_is_no_dead_one(before: Before, face: Faces, colour: str) -> None:
     """It would be given up, and each process compute for itself."""
     server = shared_memcached()
@@ -163,7 +158,6 @@ def test_a_slow_engine_is_no_dead_one(before: Before, face: Faces, colour: str) 
     assert not any(each.count(events.EngineDown) for each in faces)
 
 
-@both
 def test_a_herd_goes_on_when_its_engine_dies(own: MemcachedServer, face: Faces, colour: str) -> None:
     """Who waits for another process would wait for a lease that nobody can look at."""
     origin, mine = Origin(), Number(0.05)
@@ -180,7 +174,6 @@ def test_a_herd_goes_on_when_its_engine_dies(own: MemcachedServer, face: Faces, 
     assert holding.join() == [1]
 
 
-@both
 def test_a_restart_at_every_step(own: MemcachedServer, before: Before, face: Faces, colour: str) -> None:
     """A server that forgets lease, value and CAS numbers between two steps: a call would fail, or block others."""
     proxy = before(own)
@@ -201,7 +194,6 @@ def test_a_restart_at_every_step(own: MemcachedServer, before: Before, face: Fac
 # -- what it does not keep ------------------------------------------------------------------------------------------
 
 
-@both
 def test_a_value_that_is_too_large_is_told_and_given(face: Faces, colour: str) -> None:
     """The caller would get an error, nobody would know why the key is never there, or its waiters wait for nothing."""
     server = shared_memcached()
@@ -251,7 +243,6 @@ def old_server() -> Iterator[str]:
     door.close()
 
 
-@both
 def test_an_older_server_is_said_to_be_one(
     old_server: str, face: Faces, colour: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -269,7 +260,6 @@ def test_an_older_server_is_said_to_be_one(
 # -- batches --------------------------------------------------------------------------------------------------------
 
 
-@both
 def test_batches(face: Faces, colour: str) -> None:
     """A batch would ask key by key, compute what is there or what others compute, or keep the leases of a failure."""
     server = shared_memcached()

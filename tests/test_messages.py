@@ -30,7 +30,6 @@ from stampede.metrics import log_events
 from stampede.settings import Settings
 from stampede.testing import isolated
 
-both = pytest.mark.parametrize("colour", ["sync", "async"])
 ENGINES = ["memory", "disk", "redis"]
 
 
@@ -58,7 +57,6 @@ def test_an_unknown_cache_offers_each_name_once() -> None:
         assert sorted(names) == sorted({"default", *caches})
 
 
-@both
 def test_a_miss_that_is_not_believed_is_told_once(colour: str, server: RedisServer, caplog: Any) -> None:
     """Three warnings of one entry look like three damaged ones, in the log and in the count."""
     one, other = Cache(server.url, signing_key="a"), Cache(server.url, signing_key="b")

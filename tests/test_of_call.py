@@ -14,7 +14,6 @@ from bare import never
 from stampede import Cache, KeyingError, OptionError
 from stampede.cli import command
 
-both = pytest.mark.parametrize("colour", ["sync", "async"])
 tenant_here: ContextVar[str] = ContextVar("tenant_here", default="nobody")
 
 
@@ -53,7 +52,6 @@ class Asked:
         return float(round(self.run(self.of.peek, *args, **kwargs).ttl))
 
 
-@both
 def test_a_ttl_of_the_value_and_of_what_the_call_names(cache: Cache, colour: str) -> None:
     """One ttl for all regions, or a second decorator: by call, by default, by name, in a batch, refreshed and set."""
     asked = Asked(
@@ -72,7 +70,6 @@ def test_a_ttl_of_the_value_and_of_what_the_call_names(cache: Cache, colour: str
     assert asked.ttl("eu") == 63
 
 
-@both
 def test_a_ttl_of_the_value_alone_is_as_it_was(cache: Cache, colour: str) -> None:
     """Functions that have parameters with defaults of their own, or are no Python functions, were taken before."""
     ttls = (lambda value: 60, lambda value, factor=60: factor, lambda *all: 60, lambda value, **rest: 60)
@@ -83,7 +80,6 @@ def test_a_ttl_of_the_value_alone_is_as_it_was(cache: Cache, colour: str) -> Non
     assert cache.cached(ttl=len, version="2")(lambda: "abc")() == "abc"
 
 
-@both
 def test_what_a_ttl_function_raises_is_the_callers(cache: Cache, colour: str) -> None:
     """It is a fault of the program: swallowed, it would be kept for nobody knows how long."""
     asked = Asked(cache, colour, ttl=lambda value, region: {"eu": 60}[region])
@@ -93,7 +89,6 @@ def test_what_a_ttl_function_raises_is_the_callers(cache: Cache, colour: str) ->
     assert asked.run(asked.of.peek, "us") is None
 
 
-@both
 def test_a_namespace_of_what_the_call_names(cache: Cache, colour: str) -> None:
     """Two tenants would share a value; or a verb would look for it in another place than the call."""
     asked = Asked(cache, colour, namespace=lambda tenant: f"tenant {tenant}/eu", ignore=["tenant"])
@@ -115,7 +110,6 @@ def test_a_namespace_of_what_the_call_names(cache: Cache, colour: str) -> None:
     assert asked.calls == 3
 
 
-@both
 def test_invalidate_all_ends_it_in_every_namespace(cache: Cache, colour: str) -> None:
     """Each namespace would need to be known; and another function's values in them would stay."""
     asked, other = (Asked(cache, colour, namespace=lambda tenant: tenant, version=version) for version in (1, 2))
@@ -203,7 +197,6 @@ def test_methods(cache: Cache) -> None:
     assert one.report.invalidate(60)
 
 
-@both
 def test_functions_of_many_ids(cache: Cache, colour: str) -> None:
     """Each id is a call of its own, with a ttl of its own, in a namespace of its own."""
     asked: list[list[int]] = []

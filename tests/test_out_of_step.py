@@ -24,7 +24,6 @@ from servers import PATIENCE, RedisServer, shared_redis
 from stampede import Cache, EngineError, LockLost, WaitTimeout, events
 from stampede.testing import isolated
 
-both = pytest.mark.parametrize("colour", ["sync", "async"])
 engines = pytest.mark.parametrize("engine", ["redis", "memcached"])
 
 
@@ -69,7 +68,6 @@ SURPLUS = {
 }  # fmt: skip
 
 
-@both
 @pytest.mark.parametrize("engine, frame", [(engine, frame) for engine, all in SURPLUS.items() for frame in all])
 @pytest.mark.parametrize("where", ["before", "behind", "idle"])
 def test_a_reply_too_many(face: Faces, before: Before, engine: str, frame: bytes, where: str, colour: str) -> None:
@@ -101,7 +99,6 @@ def test_a_reply_too_many(face: Faces, before: Before, engine: str, frame: bytes
         assert asked(f"k{number}", never) == number
 
 
-@both
 @engines
 def test_a_fitting_reply_too_many(face: Faces, before: Before, engine: str, colour: str) -> None:
     """No look at it tells that it is another question's: the connection may not be asked while there is one."""
@@ -122,7 +119,6 @@ def _say(proxy: Proxy, surplus: bytes) -> None:
             pair._client.sendall(surplus)
 
 
-@both
 @pytest.mark.parametrize("reply", [b"MN\r\n", b"HD c1\r\n", b"NF\r\n", b"VA 1 s30 t9 f1\r\nx\r\n"], ids=repr)
 def test_the_reply_to_another_command(face: Faces, before: Before, reply: bytes, colour: str) -> None:
     """A value that is there would be missing, and what stands behind it be read as the next call's."""
@@ -170,7 +166,6 @@ def test_bytes_that_a_loop_took_and_never_told_of(engine: str, monkeypatch: pyte
     assert wrong == []
 
 
-@both
 def test_a_text_where_a_number_belongs(face: Faces, before: Before, colour: str) -> None:
     """The number of the connection that is told of news: without it there are none, and nobody hangs."""
     server = server_of("redis")
@@ -191,7 +186,6 @@ def test_a_text_where_a_number_belongs(face: Faces, before: Before, colour: str)
     assert time.monotonic() - began < 5
 
 
-@both
 @engines
 @pytest.mark.parametrize("seed", range(2))
 def test_altered_replies(face: Faces, before: Before, engine: str, seed: int, colour: str) -> None:

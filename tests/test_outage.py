@@ -127,7 +127,6 @@ def counting(colour: str = "sync") -> Any:
 both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
-@both
 def test_calls_go_on(colour: str, engine: Switched) -> None:
     """Down before the first call, calls still answer, and results are kept a few seconds in this process."""
     f = Cache(engine=engine).cached(counting(colour))
@@ -136,7 +135,6 @@ def test_calls_go_on(colour: str, engine: Switched) -> None:
     assert [had(f(2)) for _ in range(5)] == [2] * 5
 
 
-@both
 @pytest.mark.parametrize("verb", ["claim", "fill", "reply of claim", "reply of fill", "generation"])
 def test_whichever_verb_fails(colour: str, verb: str, engine: Switched) -> None:
     """Down in the middle: the caller gets its value, what is begun from then on is kept, nothing stays locked."""
@@ -147,7 +145,6 @@ def test_whichever_verb_fails(colour: str, verb: str, engine: Switched) -> None:
     assert time.monotonic() - started < 5
 
 
-@both
 def test_one_computation_for_a_herd(colour: str, engine: Switched) -> None:
     """An outage must not become a stampede: one computation per key and process."""
     origin = Origin()
@@ -200,7 +197,6 @@ def test_a_dead_engine_is_asked_once_a_second(engine: Switched, clock: FakeClock
     assert 3 <= len(engine.plug.asked) <= 6  # three probes, of a verb or two
 
 
-@both
 def test_recovery_is_noticed_by_itself(colour: str, engine: Switched, clock: FakeClock) -> None:
     """And told; what was kept meanwhile gives way to what the engine has."""
     seen: list[events.Event] = []
@@ -332,7 +328,6 @@ def test_a_full_engine_is_an_outage_with_an_end(engine: Switched, clock: FakeClo
     assert (cache.down, cache.full, cache.stats().engine_down_seconds) == (False, False, 35)
 
 
-@both
 def test_raise_is_for_those_who_want_it(colour: str, engine: Switched) -> None:
     """`on_engine_error="raise"`: the error, an origin that is not asked, and calls that work when it is back."""
     compute = counting(colour)
@@ -353,7 +348,6 @@ def test_raise_is_for_those_who_want_it(colour: str, engine: Switched) -> None:
     pytest.fail("it never came back")
 
 
-@both
 @pytest.mark.parametrize("verb", ["invalidate", "expire", "set"])
 def test_changes_raise_and_yet_the_local_value_is_gone(colour: str, verb: str, engine: Switched) -> None:
     """Swallowed, the old value would come back after the outage; kept here, it would go on in this very process."""
@@ -365,7 +359,6 @@ def test_changes_raise_and_yet_the_local_value_is_gone(colour: str, verb: str, e
     assert had(f(1)) == 2
 
 
-@both
 def test_invalidate_all_and_clear_raise_and_yet_local_values_are_gone(colour: str, engine: Switched) -> None:
     """The same for all keys."""
     cache = Cache(engine=engine, local=True, ttl=60)
@@ -380,7 +373,6 @@ def test_invalidate_all_and_clear_raise_and_yet_local_values_are_gone(colour: st
     assert had(f(1)) == 3
 
 
-@both
 def test_what_was_cleared_before_an_outage_stays_so(colour: str, clock: FakeClock, tmp_path: Path) -> None:
     """A function that hasn't asked for its new generation in time would ask for values of the old one after it."""
     engine = Switched(DiskEngine(tmp_path))
@@ -396,7 +388,6 @@ def test_what_was_cleared_before_an_outage_stays_so(colour: str, clock: FakeCloc
     assert had(f(1)) == 3
 
 
-@both
 def test_what_was_cleared_is_not_asked_for_where_nobody_says_which_generation_it_is(
     colour: str, tmp_path: Path
 ) -> None:
@@ -410,7 +401,6 @@ def test_what_was_cleared_is_not_asked_for_where_nobody_says_which_generation_it
     assert had(f(1)) == 2
 
 
-@both
 def test_invalidate_reaches_what_was_kept_meanwhile(colour: str, engine: Switched) -> None:
     """Also a value that was computed during the outage."""
     f = Cache(engine=engine).cached(counting(colour))
@@ -500,7 +490,6 @@ def test_stale_values_of_a_dead_engine_are_not_asked_for(engine: Switched) -> No
     assert engine.plug.asked == []
 
 
-@both
 @pytest.mark.parametrize("retry_after", [0, 60])
 def test_engine_and_origin_both_down(colour: str, retry_after: float, engine: Switched) -> None:
     """What this process has, and `stale` allows, would be there to be served; but not what it has invalidated."""
@@ -525,7 +514,6 @@ def test_engine_and_origin_both_down(colour: str, retry_after: float, engine: Sw
         _asked(cache, colour, "get_or_compute", "k", compute)
 
 
-@both
 def test_reads_go_on(colour: str, engine: Switched) -> None:
     """Who asks for what is there, and can do without, would get an error in place of its default."""
     seen: list[events.Event] = []
@@ -559,7 +547,6 @@ CHANGES: list[tuple[Any, ...]] = [
 ]
 
 
-@both
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change[0])
 def test_a_change_asks_once(colour: str, change: tuple[Any, ...], engine: Switched, clock: FakeClock) -> None:
     """An engine that hangs would cost it twice its time-out: once to see whether it is up, and once for itself."""
@@ -584,7 +571,6 @@ def test_a_change_asks_once(colour: str, change: tuple[Any, ...], engine: Switch
     made()
 
 
-@both
 def test_reads_raise_where_that_is_wanted(colour: str, engine: Switched) -> None:
     """`on_engine_error="raise"`: nothing in place of a value would be taken for its absence."""
     cache = Cache(engine=engine, on_engine_error="raise")
@@ -595,7 +581,6 @@ def test_reads_raise_where_that_is_wanted(colour: str, engine: Switched) -> None
                 _asked(cache, colour, verb, *args)
 
 
-@both
 def test_a_read_notices_that_it_is_over(colour: str, engine: Switched, clock: FakeClock) -> None:
     """A process that only reads would never find its engine again."""
     cache = Cache(engine=engine)
@@ -608,7 +593,6 @@ def test_a_read_notices_that_it_is_over(colour: str, engine: Switched, clock: Fa
     assert [_asked(cache, colour, "get", "k") for _ in range(2)] == [1, 1]
 
 
-@both
 def test_who_probes_asks_which_generation_stands(colour: str, clock: FakeClock) -> None:
     """The first answer of an engine that is back would be of a generation that others have ended meanwhile."""
     engine = Switched()
@@ -625,7 +609,6 @@ def test_who_probes_asks_which_generation_stands(colour: str, clock: FakeClock) 
     assert _asked(cache, colour, "get_or_compute", "k", lambda: "new") == "new"
 
 
-@both
 def test_a_read_that_fails_is_no_error(colour: str, engine: Switched) -> None:
     """Where the generation is known, the read itself is the first to meet the trouble."""
     cache = Cache(engine=engine)
@@ -636,7 +619,6 @@ def test_a_read_that_fails_is_no_error(colour: str, engine: Switched) -> None:
     assert cache.stats().engine_downs == 1
 
 
-@both
 def test_many_goes_on(colour: str, engine: Switched) -> None:
     """Batches too."""
     cache = Cache(engine=engine)
@@ -695,7 +677,6 @@ def test_a_lost_reply_locks_nobody_out(engine: Switched) -> None:
         pass
 
 
-@both
 def test_a_claim_whose_reply_is_lost_locks_nobody_out(colour: str, engine: Switched, clock: FakeClock) -> None:
     """The claimant chose the token, and abandons what it may have been granted."""
     f = Cache(engine=engine, lease=60).cached(counting(colour))
@@ -758,7 +739,6 @@ class Part(EngineError):
     partial = True
 
 
-@both
 def test_a_part_that_is_down_is_no_matter_of_the_other_parts(colour: str, clock: FakeClock) -> None:
     """One dead server of three would send every key into the refuge; or each call would wait for it once more."""
     engine = Switched()

@@ -38,7 +38,6 @@ def test_who_is_far_back_looks_rarely() -> None:
     assert sum(1 / look_again(ahead, 1e9, 0.2, 1.0) for ahead in range(1000)) < 40
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_no_answer_makes_a_waiter_spin(colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that wakes for no reason would be asked thousands of times a second."""
     cache, asked = Cache("memory://"), []

@@ -34,7 +34,6 @@ __all__ = ["Face"]  # for the fixture of this name
 Faces = Callable[..., Face]
 Before = Callable[[Any], Proxy]
 
-both = pytest.mark.parametrize("colour", ["sync", "async"])
 ways = pytest.mark.parametrize("way", ["listens", "looks"])
 everywhere = pytest.mark.parametrize("way", ["direct", "listens", "looks"])
 
@@ -124,7 +123,6 @@ class TestPostgresPooledAndTold(_Pooled, LocksSuite):
 # -- pgbouncer in transaction mode ------------------------------------------------------------------------------------
 
 
-@both
 @ways
 def test_a_herd_computes_once(face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str) -> None:
     """Each process behind a pooler would compute for itself, or fail where something was prepared."""
@@ -140,7 +138,6 @@ def test_a_herd_computes_once(face: Faces, server: PostgresServer, bouncer: PgBo
     assert not downs(one) and not downs(two)
 
 
-@both
 def test_who_can_t_be_told_says_so_once(face: Faces, server: PostgresServer, bouncer: PgBouncer, colour: str) -> None:
     """Nobody would know why waiters are slow; or a log would be full of it."""
     looks, listens = (face(at(way, server, bouncer), colour) for way in ("looks", "listens"))
@@ -152,7 +149,6 @@ def test_who_can_t_be_told_says_so_once(face: Faces, server: PostgresServer, bou
     assert untold(listens) == []
 
 
-@both
 def test_what_is_kept_in_the_process_follows(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, colour: str
 ) -> None:
@@ -173,7 +169,6 @@ def test_what_is_kept_in_the_process_follows(
     until(lambda: one.run("get", "k") == "newer")
 
 
-@both
 def test_nothing_is_kept_where_nobody_tells(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, colour: str
 ) -> None:
@@ -186,7 +181,6 @@ def test_nothing_is_kept_where_nobody_tells(
         assert kept(one.cache) == 0
 
 
-@both
 @ways
 def test_a_lock_excludes(face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str) -> None:
     """Two would have it, or none any more: what a session holds is anybody's behind a pooler."""
@@ -217,7 +211,6 @@ def test_who_waits_for_a_lock_has_it_next(server: PostgresServer, bouncer: PgBou
     assert sorted(order) == [0, 1, 2, 3]
 
 
-@both
 @ways
 def test_a_pooler_that_is_restarted(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str
@@ -284,7 +277,6 @@ def apart(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
-@both
 @everywhere
 def test_decisions_in_databases_of_another_isolation(
     apart: str, face: Faces, bouncer: PgBouncer, way: str, colour: str
@@ -309,7 +301,6 @@ def test_decisions_in_databases_of_another_isolation(
     assert not downs(one) and not downs(two)
 
 
-@both
 @everywhere
 def test_an_isolation_that_is_changed_later(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str
@@ -338,7 +329,6 @@ def home_of(face: Face) -> object:
     return engine._all.news.home_backend
 
 
-@both
 @everywhere
 def test_a_role_of_few_rights_whose_connections_end(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str
@@ -370,7 +360,6 @@ def test_who_listens_may_be_idle(server: PostgresServer) -> None:
             assert line.execute("SHOW idle_session_timeout").fetchone() == ("0",)
 
 
-@both
 @everywhere
 def test_a_lock_that_is_not_to_be_had_in_time(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str
@@ -403,7 +392,6 @@ CREATE TRIGGER collides BEFORE INSERT ON stampede.locks FOR EACH ROW EXECUTE FUN
 """
 
 
-@both
 @pytest.mark.parametrize("code", ["40001", "40P01", "55P03"])
 def test_who_collides_asks_once_more(server: PostgresServer, face: Faces, colour: str, code: str) -> None:
     """What the server takes back so that another one may go on would be an outage, or a lock that can't be had."""
@@ -419,7 +407,6 @@ def test_who_collides_asks_once_more(server: PostgresServer, face: Faces, colour
         cache.close()
 
 
-@both
 def test_listen_leads_to_another_server(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, small: PostgresServer, colour: str
 ) -> None:
@@ -441,7 +428,6 @@ def test_listen_leads_to_another_server(
 # -- no connections left ----------------------------------------------------------------------------------------------
 
 
-@both
 @pytest.mark.parametrize("full", ["server", "pooler"])
 def test_no_connection_is_left(face: Faces, small: PostgresServer, colour: str, full: str) -> None:
     """Calls would fail, or compute for themselves, while the process has a connection that it could wait for."""

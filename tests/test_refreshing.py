@@ -35,7 +35,6 @@ URLS: dict[str, Callable[[Path], tuple[str, bool]]] = {
     "redis-local": lambda path: (shared_redis().url, True),
     "memcached": lambda path: (shared_memcached().url, False),
 }
-both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
 @pytest.fixture(params=list(URLS))
@@ -78,7 +77,6 @@ class Counted:
         return await answer if asyncio.iscoroutine(answer) else answer
 
 
-@both
 def test_a_block_computes_anew_once_and_stores(any_cache: Cache, colour: str) -> None:
     """An admin's reload would show the old values, compute each a dozen times, or leave the old ones to the others."""
 
@@ -97,7 +95,6 @@ def test_a_block_computes_anew_once_and_stores(any_cache: Cache, colour: str) ->
     asyncio.run(main())
 
 
-@both
 def test_bypassed(any_cache: Cache, colour: str) -> None:
     """A look at what the origin says would be a look at the cache, or change what others are served."""
 
@@ -161,7 +158,6 @@ async def _many_of(cache: Cache, load: Any) -> Any:
         return first
 
 
-@both
 def test_a_function_of_many_ids_in_a_block(any_cache: Cache, colour: str) -> None:
     """The same of a function of many ids, and of one of them."""
     rounds: list[list[int]] = []
@@ -192,7 +188,6 @@ def test_a_function_of_many_ids_in_a_block(any_cache: Cache, colour: str) -> Non
     asyncio.run(main())
 
 
-@both
 def test_the_many_of_a_function_in_a_block(cache: Cache, colour: str) -> None:
     """The same of a decorated function's."""
 
@@ -275,7 +270,6 @@ def test_a_task_that_outlives_the_block_goes_the_usual_way(cache: Cache) -> None
     asyncio.run(main())
 
 
-@both
 def test_what_is_called_inside_is_computed_anew_too(cache: Cache, colour: str) -> None:
     """A page would be made anew of old parts."""
 
@@ -315,7 +309,6 @@ def test_one_cache_of_two(cache: Cache) -> None:
         assert (f.cached(1), g.cached(1)) == (3, 2)
 
 
-@both
 def test_a_failure_is_not_what_was_asked_for(any_cache: Cache, colour: str) -> None:
     """Whoever tries again in the block would be given the old value for the new one."""
 

@@ -239,7 +239,6 @@ def test_configure_again_and_again_while_threads_call(scheme: str, tmp_path: Pat
     assert wrong == []
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize("many", [False, True], ids=["call", "many"])
 @pytest.mark.parametrize("url", ["memory://", "memory://?codec=sealed"])
 def test_an_engine_that_the_function_itself_found_closed(url: str, many: bool, colour: str) -> None:

@@ -14,11 +14,6 @@ from postgres_server import prepared_postgres
 from servers import shared_redis
 
 
-@pytest.fixture(params=["sync", "async"])
-def colour(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(params=["memory", "disk", "redis", "memcached", "postgres"])
 def ask(request: pytest.FixtureRequest, colour: str, face: Callable[..., Face], tmp_path: Path) -> Face:
     urls = {"memory": lambda: "memory://", "disk": lambda: f"disk://{tmp_path}"}

@@ -30,7 +30,6 @@ URLS: dict[str, Callable[[Path], str]] = {
     "redis": lambda path: shared_redis().url,
     "memcached": lambda path: shared_memcached().url,
 }
-both = pytest.mark.parametrize("colour", ["sync", "async"])
 HOST = socket.gethostname()
 
 
@@ -49,7 +48,6 @@ def asked(cache: Cache, colour: str, key: str) -> Any:
     return cache.status(key) if colour == "sync" else asyncio.run(cache.astatus(key))
 
 
-@both
 def test_what_is_kept(cache: Cache, colour: str) -> None:
     """Whoever asks why something is served would be told of another age, or another end."""
     nothing = asked(cache, colour, "k")
@@ -68,7 +66,6 @@ def test_what_is_kept(cache: Cache, colour: str) -> None:
     assert asked(cache, colour, "k").age is None
 
 
-@both
 def test_who_computes_here(cache: Cache, colour: str) -> None:
     """A computation that hangs would be somebody's, somewhere."""
     begun, over = threading.Event(), threading.Event()
@@ -146,7 +143,6 @@ def test_who_computes_elsewhere(cache: Cache, url: str) -> None:
     assert asyncio.run(cache.astatus("k")).holder is None
 
 
-@both
 def test_functions_and_methods_have_it(colour: str) -> None:
     """Only a cache's own keys could be asked for."""
 

@@ -30,9 +30,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.param).format(tmp_path)
 
 
-both = pytest.mark.parametrize("colour", ["sync", "async"])
-
-
 def colours(compute: Any, colour: str) -> Any:
     if colour == "sync":
         return compute
@@ -43,7 +40,6 @@ def colours(compute: Any, colour: str) -> Any:
     return of
 
 
-@both
 def test_it_is_served_and_not_kept(tmp_path: Path, colour: str, caplog: pytest.LogCaptureFixture) -> None:
     """The library would fail a request that the function had answered; or nobody hear that nothing is kept."""
     told: list[events.Event] = []
@@ -64,7 +60,6 @@ def test_it_is_served_and_not_kept(tmp_path: Path, colour: str, caplog: pytest.L
     assert sum(isinstance(event, events.Unkept) for event in told) == cache.stats().unkept == 3
 
 
-@both
 def test_strictly_it_is_an_error(url: str, colour: str) -> None:
     """A test would pass on memory, of a function whose values no server can keep."""
     with isolated(url=url):
@@ -124,7 +119,6 @@ def run(answer: Any) -> Any:
     return asyncio.run(answer) if inspect.isawaitable(answer) else answer
 
 
-@both
 def test_the_log_says_what_strict_does(tmp_path: Path, colour: str, caplog: pytest.LogCaptureFixture) -> None:
     """The log would say that a value was served, of which an error was raised."""
     f = Cache(f"disk://{tmp_path}", strict=True).cached(colours(lambda: Session(), colour))

@@ -25,7 +25,6 @@ URLS: dict[str, Callable[[Path], str]] = {
     "redis": lambda path: shared_redis().url,
     "memcached": lambda path: shared_memcached().url,
 }
-both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
 @pytest.fixture(params=list(URLS))
@@ -52,7 +51,6 @@ def run(answer: Any) -> Any:
 # -- set ----------------------------------------------------------------------------------------------------------
 
 
-@both
 def test_set_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None:
     """One value that is good for a shorter time could only be stored under the cache's own keys."""
 
@@ -71,7 +69,6 @@ def test_set_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None:
         run(f.set(7, 1, ttl=-1))
 
 
-@both
 def test_set_of_a_method_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None:
     """The same, bound."""
 
@@ -86,7 +83,6 @@ def test_set_of_a_method_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None
     assert run(shop.double.peek(1)).ttl == 70
 
 
-@both
 def test_a_parameter_of_that_name_is_the_functions(cache: Cache, colour: str) -> None:
     """A value would be stored under another call's key, and for as long as an argument happens to say."""
 
@@ -114,7 +110,6 @@ def ttl_of(result: Any) -> float:
     return 0 if isinstance(result, Missing) or result is None else 600
 
 
-@both
 @pytest.mark.parametrize("due", [False, True], ids=["stale", "early"])
 def test_an_exception_that_is_not_to_be_kept_leaves_what_is(
     cache: Cache, colour: str, due: bool, caplog: pytest.LogCaptureFixture
@@ -142,7 +137,6 @@ def test_an_exception_that_is_not_to_be_kept_leaves_what_is(
     assert caplog.records == []  # it is as the user wants it
 
 
-@both
 def test_an_exception_that_is_not_to_be_kept_is_not_kept_as_stale(cache: Cache, colour: str) -> None:
     """Nothing was there, and for as long as `stale` says callers would get an error that was not to be kept."""
     results: list[Any] = [Missing("gone")]
@@ -158,7 +152,6 @@ def test_an_exception_that_is_not_to_be_kept_is_not_kept_as_stale(cache: Cache, 
     assert run(f.peek()) is None
 
 
-@both
 def test_a_value_whose_ttl_is_0_replaces_what_is_kept(cache: Cache, colour: str) -> None:
     """Somebody who was deleted would be served as stale for as long as the origin says that there is nobody."""
     results: list[Any] = [1]
@@ -172,7 +165,6 @@ def test_a_value_whose_ttl_is_0_replaces_what_is_kept(cache: Cache, colour: str)
     assert entry.fresh <= 0 < entry.keep
 
 
-@both
 def test_a_value_that_cache_if_refuses_leaves_what_is_kept(cache: Cache, colour: str) -> None:
     """The other wish would have no way to say it: this answer is none, what was there is."""
     results: list[Any] = [1]
@@ -196,7 +188,6 @@ def keys(cache: Cache, colour: str, prefix: str = "") -> list[str]:
     return sorted(cache.keys(prefix) if colour == "sync" else asyncio.run(akeys()))
 
 
-@both
 @pytest.mark.parametrize("namespace", ["", "shop"])
 @pytest.mark.parametrize("engine", ["memory", "disk", "redis"])
 def test_keys_by_prefix(engine: str, namespace: str, tmp_path: Path, colour: str) -> None:
@@ -219,7 +210,6 @@ def test_keys_by_prefix(engine: str, namespace: str, tmp_path: Path, colour: str
         assert keys(cache, colour, "user:") == ["user:3"]
 
 
-@both
 def test_keys_of_more_than_a_page(tmp_path: Path, colour: str) -> None:
     """Of a large cache one page would be all; or a new generation in the middle would leave its own out."""
     with Cache(f"disk://{tmp_path}") as cache:
@@ -236,7 +226,6 @@ def test_keys_of_more_than_a_page(tmp_path: Path, colour: str) -> None:
         assert len(rest) <= 1_000
 
 
-@both
 def test_an_engine_that_can_not_list_says_so(colour: str) -> None:
     """An empty list would be believed."""
     with Cache(shared_memcached().url) as cache, pytest.raises(OptionError, match="can't say which keys it has"):
@@ -246,7 +235,6 @@ def test_an_engine_that_can_not_list_says_so(colour: str) -> None:
 # -- expire_many --------------------------------------------------------------------------------------------------
 
 
-@both
 def test_many_are_made_stale(cache: Cache, colour: str) -> None:
     """One of many would stay fresh, or be gone; or a local tier would go on with it."""
     cache.set_many({"a": 1, "b": 2, "c": 3}, stale=60)
@@ -261,7 +249,6 @@ def test_many_are_made_stale(cache: Cache, colour: str) -> None:
     assert cache.get_or_compute("a", lambda: 4, stale=60) == 4
 
 
-@both
 def test_many_ids_are_made_stale(cache: Cache, colour: str) -> None:
     """The same of a function of many ids."""
 
