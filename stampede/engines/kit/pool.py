@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from stampede.errors import EngineError
@@ -77,14 +77,11 @@ class Pool(ABC, Generic[W, Q, A]):
 
     def __init__(self, server: _Server) -> None:
         self._server = server
-        self._idle: list[W] = []
         self.all: list[W] = []
-        self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One for each connection that may be in use: faster than a Semaphore."""
-        for _ in range(server.max_connections):
-            self._free.put(None)
+        self._idle: list[W | None] = [None] * server.max_connections
+        """As many as may be in use; None is one that was never made. `pop` and `append` need no lock."""
         self._returned = threading.Condition(threading.RLock())
-        self._waiting = 0  # for the return of one that is connected
+        self._waiting = self._choosing = 0  # for any that comes free; of these, for one that is connected
         self._hung_at = 0.0  # when a reply was given up the last time
 
     @abstractmethod
@@ -95,43 +92,43 @@ class Pool(ABC, Generic[W, Q, A]):
     def exchange(self, wire: W, question: Q) -> A:
         """The answer, over this one, which is connected first if it isn't."""
 
-    # -- a question ---------------------------------------------------------------------------------------------
-
     def ask(self, question: Q) -> A:
-        """The answer. Where the server takes no new connection (it has too many, or another password by now), over one
-        that it has taken before."""
-        taken = self._take()
-        wire: W | None = taken
+        """Return the answer. A connection may have broken while it was idle: then the question is asked once more.
+        Where the server takes no new connection (it has too many, or another password by now), it is asked over one
+        that the server has taken before."""
         try:
-            return self._tried(taken, question)
+            wire = self._idle.pop() or self._new()
+        except IndexError:
+            wire = self._wait() or self._new()
+        once, taken = type(question[0]) is Once, True
+        try:
+            if wire.asking or not wire.current or (once and wire.stands and wire.speaks()):
+                wire.disconnect()
+            used = wire.stands
+            try:
+                return self.exchange(wire, question)
+            except self.broken as error:
+                if once or not used or self._server.closed or isinstance(error, self.hung):
+                    raise
+            return self.exchange(wire, question)
         except self.hung:  # first, if it is one that is broken, too: nobody waits as long once more
-            self._hung_at = time.monotonic()
+            with self._returned:
+                self._hung_at = time.monotonic()
+                self._returned.notify_all()
             raise
         except self.broken:
-            if is_once(question):
+            if once:
                 raise
-            wire = None  # before another thread may have it
-            self._give_back(taken)
-            wire = self._take_connected()
-            if wire is None:
+            taken = False  # before another thread may have it
+            self._give_back(wire)
+            connected = self._take_connected()
+            if connected is None:
                 raise
+            wire, taken = connected, True
             return self.exchange(wire, question)
         finally:
-            if wire is not None:
+            if taken:
                 self._give_back(wire)
-
-    def _tried(self, wire: W, question: Q) -> A:
-        """The same over this one. It may have broken while it was idle: once more, then."""
-        once = is_once(question)
-        if wire.asking or not wire.current or (once and wire.stands and wire.speaks()):
-            wire.disconnect()
-        used = wire.stands
-        try:
-            return self.exchange(wire, question)
-        except self.broken as error:
-            if once or not used or self._server.closed or isinstance(error, self.hung):
-                raise
-            return self.exchange(wire, question)
 
     def close(self) -> None:
         for wire in list(self.all):
@@ -139,62 +136,56 @@ class Pool(ABC, Generic[W, Q, A]):
 
     # -- who has which ------------------------------------------------------------------------------------------
 
-    def _take(self) -> W:
-        """A connection for this thread alone, perhaps not connected. A thread that finds none free waits for one."""
+    def _new(self) -> W:
+        """One that is taken as soon as it is made."""
         try:
-            self._free.get_nowait()
-        except queue.Empty:
-            self._wait()
-        try:
-            return self._idle.pop()
-        except IndexError:
             wire = self.made()
-            self.all.append(wire)
-            return wire
+        except BaseException:
+            self._idle.insert(0, None)
+            raise
+        self.all.append(wire)
+        return wire
 
-    def _wait(self) -> None:
+    def _wait(self) -> W | None:
+        """The next that comes free."""
         since = time.monotonic()
-        try:
-            self._free.get(timeout=self._server.timeout)
-        except queue.Empty:
-            waited = f"no connection has been free for {self._server.timeout:g} s"
-            raise EngineError(f"{self._server.name}: {waited}") from None
-        if self._hung_at > since:  # or one after the other would find that out for itself
-            self._free.put(None)
-            raise EngineError(f"{self._server.name}: no reply, and no connection was free")
+        end = since + self._server.timeout
+        with self._returned:
+            self._waiting += 1
+            try:
+                while self._hung_at <= since:
+                    with suppress(IndexError):
+                        return self._idle.pop()
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        waited = f"no connection has been free for {self._server.timeout:g} s"
+                        raise EngineError(f"{self._server.name}: {waited}")
+                    self._returned.wait(left)
+            finally:
+                self._waiting -= 1
+        # Or one after the other would find that out for itself.
+        raise EngineError(f"{self._server.name}: no reply, and no connection was free")
 
     def _take_connected(self) -> W | None:
         """One that is connected, as soon as it is free. None if there are none, or it takes longer than a reply may."""
         end = time.monotonic() + (self._server.patience or self._server.timeout)
         with self._returned:
             self._waiting += 1
+            self._choosing += 1
             try:
                 while any(_leads(each) for each in self.all):
-                    wire = self._idle_connected()
-                    if wire is not None:
-                        return wire
+                    with suppress(IndexError):
+                        wire = self._idle.pop()
+                        if wire is not None and _leads(wire):
+                            return wire
+                        self._idle.insert(0, wire)
                     left = end - time.monotonic()
                     if left <= 0:
                         break
                     self._returned.wait(left)  # and look again, also if we have not run since then
             finally:
                 self._waiting -= 1
-        return None
-
-    def _idle_connected(self) -> W | None:
-        try:
-            self._free.get_nowait()
-        except queue.Empty:
-            return None
-        try:
-            wire = self._idle.pop()
-        except IndexError:
-            self._free.put(None)
-            return None
-        if _leads(wire):
-            return wire
-        self._idle.insert(0, wire)
-        self._free.put(None)
+                self._choosing -= 1
         return None
 
     def _give_back(self, wire: W) -> None:
@@ -204,10 +195,9 @@ class Pool(ABC, Generic[W, Q, A]):
             self._idle.append(wire)
         else:
             self._idle.insert(0, wire)  # the last to be taken: the server may take no new ones
-        self._free.put(None)
-        if self._waiting:
+        if self._waiting:  # asked behind: one that begins to wait now finds it
             with self._returned:
-                self._returned.notify_all()
+                self._returned.notify_all() if self._choosing else self._returned.notify()
 
 
 def _leads(wire: Pooled) -> bool:
