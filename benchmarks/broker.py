@@ -218,7 +218,7 @@ def _take(lock: Lock, entered: list[float]) -> None:
 def uncontended(broker: Broker, times: int) -> float:
     """Microseconds of a pair by the engine itself, from one thread."""
     engine = open_engine(broker.url)
-    locks = engine.locks
+    locks = engine.blocking.locks
     assert locks is not None
     began = time.perf_counter()
     for _ in range(times):

@@ -42,9 +42,9 @@ def single() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     folder = Path(tempfile.mkdtemp(prefix="stampede-bench-"))
     engine = DiskEngine(folder / "ours")
-    run_blocking(engine.store.set(KEY, entry()))
+    run_blocking(engine.blocking.store.set(KEY, entry()))
     token = new_id()
-    reply = run_blocking(engine.claims.claim(KEY, token, Ask(10.0)))
+    reply = run_blocking(engine.blocking.claims.claim(KEY, token, Ask(10.0)))
     assert isinstance(reply, Found)
     assert reply.ticket is not None
     stamps, slot, stamp = reply.ticket
@@ -52,18 +52,18 @@ def single() -> None:
 
     def miss() -> None:
         key = f"m{next(fresh)}"
-        run_blocking(engine.claims.claim(key, token, Ask(10.0)))
-        run_blocking(engine.claims.fill(key, token, entry()))
+        run_blocking(engine.blocking.claims.claim(key, token, Ask(10.0)))
+        run_blocking(engine.blocking.claims.fill(key, token, entry()))
 
     subjects: dict[str, tuple[int, Callable[[], object]]] = {
         "stampede: look (a hit)": (5_000, lambda: engine.looks.look(KEY)),
-        "stampede: claim (a hit)": (5_000, lambda: run_blocking(engine.claims.claim(KEY, token, Ask(10.0)))),
-        "stampede: get": (5_000, lambda: run_blocking(engine.store.get([KEY]))),
+        "stampede: claim (a hit)": (5_000, lambda: run_blocking(engine.blocking.claims.claim(KEY, token, Ask(10.0)))),
+        "stampede: get": (5_000, lambda: run_blocking(engine.blocking.store.get([KEY]))),
         "stampede: ticket check": (100_000, lambda: stamps[slot] == stamp),
-        "stampede: generation": (50_000, lambda: run_blocking(engine.store.generation("f"))),
+        "stampede: generation": (50_000, lambda: run_blocking(engine.blocking.store.generation("f"))),
         "stampede: claim + fill (a miss)": (500, miss),
-        "stampede: set": (500, lambda: run_blocking(engine.store.set(KEY, entry()))),
-        "stampede: invalidate": (500, lambda: run_blocking(engine.store.invalidate("nothing"))),
+        "stampede: set": (500, lambda: run_blocking(engine.blocking.store.set(KEY, entry()))),
+        "stampede: invalidate": (500, lambda: run_blocking(engine.blocking.store.invalidate("nothing"))),
     }
     try:
         import diskcache  # type: ignore[import-untyped,unused-ignore]
@@ -102,15 +102,15 @@ def call(engine: DiskEngine, key: str, cost: float) -> tuple[float, float | None
     """When this caller had the value; and when it had stored it, if it computed."""
     token = new_id()
     while True:
-        reply = run_blocking(engine.claims.claim(key, token, Ask(10.0)))
+        reply = run_blocking(engine.blocking.claims.claim(key, token, Ask(10.0)))
         if isinstance(reply, Found):
             return time.monotonic(), None
         if isinstance(reply, Granted):
             time.sleep(cost)
-            run_blocking(engine.claims.fill(key, token, entry()))
+            run_blocking(engine.blocking.claims.fill(key, token, entry()))
             return time.monotonic(), time.monotonic()
         if isinstance(reply, Busy):
-            run_blocking(engine.claims.wait(key, reply, 10.0))
+            run_blocking(engine.blocking.claims.wait(key, reply, 10.0))
 
 
 def callers(pipe: Connection, folder: Path, threads: int) -> None:
@@ -146,7 +146,7 @@ def herd(processes: int, threads: int) -> None:
 
 def holder(pipe: Connection, folder: Path, key: str) -> None:
     engine = DiskEngine(folder)
-    run_blocking(engine.claims.claim(key, new_id(), Ask(60.0)))
+    run_blocking(engine.blocking.claims.claim(key, new_id(), Ask(60.0)))
     pipe.send("held")
     signal.pause()
 
@@ -175,8 +175,8 @@ def takeover() -> None:
 
 
 def until_granted(engine: DiskEngine, key: str) -> float:
-    while isinstance(reply := run_blocking(engine.claims.claim(key, new_id(), Ask(10.0))), Busy):
-        run_blocking(engine.claims.wait(key, reply, 10.0))
+    while isinstance(reply := run_blocking(engine.blocking.claims.claim(key, new_id(), Ask(10.0))), Busy):
+        run_blocking(engine.blocking.claims.wait(key, reply, 10.0))
     return time.monotonic()
 
 

@@ -82,7 +82,7 @@ def calls(server: Server, rounds: int, batch: int) -> None:
     client = PooledClient(("127.0.0.1", server.port), no_delay=True)
     client.set("raw", VALUE, noreply=False)
     engine = MemcachedEngine(server.address)
-    port, store = engine.claims, engine.store
+    port, store = engine.blocking.claims, engine.blocking.store
     run_blocking(store.set("hot", _entry()))
     cache = Cache(f"memcached://{server.address}", ttl=600)
     region = make_region().configure(
@@ -132,12 +132,12 @@ def _timed(way: Callable[[], Any], batch: int) -> Callable[[], float]:
 def suspending(server: Server, batch: int) -> None:
     """Hits of one event loop: one after another, and 100 tasks at once."""
     engine = MemcachedEngine(server.address)
-    run_blocking(engine.store.set("hot", _entry()))
+    run_blocking(engine.blocking.store.set("hot", _entry()))
     token = new_id()
 
     async def some(number: int) -> None:
         for _ in range(number):
-            await engine.aclaims.claim("hot", token, Ask(10.0))
+            await engine.suspending.claims.claim("hot", token, Ask(10.0))
 
     async def rate(tasks: int) -> float:
         await some(10)

@@ -303,7 +303,7 @@ def sizes(rounds: int, batch: int, large: int) -> None:
     """µs of a claim and a fill of keys that are not there, and of a look at one that is, among few entries and many."""
     server = _apart()
     engine = PostgresEngine(server.postgres_url)
-    port, store = engine.claims, engine.store
+    port, store = engine.blocking.claims, engine.blocking.store
     assert port is not None and store is not None
     seen: dict[str, list[float]] = {}
     token = new_id()
@@ -343,7 +343,7 @@ def churn(fills: int) -> None:
     server = PostgresServer("autovacuum_naptime=5s")
     server.prepare()
     engine = PostgresEngine(server.postgres_url)
-    port = engine.claims
+    port = engine.blocking.claims
     assert port is not None
     token, rows = new_id(), []
 

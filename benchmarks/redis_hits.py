@@ -185,7 +185,7 @@ def blocking(server: Server, rounds: int, number: int) -> None:
         ask(0)
     raw_key, size = keep_same_bytes(server, "hit")
     raw = RedisEngine(server.url)  # it is closed when nobody refers to it
-    engine = raw.claims
+    engine = raw.blocking.claims
     eventually(
         lambda: sample(lambda: near(0), 10, time.perf_counter)() < 5.0
     )  # there are no tickets before there are news
@@ -241,7 +241,7 @@ def suspending(server: Server, rounds: int, number: int, loop: asyncio.AbstractE
         return lambda: loop.run_until_complete(together(ask, number))
 
     raw = RedisEngine(server.url)
-    engine, question = raw.aclaims, Ask(10.0, draw=0.5)
+    engine, question = raw.suspending.claims, Ask(10.0, draw=0.5)
     ways = {
         "redis.asyncio GET": measured(lambda _: client.get(b"same bytes"), number),
         "stampede's engine: claim": measured(lambda _: engine.claim(raw_key, b"a token.", question), number),

@@ -172,7 +172,7 @@ class Cache:
             return None
         strict = settings.on_engine_error == "raise"
         called = f"{self.name} (cache {settings.name!r})" if settings.name else self.name
-        claims = self.engine.claims
+        claims = self.engine.blocking.claims
 
         def give_back(key: str, token: bytes) -> None:
             if claims is not None:

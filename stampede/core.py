@@ -64,7 +64,7 @@ class Core:
         return partial(self._give_back, held) if held and not outage.down else None
 
     def _give_back(self, held: Sequence[Hold]) -> None:
-        many, claims = self.engine.many, self.engine.claims
+        many, claims = self.engine.many, self.engine.blocking.claims
         with suppress(EngineError):  # what is left ends by itself
             if many is not None:
                 many.ask_many([Asked("abandon", (hold.key, hold.token)) for hold in held])

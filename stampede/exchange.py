@@ -25,7 +25,7 @@ async def exchange(
     scope: Scope, colour: Colour, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy
 ) -> Entry[Any] | None:
     """The entry of what was made of what is kept; None: that stays."""
-    if not isinstance(scope.core.engine.store, Versioned):
+    if not isinstance(scope.core.engine.blocking.store, Versioned):
         raise OptionError(
             f"{scope.core.engine.scheme}:// can't tell whether a value is still the one that was read, as add, update "
             "and touch must: use set"

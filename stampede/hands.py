@@ -7,7 +7,7 @@ from math import inf
 from time import monotonic
 from typing import Protocol
 
-from stampede.colour import Bell, Colour
+from stampede.colour import BLOCKING, Bell, Colour
 from stampede.errors import OptionError
 from stampede.keeper import Hold
 from stampede.ports import Engine, Holds, Locks
@@ -60,7 +60,7 @@ async def extended(locks: Locks, grip: Gripped, seconds: float) -> bool:
 async def handed_over(engine: Engine, colour: Colour, grip: Gripped, seconds: float | None) -> bool:
     """Have it stand for so long without us, for whoever has its token. False: it is lost."""
     assert grip.hold is not None
-    hands = engine.lock_engine.ahands if colour.suspending else engine.lock_engine.hands
+    hands = engine.lock_engine.side(colour).hands
     if hands is None:
         raise OptionError(f"a lock of {engine.lock_engine.scheme}:// ends with its holder, and can't be handed over")
     hold, lasts = grip.hold, grip.hold.lease if seconds is None else seconds
@@ -74,14 +74,14 @@ async def handed_over(engine: Engine, colour: Colour, grip: Gripped, seconds: fl
 
 async def inside(engine: Engine, colour: Colour, name: str) -> float:
     """How many have this lock. Infinitely many: nobody gets in just now, as its server knows nothing of some."""
-    holds = holds_of(engine, colour.suspending)
+    holds = holds_of(engine, colour)
     found = await holds.holder(name)
     return inf if any(not token for token, _ in found) else len(found)
 
 
-def holds_of(engine: Engine, suspending: bool = False) -> Holds:
+def holds_of(engine: Engine, colour: Colour = BLOCKING) -> Holds:
     engine = engine.lock_engine
-    holds = engine.aholds if suspending else engine.holds
+    holds = engine.side(colour).holds
     if holds is None:
         raise OptionError(f"{engine.called} can't say who has a lock")
     return holds

@@ -51,18 +51,17 @@ class Access:
     """What the holdings of one lock object share: its engine, in both colours, and how a holding may end."""
 
     def __init__(self, engine: Engine, *, release_via: Hook | None, detachable: bool) -> None:
-        assert engine.locks is not None
-        assert engine.alocks is not None
         self.engine = engine  # a holding keeps its engine open
         self.called = engine.lock_engine.called  # in metrics
         self.release_via = release_via
         self.detachable = detachable
         self.crowd: Callable[[Colour], Crowd[Holding]] | None = None  # whose next waiter may have what is released
         self.suspending = PROMPT if engine.prompt else SUSPENDING
-        self._locks = engine.locks, engine.alocks
 
     def locks(self, colour: Colour) -> Locks:
-        return self._locks[colour.suspending]
+        locks = self.engine.side(colour).locks
+        assert locks is not None
+        return locks
 
 
 @with_twins

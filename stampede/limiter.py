@@ -79,11 +79,11 @@ class Limiter:
         self._use(engine)
 
     def _use(self, engine: Engine) -> None:
-        if engine.limits is None or engine.alimits is None:
+        if engine.blocking.limits is None or engine.suspending.limits is None:
             raise OptionError(f"{engine.scheme}:// keeps no limits: name another with on=")
         self._engine = engine
         self._suspending = PROMPT if engine.prompt else SUSPENDING
-        self._limits = engine.limits, engine.alimits
+        self._limits = engine.blocking.limits, engine.suspending.limits
         with decisions.lock:
             self._breaker = _breakers.setdefault(engine, Breaker())
         self._starts, self._refusals = (histogram(LIMIT, engine.called, each) for each in ("started", "refused"))

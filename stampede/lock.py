@@ -85,7 +85,7 @@ class Lock:
         self._holdings: list[Holding] = []  # of `acquire()`, until released, and of blocks, until these end
 
     def _use(self, engine: Engine) -> None:
-        if engine.locks is None or engine.alocks is None:
+        if engine.blocking.locks is None or engine.suspending.locks is None:
             raise OptionError(f"{engine.scheme}:// is no lock engine: name another with on=")
         self._check_room(engine)
         self._engine = engine

@@ -144,20 +144,20 @@ class Outage:
     def forget(self, key: str) -> None:
         """What the refuge keeps of this key is not to be served any more."""
         if self.used:
-            assert self.refuge.store is not None
-            run_blocking(self.refuge.store.invalidate(key))
+            assert self.refuge.blocking.store is not None
+            run_blocking(self.refuge.blocking.store.invalidate(key))
 
     def forget_all(self) -> None:
         """The same for all keys."""
         if self.used:
-            assert self.refuge.store is not None
-            run_blocking(self.refuge.store.bump(""))
+            assert self.refuge.blocking.store is not None
+            run_blocking(self.refuge.blocking.store.bump(""))
 
     def outlived(self, key: str) -> None:
         """The engine answers for this key: by the next time that it does not, what was kept here may be too old."""
-        assert self.refuge.store is not None
+        assert self.refuge.blocking.store is not None
         if self.refuge.tier.get(key) is not None:
-            run_blocking(self.refuge.store.invalidate(key))
+            run_blocking(self.refuge.blocking.store.invalidate(key))
 
     def owe(self, key: str, token: bytes) -> None:
         """Have a lease of the engine, which may stand, given back once: now, or when the engine is back."""
@@ -187,8 +187,8 @@ class Outage:
             owed, self._owed = self._owed, {}
             for token, key in owed.items():
                 self._give_back(key, token)
-            assert self.refuge.store is not None
-            run_blocking(self.refuge.store.bump(""))
+            assert self.refuge.blocking.store is not None
+            run_blocking(self.refuge.blocking.store.bump(""))
             self._tell(events.EngineUp("", "", self.engine, seconds))
 
 

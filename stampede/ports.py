@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
 
+from stampede.colour import Colour
 from stampede.entry import Entry, Verdict
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Reports",
     "Shown",
     "Shows",
+    "Side",
     "Softens",
     "Store",
     "Ticket",
@@ -522,6 +524,21 @@ class Reports(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What an engine does for callers of one colour. None: the engine can't do this."""
+
+    claims: Claims | None = None
+    store: Store | None = None
+    locks: Locks | None = None
+    limits: Limits | None = None
+    lists: Lists | None = None
+    softens: Softens | None = None
+    shows: Shows | None = None
+    holds: Holds | None = None
+    hands: Hands | None = None
+
+
 class Engine(ABC):
     """One engine of one URL: a store, a lock, or both; blocking and suspending. Declared by inheriting from this.
 
@@ -540,31 +557,15 @@ class Engine(ABC):
     timeless: bool = False  # it knows no time: what it keeps gets older by the wall clock of who has stored it
     coherent: bool = False  # what it finds comes with a ticket: a local tier in front of it stays true
 
-    claims: Claims | None = None
-    aclaims: Claims | None = None
-    store: Store | None = None
-    astore: Store | None = None
-    locks: Locks | None = None
-    alocks: Locks | None = None
-    limits: Limits | None = None
-    alimits: Limits | None = None
+    blocking: Side = Side()  # what it does for callers that block
+    suspending: Side = Side()  # the same verbs for callers in an event loop
     recalls: Recalls | None = None
     near: Near | None = None
     looks: bool = False  # its claims, of both colours, are `Looks`
     changes: bool = False  # its stores, of both colours, are `Changes`
-    lists: Lists | None = None
-    alists: Lists | None = None
-    softens: Softens | None = None
-    asoftens: Softens | None = None
-    shows: Shows | None = None
-    ashows: Shows | None = None
     records: Records | None = None
     sessions: Sessions | None = None
     reports: Reports | None = None
-    holds: Holds | None = None
-    aholds: Holds | None = None
-    hands: Hands | None = None
-    ahands: Hands | None = None
     many: Many | None = None
     audience: WeakSet[Hears] | None = None
     tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process
@@ -578,6 +579,10 @@ class Engine(ABC):
     def lock_engine(self) -> Engine:
         """The one that has its locks."""
         return self
+
+    def side(self, colour: Colour) -> Side:
+        """Return what this engine does for callers of one colour."""
+        return self.suspending if colour.suspending else self.blocking
 
     def server_of(self, name: str, *, lock: bool = False) -> Hashable:
         """Which of its servers has the key, or the lock: the others may be well while that one hangs. None: there is

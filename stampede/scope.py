@@ -53,14 +53,15 @@ class Scope(Stored):
         self, core: Core, namespace: str, name: str, policy: Policy, codec: Coder | None, called: str | None = None
     ) -> None:
         """`called`: by whom its events are told, where that is not its name."""
-        if core.engine.claims is None or core.engine.aclaims is None:
-            if core.engine.store is not None:
+        blocking, suspending = core.engine.blocking, core.engine.suspending
+        if blocking.claims is None or suspending.claims is None:
+            if blocking.store is not None:
                 raise OptionError(f"{core.engine.scheme}:// has no locks: name an engine that has, with locks=")
             raise OptionError(f"{core.engine.scheme}:// keeps no values: it can only be a lock (locks=)")
         if policy.origin is not None and core.gates is not None:
             core.gates.gate_of(policy.origin)  # a name that nobody wrote is an error at once
-        assert core.engine.store is not None
-        assert core.engine.astore is not None
+        assert blocking.store is not None
+        assert suspending.store is not None
         super().__init__(core, namespace, name, policy)
         # Where values are kept as they are, they are only tried.
         trial, codec = (None, codec) if core.engine.shared or codec is None else (Trial(name, codec), None)
@@ -69,19 +70,21 @@ class Scope(Stored):
         self.called = name if called is None else called
         refuge = core.outage.refuge if core.outage is not None else None
         self.claims, self.store, looks = self._ports(
-            core.engine.claims, core.engine.store, codec, refuge.claims if refuge else None
+            blocking.claims, blocking.store, codec, refuge.blocking.claims if refuge else None
         )
-        many = Gathering() if core.engine.many is not None else core.engine.claims
-        together, _, looks_together = self._ports(many, core.engine.store, codec, refuge.claims if refuge else None)
+        many = Gathering() if core.engine.many is not None else blocking.claims
+        together, _, looks_together = self._ports(
+            many, blocking.store, codec, refuge.blocking.claims if refuge else None
+        )
         self.aclaims, self.astore, alooks = self._ports(
-            core.engine.aclaims, core.engine.astore, codec, refuge.aclaims if refuge else None
+            suspending.claims, suspending.store, codec, refuge.suspending.claims if refuge else None
         )
         self._trial = trial
         self._odds = Odds()
         self._blocking = self._means(self.claims, looks, BLOCKING)
         self._together = self._means(together, looks_together, BLOCKING)
         self._suspending = self._means(self.aclaims, alooks, PROMPT if core.engine.prompt else SUSPENDING)
-        self._coded = CodedStore(core.engine.store, codec, self._bad) if codec is not None else None
+        self._coded = CodedStore(blocking.store, codec, self._bad) if codec is not None else None
         self.near = core.front.tier is not None or core.engine.near is not None  # something may be at hand
 
     def _ports(

@@ -56,14 +56,14 @@ class Stored(Generations):
                 outage.failed(error)
         if outage.strict:
             raise outage.trouble() from outage.last
-        store = outage.refuge.astore if colour.suspending else outage.refuge.store
+        store = outage.refuge.side(colour).store
         assert store is not None
         return await store.get(physical) if outage.used else [None] * len(physical)
 
     async def show(self, colour: Colour, key: str) -> tuple[Shown, Flight | None]:
         """What is kept of the key, and which lease stands; and the flight of this process. Nothing is touched."""
         engine, outage, physical = self.core.engine, self.core.outage, await self.learn(colour) + key
-        port = engine.ashows if colour.suspending else engine.shows
+        port = engine.side(colour).shows
         if port is None or self.core.is_down():
             (entry,) = await self._read(colour, [key])
             return Shown(entry), self.core.flights.get(physical)
@@ -84,7 +84,7 @@ class Stored(Generations):
     def lists(self, colour: Colour) -> Lists:
         """OptionError, if the engine can't say which keys it has."""
         engine = self.core.engine
-        port = engine.alists if colour.suspending else engine.lists
+        port = engine.side(colour).lists
         if port is None:
             raise OptionError(f"{engine.scheme}:// can't say which keys it has")
         return port
@@ -235,7 +235,7 @@ class Stored(Generations):
 
     async def expire_all(self, colour: Colour, scope: str | None = None) -> None:
         """All that was kept of this scope, or of another (the namespace), is stale from now on."""
-        port = self.core.engine.asoftens if colour.suspending else self.core.engine.softens
+        port = self.core.engine.side(colour).softens
         if port is None:
             scheme = self.core.engine.scheme
             raise OptionError(f"{scheme}:// can't make all stale at once: expire the keys one by one")

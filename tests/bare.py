@@ -36,8 +36,9 @@ class World:
 
     def call(self, key: str, origin: Callable[[], Any], policy: Policy, *, suspending: bool, **terms: Any) -> Call:
         draws = terms.pop("draws", False)
+        side = self.engine.suspending if suspending else self.engine.blocking
         means = Means(
-            scope="", port=self.engine.aclaims if suspending else self.engine.claims, flights=self.flights,
+            scope="", port=side.claims, flights=self.flights,
             colour=SUSPENDING if suspending else BLOCKING, clock=time.monotonic, hold=self._hold, drop=self._drop,
             note=lambda kind, *what: self.told.append(kind(*what)), draws=draws,
         )  # fmt: skip
@@ -46,13 +47,13 @@ class World:
 
     def _drop(self, call: Call) -> None:
         if call.pid == os.getpid():
-            run_blocking(quietly(self.engine.claims.abandon, call.key, call.token))
+            run_blocking(quietly(self.engine.blocking.claims.abandon, call.key, call.token))
 
     def _hold(self, call: Call, max_hold: float) -> Hold:
         loop = call.loop
         return Hold(
-            keeper, self.engine.claims, call.key, call.token, call.policy.lease, max_hold, lambda: self._drop(call),
-            None if loop is None else lambda: not loop.is_closed(),
+            keeper, self.engine.blocking.claims, call.key, call.token, call.policy.lease, max_hold,
+            lambda: self._drop(call), None if loop is None else lambda: not loop.is_closed(),
         )  # fmt: skip
 
     def ask(self, origin: Callable[[], Any], key: str = "k", policy: Policy = PLAIN, **terms: Any) -> Any:
@@ -62,14 +63,14 @@ class World:
         return value(await fill(self.call(key, origin, policy, suspending=True, **terms)))
 
     def invalidate(self, key: str = "k") -> None:
-        run_blocking(self.engine.store.invalidate(key))
+        run_blocking(self.engine.blocking.store.invalidate(key))
         self.flights.detach(key)
 
     @property
     def leased(self) -> bool:
         """Does a lease of "k" stand?"""
-        reply = run_blocking(self.engine.claims.claim("k", b"the test", Ask(1.0, force=False)))
-        run_blocking(self.engine.claims.abandon("k", b"the test"))
+        reply = run_blocking(self.engine.blocking.claims.claim("k", b"the test", Ask(1.0, force=False)))
+        run_blocking(self.engine.blocking.claims.abandon("k", b"the test"))
         return not isinstance(reply, Granted)
 
     def followers(self, number: int, key: str = "k") -> None:

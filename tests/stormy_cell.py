@@ -6,13 +6,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from stampede.engines.cells import CellEngine, Faster, Seen, Version
 from stampede.engines.naming import name_of
 from stampede.errors import EngineClosed, EngineError
-from stampede.ports import Asked
+from stampede.ports import Asked, Side
 from stampede.testing.cells import MemoryCell
 
 __all__ = ["Insistent", "StormyCell", "insisting"]
@@ -72,9 +73,15 @@ class StormyCell(MemoryCell):
 
 def insisting(engine: CellEngine, cell: StormyCell) -> CellEngine:
     """The engine, as those see it who ask until they are answered. Every verb may be sent twice."""
-    ports = "claims", "aclaims", "store", "astore", "shows", "ashows", "softens", "asoftens", "locks", "alocks"
-    for name in (*ports, "holds", "aholds", "hands", "ahands"):
-        setattr(engine, name, Insistent(getattr(engine, name), cell, "s" if name in ports[:8] else "l"))
+
+    def side(side: Side) -> Side:
+        values: Any = {
+            name: Insistent(getattr(side, name), cell, "s") for name in ("claims", "store", "shows", "softens")
+        }
+        named: Any = {name: Insistent(getattr(side, name), cell, "l") for name in ("locks", "holds", "hands")}
+        return replace(side, **values, **named)
+
+    engine.blocking, engine.suspending = side(engine.blocking), side(engine.suspending)
     engine.many = InsistentMany(engine.many, cell)  # type: ignore[assignment]
     engine.ping = lambda: 0.0  # type: ignore[method-assign]
     return engine

@@ -86,7 +86,7 @@ def test_who_comes_after_another_process_s_invalidation_is_not_given_what_was_pu
 
         def asleep() -> bool:
             """The leader listens, and has looked at the lease since."""
-            news = next(iter(here.engine.claims._news._channels.values()), None)  # type: ignore[union-attr]
+            news = next(iter(here.engine.blocking.claims._news._channels.values()), None)  # type: ignore[union-attr]
             return news is not None and any(ear.bell._listeners for ear in news.ears)
 
         holder, _ = in_thread(elsewhere)
@@ -175,7 +175,7 @@ def test_a_finalizer_or_signal_may_call_where_what_is_known_of_an_engine_changes
     cache, partly = Cache(url, namespace=f"{monotonic()}"), EngineError()
     partly.partial = True
     held, keys, tried = cache.lock("held"), map("k {}".format, count()), set[Line]()
-    claims: Any = cache.engine.claims
+    claims: Any = cache.engine.blocking.claims
 
     def call() -> None:
         key = next(keys)

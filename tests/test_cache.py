@@ -348,7 +348,7 @@ def test_an_invalidate_all_between_generation_and_ticket(way: str, tmp_path: Pat
         g(1)
         f.peek(1)  # the generation is known here
         engine: Any = first.engine
-        port = engine.near if way == "look" else engine.claims
+        port = engine.near if way == "look" else engine.blocking.claims
         if way == "claim":
             monkeypatch.setattr(engine.near, "look", lambda key: None)
         asked = getattr(port, way)

@@ -84,11 +84,11 @@ def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def claimed(engine: CellEngine, token: bytes = b"holder!!", key: str = "k", **terms: Any) -> Any:
-    return run_blocking(engine.claims.claim(key, token, Ask(terms.pop("lease", LONG), **terms)))
+    return run_blocking(engine.blocking.claims.claim(key, token, Ask(terms.pop("lease", LONG), **terms)))
 
 
 def filled(engine: CellEngine, token: bytes = b"holder!!", value: bytes = b"value", key: str = "k") -> bool:
-    return bool(run_blocking(engine.claims.fill(key, token, some(value))))
+    return bool(run_blocking(engine.blocking.claims.fill(key, token, some(value))))
 
 
 # -- what is asked ------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_a_hit_is_one_read_and_a_miss_three_round_trips(cell: Counting, engine: 
     """Every call would cost more than it must."""
     assert isinstance(claimed(engine), Granted)
     assert cell.taken() == ["read", "swap"]
-    assert run_blocking(engine.claims.renew("k", b"holder!!", LONG))
+    assert run_blocking(engine.blocking.claims.renew("k", b"holder!!", LONG))
     assert cell.taken() == ["swap"]
     assert filled(engine)
     assert cell.taken() == ["swap"]
@@ -110,7 +110,7 @@ def test_a_failed_computation_is_one_swap_more(cell: Counting, engine: CellEngin
     """The same of an abandoned lease, and of what its holder has lost already: that needs no question."""
     claimed(engine)
     cell.taken()
-    assert run_blocking(engine.claims.abandon("k", b"holder!!", Verdict("failed")))
+    assert run_blocking(engine.blocking.claims.abandon("k", b"holder!!", Verdict("failed")))
     assert cell.taken() == ["swap"]
     claimed(engine, lease=0.001)
     time.sleep(0.002)
@@ -162,7 +162,7 @@ def test_many_keys_are_read_at_once(cell: Counting, engine: CellEngine) -> None:
 def test_no_read_has_more_names_than_the_cell_takes(cell: Counting, engine: CellEngine) -> None:
     """A store with a limit would refuse a batch."""
     cell.at_once = 10
-    entries = run_blocking(engine.store.get([f"k{number}" for number in range(25)]))
+    entries = run_blocking(engine.blocking.store.get([f"k{number}" for number in range(25)]))
     assert entries == [None] * 25
     assert cell.names == [10, 10, 5]
 
@@ -171,14 +171,14 @@ def test_what_is_too_large_is_never_sent(cell: Counting) -> None:
     """The store would refuse it, perhaps after it has thrown away what was there."""
     cell.longest = 5_000
     engine = CellEngine(cell)
-    run_blocking(engine.store.set("k", some(b"x" * 3_000)))
+    run_blocking(engine.blocking.store.set("k", some(b"x" * 3_000)))
     with pytest.raises(TooLarge, match="4000 bytes are more than a cell of cell has room for: 3976"):
-        run_blocking(engine.store.set("k", some(b"x" * 4_000)))
+        run_blocking(engine.blocking.store.set("k", some(b"x" * 4_000)))
     verdict = Verdict("failed", "E" * 1_000, "\ud800" * 5_000)
     for number in range(20):  # and a value with a lease and failures beside it is no larger
         token = bytes([number]) * 8
         assert isinstance(claimed(engine, token, force=True), Granted)
-        run_blocking(engine.claims.abandon("k", token, verdict))
+        run_blocking(engine.blocking.claims.abandon("k", token, verdict))
     (seen,) = cell.read(["s:k"])
     assert seen.data is not None
     assert len(seen.data) <= 5_000
@@ -198,15 +198,17 @@ def test_what_a_lost_reply_has_done_is_found_out(cell: Counting, engine: CellEng
         return act()
 
     assert isinstance(insist(lambda: claimed(engine)), Granted)
-    assert insist(lambda: run_blocking(engine.claims.renew("k", b"holder!!", LONG))) is True
+    assert insist(lambda: run_blocking(engine.blocking.claims.renew("k", b"holder!!", LONG))) is True
     entry = some()
-    assert insist(lambda: run_blocking(engine.claims.fill("k", b"holder!!", entry))) is True
+    assert insist(lambda: run_blocking(engine.blocking.claims.fill("k", b"holder!!", entry))) is True
     reply = claimed(engine, b"another!")
     assert reply.entry.value == b"value"
     cell.fails = [lost]
     with pytest.raises(EngineError):
         claimed(engine, b"forgotten", force=True)
-    run_blocking(engine.claims.abandon("k", b"forgotten"))  # as everybody does whose claim has an unknown outcome
+    run_blocking(
+        engine.blocking.claims.abandon("k", b"forgotten")
+    )  # as everybody does whose claim has an unknown outcome
     assert isinstance(claimed(engine, b"next one", seen=reply.entry.id), Granted)
 
 
@@ -228,7 +230,7 @@ def test_those_who_are_too_late_get_their_turn(cell: Counting) -> None:
     """Of many who change one key at once, some would never come through."""
     engines = [CellEngine(cell) for _ in range(4)]
     herd = Herd(*[
-        lambda engine=engine, number=number: run_blocking(engine.store.set("k", some(b"%d" % number)))
+        lambda engine=engine, number=number: run_blocking(engine.blocking.store.set("k", some(b"%d" % number)))
         for engine in engines for number in range(8)
     ])  # fmt: skip
     assert herd.join() == [None] * 32
@@ -240,7 +242,7 @@ def test_a_closed_engine_wakes_those_who_wait(rarely: None) -> None:
     engine = CellEngine(cell)
     claimed(engine)
     busy = claimed(engine, b"another!")
-    herd = Herd(lambda: run_blocking(engine.claims.wait("k", busy, LONG)))
+    herd = Herd(lambda: run_blocking(engine.blocking.claims.wait("k", busy, LONG)))
     until(lambda: cell.watchers == 1)
     engine.close()
     assert isinstance(herd.join()[0], EngineClosed)
@@ -267,7 +269,7 @@ def test_a_forked_child_holds_nothing(cell: Counting, engine: CellEngine) -> Non
 
 def test_what_is_none_of_ours_is_nothing(cell: Counting, engine: CellEngine) -> None:
     """A damaged or foreign cell would be served, or block its key. The codec is to tell of it."""
-    run_blocking(engine.store.set("other", some(b"of another key")))
+    run_blocking(engine.blocking.store.set("other", some(b"of another key")))
     (seen,) = cell.read(["s:other"])
     assert seen.data is not None
     flipped = bytes([*seen.data[:-1], seen.data[-1] ^ 1])
@@ -275,15 +277,15 @@ def test_what_is_none_of_ours_is_nothing(cell: Counting, engine: CellEngine) -> 
     for data in (b"", b"x", b"SC", seen.data, seen.data[:40], flipped, b"\x00" * 300, *others):
         (there,) = cell.read(["s:k"])
         assert not isinstance(cell.swap("s:k", there.version, data, LONG), Faster)
-        (found,) = run_blocking(engine.store.get(["k"]))
+        (found,) = run_blocking(engine.blocking.store.get(["k"]))
         assert found is not None
         assert (found.value, found.id) == (UNREADABLE.value, UNREADABLE.id)
         assert isinstance(claimed(engine), Granted)
         assert filled(engine)
-        run_blocking(engine.store.invalidate("k"))
+        run_blocking(engine.blocking.store.invalidate("k"))
     (there,) = cell.read(["s:k"])
     cell.swap("s:k", there.version, b"damaged", LONG)
-    run_blocking(engine.store.invalidate("k"))
+    run_blocking(engine.blocking.store.invalidate("k"))
     assert cell.read(["s:k"]) == [Seen(None)]
 
 
@@ -343,7 +345,7 @@ class Machine:
         return claimed(self.engine, token, **terms)
 
     def kept(self) -> Any:
-        return run_blocking(self.engine.store.get(["k"]))[0]
+        return run_blocking(self.engine.blocking.store.get(["k"]))[0]
 
 
 @pytest.fixture
@@ -379,7 +381,7 @@ def test_a_renewed_lease_is_another(mute: MemoryCell, clock: FakeClock) -> None:
     for _ in range(5):
         assert watcher.claim(lease=10).token == b"holder!!"
         clock.advance(9)
-        assert run_blocking(holder.engine.claims.renew("k", b"holder!!", 10))
+        assert run_blocking(holder.engine.blocking.claims.renew("k", b"holder!!", 10))
     assert filled(holder.engine)
 
 
@@ -398,7 +400,7 @@ def test_what_was_seen_to_come_is_aged_by_no_wall_clock(mute: MemoryCell, clock:
 
 def test_what_nobody_has_seen_come_is_aged_by_its_writers_clock(mute: MemoryCell, clock: FakeClock) -> None:
     """A process that has just begun would serve for a whole ttl what is long out of date."""
-    run_blocking(Machine(mute, clock).engine.store.set("k", some()))
+    run_blocking(Machine(mute, clock).engine.blocking.store.set("k", some()))
     clock.advance(50)
     assert Machine(mute, clock).kept().fresh == 10
     assert Machine(mute, clock, -3600).kept().fresh == 60  # no older than new
@@ -428,10 +430,10 @@ def test_fences_grow_where_nothing_else_does(mute: MemoryCell) -> None:
     fences = []
     for number in range(6):
         engine, token = CellEngine(mute), new_id()
-        reply = run_blocking(engine.locks.acquire("l", token, LONG))
+        reply = run_blocking(engine.blocking.locks.acquire("l", token, LONG))
         fences.append(reply.fence)
-        assert run_blocking(engine.locks.acquire("l", token, LONG)).fence == reply.fence  # it has it already
-        run_blocking(engine.locks.release("l", token))
+        assert run_blocking(engine.blocking.locks.acquire("l", token, LONG)).fence == reply.fence  # it has it already
+        run_blocking(engine.blocking.locks.release("l", token))
         if number == 3:
             mute._names.clear()
             time.sleep(0.01)
@@ -447,16 +449,16 @@ def test_a_question_that_comes_late_takes_no_lock_that_was_released(cell: Counti
         late.append(args)
         raise ValueError("it comes late")
 
-    run_blocking(engine.locks.acquire("l", b"before!!", LONG))
-    run_blocking(engine.locks.release("l", b"before!!"))
+    run_blocking(engine.blocking.locks.acquire("l", b"before!!", LONG))
+    run_blocking(engine.blocking.locks.release("l", b"before!!"))
     cell.swap = losing  # type: ignore[method-assign]
     with pytest.raises(EngineError):
-        run_blocking(engine.locks.acquire("l", b"holder!!", LONG))
+        run_blocking(engine.blocking.locks.acquire("l", b"holder!!", LONG))
     cell.swap = swap  # type: ignore[method-assign]
-    assert isinstance(run_blocking(engine.locks.acquire("l", b"holder!!", LONG)), Granted)
-    assert run_blocking(engine.locks.release("l", b"holder!!"))
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("l", b"holder!!", LONG)), Granted)
+    assert run_blocking(engine.blocking.locks.release("l", b"holder!!"))
     assert isinstance(swap(*late[0]), Faster)
-    assert isinstance(run_blocking(engine.locks.acquire("l", b"the next", LONG)), Granted)
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("l", b"the next", LONG)), Granted)
 
 
 # -- generations --------------------------------------------------------------------------------------------------
@@ -466,19 +468,19 @@ def test_an_ended_generation_is_noted_while_others_believe_in_it(clock: FakeCloc
     """What is changed right after a bump would stay as it was for those who have not heard of the bump."""
     for cell in (MemoryCell(clock=clock), MemoryCell(ends=False, ages=False, clock=clock)):
         one, other = Machine(cell, clock, 3600.0).engine, Machine(cell, clock).engine
-        believed = run_blocking(one.store.generation("f"))
-        run_blocking(other.store.bump("f"))
+        believed = run_blocking(one.blocking.store.generation("f"))
+        run_blocking(other.blocking.store.bump("f"))
         clock.advance(0.9)
-        assert run_blocking(one.store.generation("f")) == believed
-        run_blocking(other.store.bump("f"))
-        today, *ended = run_blocking(other.store.generations("f"))
+        assert run_blocking(one.blocking.store.generation("f")) == believed
+        run_blocking(other.blocking.store.bump("f"))
+        today, *ended = run_blocking(other.blocking.store.generations("f"))
         assert believed in ended
         assert len({today, *ended}) == 3
         clock.advance(0.2)
-        assert run_blocking(one.store.generation("f")) == today
-        assert run_blocking(Machine(cell, clock, 3600.0).engine.store.generations("f")) == [today, *ended]
+        assert run_blocking(one.blocking.store.generation("f")) == today
+        assert run_blocking(Machine(cell, clock, 3600.0).engine.blocking.store.generations("f")) == [today, *ended]
         clock.advance(4)
-        assert len(run_blocking(other.store.generations("f"))) == 1
+        assert len(run_blocking(other.blocking.store.generations("f"))) == 1
 
 
 # -- looking --------------------------------------------------------------------------------------------------------
@@ -487,7 +489,7 @@ def test_an_ended_generation_is_noted_while_others_believe_in_it(clock: FakeCloc
 def waiting(engine: CellEngine, *keys: str) -> Herd:
     """One waits for each of these keys, that the holder computes."""
     busy = {key: claimed(engine, b"another!", key) for key in keys}
-    return Herd(*[lambda key=key: run_blocking(engine.claims.wait(key, busy[key], LONG)) for key in keys])
+    return Herd(*[lambda key=key: run_blocking(engine.blocking.claims.wait(key, busy[key], LONG)) for key in keys])
 
 
 def test_a_waiter_is_soon_behind_however_long_it_took(
@@ -567,7 +569,7 @@ def test_who_is_told_looks_no_more_than_that(rarely: None) -> None:
     claimed(one)
     busy = claimed(other, b"another!")
     cell.taken()
-    herd = Herd(*[lambda: run_blocking(other.claims.wait("k", busy, LONG))] * 4)
+    herd = Herd(*[lambda: run_blocking(other.blocking.claims.wait("k", busy, LONG))] * 4)
     until(lambda: cell.watchers == 4 and cell.asked.count("read") == 4)
     began = time.monotonic()
     filled(one)
@@ -589,7 +591,7 @@ def test_who_is_told_nothing_looks_all_the_same() -> None:
     one, other = CellEngine(cell), CellEngine(cell)
     claimed(one)
     busy = claimed(other, b"another!")
-    herd = Herd(lambda: run_blocking(other.claims.wait("k", busy, LONG)))
+    herd = Herd(lambda: run_blocking(other.blocking.claims.wait("k", busy, LONG)))
     until(lambda: cell.watchers == 1)
     filled(one)
     assert herd.join()[0].entry.value == b"value"

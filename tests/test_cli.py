@@ -27,7 +27,7 @@ from stampede.engines.cells import CellEngine
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.entry import Entry
-from stampede.ports import Engine
+from stampede.ports import Engine, Side
 from stampede.testing.cells import MemoryCell
 
 ROOT = Path(__file__).parent.parent
@@ -229,11 +229,11 @@ class Unversioned:
 
 class PlainStore(Engine):
     scheme, shared, fenced, pushes, coherent = "plain", True, False, False, False
-    claims = aclaims = locks = alocks = None
 
     def __init__(self) -> None:
         inner = MemoryEngine(sealed=True)
-        self.store, self.astore = Unversioned(inner.store), Unversioned(inner.astore)
+        self.blocking = Side(store=Unversioned(inner.blocking.store))
+        self.suspending = Side(store=Unversioned(inner.suspending.store))
 
     def ping(self) -> float:
         return 0.0

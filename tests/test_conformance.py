@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import unittest
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from cachetools import LRUCache
@@ -33,15 +34,14 @@ class _Plain:
 class Unversioned(MemoryEngine):
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock=clock)
-        self.store: Any = _Plain(self.store)
-        self.astore: Any = _Plain(self.astore)
+        self.blocking = replace(self.blocking, store=cast("Any", _Plain(self.blocking.store)))
+        self.suspending = replace(self.suspending, store=cast("Any", _Plain(self.suspending.store)))
 
 
 class Blocking(MemoryEngine):
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock=clock)
-        self.astore: Any = None
-        self.alocks: Any = None
+        self.suspending = replace(self.suspending, store=None, locks=None)
 
 
 class _All(ClaimsSuite, StoreSuite, LocksSuite):
@@ -191,7 +191,7 @@ def test_a_broken_verb_is_found_out(suite: Any, port: str, verb: str, broken: An
         def make_engine(self) -> Engine:
             self.clock = FakeClock()
             engine = MemoryEngine(clock=self.clock)
-            setattr(getattr(engine, port), verb, broken)
+            setattr(getattr(engine.blocking, port), verb, broken)
             return engine
 
     with pytest.raises(AssertionError):

@@ -51,7 +51,7 @@ def open_(url: str) -> Iterator[Open]:
 
 def asking(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The tokens with which the engine is asked for a place from now on."""
-    locks, tokens = cache._core.engine.lock_engine.locks, []
+    locks, tokens = cache._core.engine.lock_engine.blocking.locks, []
     real = locks.acquire
 
     def acquire(name: str, token: bytes, *args: Any, **options: Any) -> Any:

@@ -679,7 +679,7 @@ def test_who_computes_for_himself_alone_has_a_deadline_too(
     engine = asked.cache.engine
     if not engine.shared:
         pytest.skip("nobody else is there")
-    claims = engine.claims if asked.colour == "sync" else engine.aclaims
+    claims = engine.blocking.claims if asked.colour == "sync" else engine.suspending.claims
     assert claims is not None
     wait, there_too = claims.wait, threading.Event()
 

@@ -34,7 +34,7 @@ def engine(tmp_path: Path) -> Iterator[DiskEngine]:
 
 
 def put(engine: DiskEngine, key: str, number: int) -> None:
-    run_blocking(engine.store.set(key, Entry(b"%d" % number, new_id())))
+    run_blocking(engine.blocking.store.set(key, Entry(b"%d" % number, new_id())))
 
 
 def look(engine: DiskEngine, key: str) -> Found | None:
@@ -60,17 +60,17 @@ def holds(ticket: Ticket) -> bool:
 
 def fill(engine: DiskEngine) -> None:
     token = new_id()
-    run_blocking(engine.claims.claim("k", token, Ask(60.0, force=True)))
-    run_blocking(engine.claims.fill("k", token, Entry(b"2", new_id())))
+    run_blocking(engine.blocking.claims.claim("k", token, Ask(60.0, force=True)))
+    run_blocking(engine.blocking.claims.fill("k", token, Entry(b"2", new_id())))
 
 
 CHANGES: dict[str, Callable[[DiskEngine], object]] = {
     "fill": fill,
     "set": lambda engine: put(engine, "k", 2),
-    "expire": lambda engine: run_blocking(engine.store.expire("k")),
-    "invalidate": lambda engine: run_blocking(engine.store.invalidate("k")),
-    "bump": lambda engine: run_blocking(engine.store.bump("another scope")),
-    "bump all": lambda engine: run_blocking(engine.store.bump("")),
+    "expire": lambda engine: run_blocking(engine.blocking.store.expire("k")),
+    "invalidate": lambda engine: run_blocking(engine.blocking.store.invalidate("k")),
+    "bump": lambda engine: run_blocking(engine.blocking.store.bump("another scope")),
+    "bump all": lambda engine: run_blocking(engine.blocking.store.bump("")),
 }
 
 
@@ -93,7 +93,7 @@ def test_what_is_evicted_can_be_invalidated(engine: DiskEngine) -> None:
     with engine._rows.database.writing() as write:
         write.execute("DELETE FROM entries")
     assert holds(ticket)
-    assert run_blocking(engine.store.invalidate("k")) is False
+    assert run_blocking(engine.blocking.store.invalidate("k")) is False
     assert not holds(ticket)
 
 
@@ -102,9 +102,9 @@ def test_hits_and_claims_void_nothing(engine: DiskEngine) -> None:
     put(engine, "k", 1)
     _, ticket = kept(engine, "k")
     token = new_id()
-    run_blocking(engine.claims.claim("k", token, Ask(60.0, force=True)))
-    run_blocking(engine.claims.renew("k", token, 60.0))
-    run_blocking(engine.claims.abandon("k", token))
+    run_blocking(engine.blocking.claims.claim("k", token, Ask(60.0, force=True)))
+    run_blocking(engine.blocking.claims.renew("k", token, 60.0))
+    run_blocking(engine.blocking.claims.abandon("k", token))
     kept(engine, "k")
     assert holds(ticket)
 
@@ -205,7 +205,7 @@ def write_for_a_while(pipe: Connection, directory: Path, memory: str, key: str) 
     while not pipe.poll():
         number += 1 + (random.random() < 0.3)
         if number % 2:
-            run_blocking(engine.store.invalidate(key))
+            run_blocking(engine.blocking.store.invalidate(key))
         else:
             put(engine, key, number)
         struct.pack_into("q", shared.buf, at, number)

@@ -37,15 +37,15 @@ def engine(tmp_path: Path) -> Iterator[DiskEngine]:
 
 
 def claim(engine: DiskEngine, token: bytes | None = None, key: str = KEY, **terms: Any) -> Reply:
-    return run_blocking(engine.claims.claim(key, token or new_id(), Ask(60.0, **terms)))
+    return run_blocking(engine.blocking.claims.claim(key, token or new_id(), Ask(60.0, **terms)))
 
 
 def put(engine: DiskEngine, value: bytes = b"value", key: str = KEY, fresh: float = 600.0) -> None:
-    run_blocking(engine.store.set(key, Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)))
+    run_blocking(engine.blocking.store.set(key, Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)))
 
 
 def get(engine: DiskEngine, key: str = KEY) -> bytes | None:
-    entry = run_blocking(engine.store.get([key]))[0]
+    entry = run_blocking(engine.blocking.store.get([key]))[0]
     return None if entry is None else entry.value
 
 
@@ -87,7 +87,7 @@ def test_removed_directory_is_made_again(engine: DiskEngine) -> None:
     assert get(engine) == b"new"
     token = new_id()
     assert isinstance(claim(engine, token, "l"), Granted)
-    assert run_blocking(engine.claims.fill("l", token, Entry(b"l", new_id())))
+    assert run_blocking(engine.blocking.claims.fill("l", token, Entry(b"l", new_id())))
 
 
 def test_removed_directory_voids_tickets(engine: DiskEngine) -> None:
@@ -109,7 +109,7 @@ def test_lease_of_a_removed_directory_is_lost(engine: DiskEngine) -> None:
     token = new_id()
     assert isinstance(claim(engine, token), Granted)
     shutil.rmtree(engine.directory)
-    assert not run_blocking(engine.claims.fill(KEY, token, Entry(b"late", new_id())))
+    assert not run_blocking(engine.blocking.claims.fill(KEY, token, Entry(b"late", new_id())))
     assert get(engine) is None
 
 
@@ -160,7 +160,7 @@ def test_single_files_removed(engine: DiskEngine, pattern: str) -> None:
     token = new_id()
     assert isinstance(claim(peer, token, "l"), Granted)
     assert isinstance(claim(engine, key="l"), Busy)
-    assert run_blocking(peer.claims.fill("l", token, Entry(b"l", new_id())))
+    assert run_blocking(peer.blocking.claims.fill("l", token, Entry(b"l", new_id())))
     assert found(engine, "l").entry.value == b"l"
     peer.close()
 
@@ -242,7 +242,7 @@ def test_damaged_database(
     engine = DiskEngine(tmp_path / "cache")
     said = tries(lambda: [get(engine, f"k{number}") for number in range(500)])
     said += tries(lambda: put(engine, b"new"))
-    said += tries(lambda: [run_blocking(engine.store.invalidate(f"k{number}")) for number in range(500)])
+    said += tries(lambda: [run_blocking(engine.blocking.store.invalidate(f"k{number}")) for number in range(500)])
     assert any("damaged" in each for each in [*said, *caplog.messages])
     assert list(engine.directory.glob("*.damaged-*"))
     put(engine, b"new")
@@ -259,19 +259,21 @@ def whole_life(engine: DiskEngine) -> None:
     token = new_id()
     for key in ("k0", "new", "busy", "failed"):
         if isinstance(claim(engine, token, key), Granted):
-            assert run_blocking(engine.claims.fill(key, token, Entry(b"x", new_id(), ttl=60, fresh=60, keep=60)))
+            assert run_blocking(
+                engine.blocking.claims.fill(key, token, Entry(b"x", new_id(), ttl=60, fresh=60, keep=60))
+            )
         engine.near.look(key)  # type: ignore[union-attr]
-    run_blocking(engine.store.expire("k1"))
-    run_blocking(engine.store.invalidate("k2"))
-    run_blocking(engine.store.bump("f"))
-    assert isinstance(run_blocking(engine.store.generation("f")), str)
+    run_blocking(engine.blocking.store.expire("k1"))
+    run_blocking(engine.blocking.store.invalidate("k2"))
+    run_blocking(engine.blocking.store.bump("f"))
+    assert isinstance(run_blocking(engine.blocking.store.generation("f")), str)
     claim(engine, token, "other")
-    run_blocking(engine.claims.abandon("other", token, Verdict("failed", "E", "no"), 0.1))
-    run_blocking(engine.locks.acquire("lock", token, 5.0))
-    granted = run_blocking(engine.locks.acquire("another", token, 5.0))
+    run_blocking(engine.blocking.claims.abandon("other", token, Verdict("failed", "E", "no"), 0.1))
+    run_blocking(engine.blocking.locks.acquire("lock", token, 5.0))
+    granted = run_blocking(engine.blocking.locks.acquire("another", token, 5.0))
     assert isinstance(granted, Granted)
     assert isinstance(granted.fence, int)
-    assert run_blocking(engine.locks.release("another", token))
+    assert run_blocking(engine.blocking.locks.release("another", token))
     put(engine, b"last", "last")
     assert get(engine, "last") == b"last"
 
@@ -284,11 +286,11 @@ def test_every_byte(memory_path: Path) -> None:
     engine = DiskEngine(memory_path / "whole")
     for number in range(3):
         put(engine, key=f"k{number}")
-    run_blocking(engine.store.bump("f"))
+    run_blocking(engine.blocking.store.bump("f"))
     claim(engine, key="busy")
     claim(engine, b"token", "failed")
-    run_blocking(engine.claims.abandon("failed", b"token", Verdict("failed", "ValueError", "no"), 300.0))
-    run_blocking(engine.locks.acquire("lock", b"token", 600.0))
+    run_blocking(engine.blocking.claims.abandon("failed", b"token", Verdict("failed", "ValueError", "no"), 300.0))
+    run_blocking(engine.blocking.locks.acquire("lock", b"token", 600.0))
     file = database_of(engine)
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

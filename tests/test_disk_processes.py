@@ -35,11 +35,11 @@ def engine(tmp_path: Path) -> Iterator[DiskEngine]:
 
 
 def claim(engine: DiskEngine, token: bytes | None = None, key: str = KEY, **terms: Any) -> Reply:
-    return run_blocking(engine.claims.claim(key, token or new_id(), Ask(terms.pop("lease", LEASE), **terms)))
+    return run_blocking(engine.blocking.claims.claim(key, token or new_id(), Ask(terms.pop("lease", LEASE), **terms)))
 
 
 def fill(engine: DiskEngine, token: bytes, value: bytes = b"value", key: str = KEY) -> bool:
-    return run_blocking(engine.claims.fill(key, token, value_of(value)))
+    return run_blocking(engine.blocking.claims.fill(key, token, value_of(value)))
 
 
 def value_of(value: bytes, fresh: float = 600.0) -> Entry[bytes]:
@@ -57,7 +57,7 @@ def compute_or_wait(engine: DiskEngine, work: Any) -> tuple[bytes, float]:
             work()
             fill(engine, token)
         elif isinstance(reply, Busy):
-            run_blocking(engine.claims.wait(KEY, reply, PATIENCE))
+            run_blocking(engine.blocking.claims.wait(KEY, reply, PATIENCE))
 
 
 def herd_of_threads(pipe: Connection, directory: Path, threads: int) -> None:
@@ -115,15 +115,15 @@ def herd_of_tasks(pipe: Connection, directory: Path, tasks: int) -> None:
         nonlocal computed
         token = new_id()
         while True:
-            reply = await engine.aclaims.claim(KEY, token, Ask(LEASE))
+            reply = await engine.suspending.claims.claim(KEY, token, Ask(LEASE))
             if isinstance(reply, Found):
                 return reply.entry.value  # type: ignore[no-any-return]
             if isinstance(reply, Granted):
                 computed += 1
                 await asyncio.sleep(0.05)
-                await engine.aclaims.fill(KEY, token, value_of(b"value"))
+                await engine.suspending.claims.fill(KEY, token, value_of(b"value"))
             elif isinstance(reply, Busy):
-                await engine.aclaims.wait(KEY, reply, PATIENCE)
+                await engine.suspending.claims.wait(KEY, reply, PATIENCE)
 
     async def all_of_them() -> None:
         values = await asyncio.gather(*[call() for _ in range(tasks)])
@@ -149,7 +149,7 @@ def wait_for_both(pipe: Connection, directory: Path, keys: list[str]) -> None:
     def wait(number: int) -> None:
         reply = busy[number]
         while isinstance(reply, Busy):
-            run_blocking(engine.claims.wait(keys[number], reply, PATIENCE))
+            run_blocking(engine.blocking.claims.wait(keys[number], reply, PATIENCE))
             reply = claim(engine, key=keys[number])
         pipe.send(keys[number])
 
@@ -201,9 +201,9 @@ def test_killed_holder(engine: DiskEngine, monkeypatch: pytest.MonkeyPatch) -> N
         killer = threading.Timer(0.05, holder.kill)
         killer.start()
         died = time.monotonic() + 0.05
-        run_blocking(engine.claims.wait(KEY, busy, PATIENCE))
+        run_blocking(engine.blocking.claims.wait(KEY, busy, PATIENCE))
         while isinstance(reply := claim(engine), Busy):
-            run_blocking(engine.claims.wait(KEY, reply, PATIENCE))
+            run_blocking(engine.blocking.claims.wait(KEY, reply, PATIENCE))
         assert time.monotonic() - died < PATIENCE / 3  # the figure is in benchmarks/disk.py
         killer.join()
     assert isinstance(reply, Granted)
@@ -219,15 +219,15 @@ def test_killed_holder_of_a_lock(engine: DiskEngine) -> None:
     """A dead holder would keep a lock for its whole lease."""
     with other(hold_lock, engine.directory) as holder:
         assert holder.hear() == "Granted"
-        reply = run_blocking(engine.locks.acquire("l", b"mine", LEASE))
+        reply = run_blocking(engine.blocking.locks.acquire("l", b"mine", LEASE))
         assert isinstance(reply, Busy)
         holder.kill()
-        assert isinstance(run_blocking(engine.locks.acquire("l", b"mine", LEASE)), Granted)
+        assert isinstance(run_blocking(engine.blocking.locks.acquire("l", b"mine", LEASE)), Granted)
 
 
 def hold_lock(pipe: Connection, directory: Path) -> None:
     engine = DiskEngine(directory)
-    pipe.send(type(run_blocking(engine.locks.acquire("l", b"theirs", LEASE))).__name__)
+    pipe.send(type(run_blocking(engine.blocking.locks.acquire("l", b"theirs", LEASE))).__name__)
     pipe.recv()
 
 
@@ -242,7 +242,7 @@ def test_frozen_holder_never_fills_late(engine: DiskEngine) -> None:
             token = new_id()
             while isinstance(reply := claim(engine, token, key), Busy):
                 assert reply.lease <= 0.02
-                run_blocking(engine.claims.wait(key, reply, PATIENCE))
+                run_blocking(engine.blocking.claims.wait(key, reply, PATIENCE))
             assert isinstance(reply, Granted)
             if number % 2:
                 assert fill(engine, token, b"new", key)  # it wakes after the new value, or while that is computed
@@ -277,15 +277,15 @@ def freeze_inside_a_write(pipe: Connection, directory: Path) -> None:
 def test_frozen_inside_a_write(tmp_path: Path) -> None:
     """One frozen process would stop the reads of all, or their writes for ever instead of with an error."""
     engine = DiskEngine(tmp_path / "cache", timeout=0.2)
-    run_blocking(engine.store.set(KEY, value_of(b"value")))
+    run_blocking(engine.blocking.store.set(KEY, value_of(b"value")))
     with other(freeze_inside_a_write, engine.directory) as writer:
         assert writer.hear() == "inside"
         writer.freeze()
         assert isinstance(claim(engine), Found)
-        assert run_blocking(engine.store.get([KEY]))[0] is not None
+        assert run_blocking(engine.blocking.store.get([KEY]))[0] is not None
         for verb in (
-            lambda: run_blocking(engine.store.set(KEY, value_of(b"new"))),
-            lambda: run_blocking(engine.store.invalidate(KEY)),
+            lambda: run_blocking(engine.blocking.store.set(KEY, value_of(b"new"))),
+            lambda: run_blocking(engine.blocking.store.invalidate(KEY)),
             lambda: claim(engine, key="cold"),
             engine.ping,
         ):
@@ -294,7 +294,7 @@ def test_frozen_inside_a_write(tmp_path: Path) -> None:
                 verb()
             assert time.monotonic() - start < PATIENCE / 3
         writer.kill()
-        run_blocking(engine.store.set(KEY, value_of(b"new")))
+        run_blocking(engine.blocking.store.set(KEY, value_of(b"new")))
     found = claim(engine)
     assert isinstance(found, Found)
     assert found.entry.value == b"new"
@@ -309,7 +309,7 @@ def test_verdict_crosses_processes(engine: DiskEngine) -> None:
         busy = claim(engine)
         assert isinstance(busy, Busy)
         holder.tell()
-        run_blocking(engine.claims.wait(KEY, busy, PATIENCE))
+        run_blocking(engine.blocking.claims.wait(KEY, busy, PATIENCE))
         reply = claim(engine, awaited=busy.token)
     assert isinstance(reply, Failed)
     assert reply.verdict == Verdict("failed", "ValueError", r"no \udcff such thing")
@@ -320,7 +320,7 @@ def fail(pipe: Connection, directory: Path) -> None:
     token = new_id()
     pipe.send(type(claim(engine, token)).__name__)
     pipe.recv()
-    run_blocking(engine.claims.abandon(KEY, token, Verdict("failed", "ValueError", "no \udcff such thing")))
+    run_blocking(engine.blocking.claims.abandon(KEY, token, Verdict("failed", "ValueError", "no \udcff such thing")))
     pipe.send("done")
     pipe.recv()
 
@@ -378,7 +378,7 @@ def test_both_sides_of_a_fork_go_on(engine: DiskEngine) -> None:
 def daemonize(pipe: Connection, directory: Path) -> None:
     """The parent goes, the child goes on: it must have connections of its own by then."""
     engine = DiskEngine(directory)
-    run_blocking(engine.store.set("before", value_of(b"before")))
+    run_blocking(engine.blocking.store.set("before", value_of(b"before")))
     child = os.fork()
     if child:
         engine.close()
@@ -386,10 +386,10 @@ def daemonize(pipe: Connection, directory: Path) -> None:
     pipe.send(os.getpid())
     pipe.recv()
     for number in range(50):
-        run_blocking(engine.store.set(f"k{number}", value_of(b"x" * 1000)))
+        run_blocking(engine.blocking.store.set(f"k{number}", value_of(b"x" * 1000)))
     pipe.send("done")
     pipe.recv()
-    pipe.send(run_blocking(engine.store.get(["after"]))[0] is not None)
+    pipe.send(run_blocking(engine.blocking.store.get(["after"]))[0] is not None)
     pipe.recv()
 
 
@@ -400,11 +400,11 @@ def test_a_daemons_writes_are_not_lost(tmp_path: Path) -> None:
         parent.hear()
         parent.join()
         engine = DiskEngine(directory)
-        run_blocking(engine.store.set("between", value_of(b"x")))
+        run_blocking(engine.blocking.store.set("between", value_of(b"x")))
         parent.tell()
         assert parent.hear() == "done"
-        assert None not in run_blocking(engine.store.get(["before", *[f"k{number}" for number in range(50)]]))
-        run_blocking(engine.store.set("after", value_of(b"x")))
+        assert None not in run_blocking(engine.blocking.store.get(["before", *[f"k{number}" for number in range(50)]]))
+        run_blocking(engine.blocking.store.set("after", value_of(b"x")))
         parent.tell()
         assert parent.hear() is True
         engine.close()
@@ -417,7 +417,7 @@ def test_forks_while_others_write(tmp_path: Path) -> None:
 
     def write() -> None:
         while not done.is_set():
-            run_blocking(engine.store.set("busy", value_of(b"x" * 100)))
+            run_blocking(engine.blocking.store.set("busy", value_of(b"x" * 100)))
 
     writers = [threading.Thread(target=write) for _ in range(3)]
     for writer in writers:
@@ -430,7 +430,7 @@ def test_forks_while_others_write(tmp_path: Path) -> None:
             if child == 0:
                 signal.alarm(20)
                 try:
-                    run_blocking(engine.store.set(f"child {number}", value_of(b"x")))
+                    run_blocking(engine.blocking.store.set(f"child {number}", value_of(b"x")))
                     os._exit(0)
                 except BaseException:
                     os._exit(1)
@@ -439,7 +439,7 @@ def test_forks_while_others_write(tmp_path: Path) -> None:
         done.set()
         for writer in writers:
             writer.join()
-    assert None not in run_blocking(engine.store.get([f"child {number}" for number in range(10)]))
+    assert None not in run_blocking(engine.blocking.store.get([f"child {number}" for number in range(10)]))
     engine.close()
 
 
@@ -449,5 +449,5 @@ def test_an_end_nobody_noticed_is_an_end(engine: DiskEngine) -> None:
     assert isinstance(claim(engine, token, lease=0.01), Granted)
     time.sleep(0.02)
     assert not fill(engine, token)
-    assert not run_blocking(engine.claims.renew(KEY, token, LEASE))
-    assert run_blocking(engine.store.get([KEY])) == [None]
+    assert not run_blocking(engine.blocking.claims.renew(KEY, token, LEASE))
+    assert run_blocking(engine.blocking.store.get([KEY])) == [None]

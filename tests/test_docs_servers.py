@@ -147,7 +147,7 @@ def test_what_a_foreign_reader_gets() -> None:
     with Cache(server.url) as cache:
         lease, value = (each.encode() for each in re.findall(r"flags\s(\d{5,})", MEMCACHED.text))
 
-        name = f"s:{run_blocking(cache.engine.store.generation(''))}|k"  # type: ignore[union-attr]
+        name = f"s:{run_blocking(cache.engine.blocking.store.generation(''))}|k"  # type: ignore[union-attr]
 
         def seen() -> list[bytes]:
             """Flags and size of the item."""

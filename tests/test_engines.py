@@ -291,27 +291,27 @@ def test_null_grants_everything_and_keeps_nothing() -> None:
     engine = NullEngine()
     for _ in range(2):
         token = new_id()
-        assert run_blocking(engine.claims.claim("k", token, Ask(1.0))) == Granted()
-        assert run_blocking(engine.claims.renew("k", token, 1.0)) is True
-        assert run_blocking(engine.claims.fill("k", token, Entry("v", new_id()))) is True
-    run_blocking(engine.claims.abandon("k", token, Verdict("failed"), 60.0))
-    run_blocking(engine.store.set("k", Entry("v", new_id())))
-    assert run_blocking(engine.store.get(["k", "l"])) == [None, None]
-    assert run_blocking(engine.store.expire("k")) is False
-    assert run_blocking(engine.store.invalidate("k")) is False
-    run_blocking(engine.store.bump(""))
-    assert run_blocking(engine.store.generation("f")) == run_blocking(engine.store.generation("f"))
+        assert run_blocking(engine.blocking.claims.claim("k", token, Ask(1.0))) == Granted()
+        assert run_blocking(engine.blocking.claims.renew("k", token, 1.0)) is True
+        assert run_blocking(engine.blocking.claims.fill("k", token, Entry("v", new_id()))) is True
+    run_blocking(engine.blocking.claims.abandon("k", token, Verdict("failed"), 60.0))
+    run_blocking(engine.blocking.store.set("k", Entry("v", new_id())))
+    assert run_blocking(engine.blocking.store.get(["k", "l"])) == [None, None]
+    assert run_blocking(engine.blocking.store.expire("k")) is False
+    assert run_blocking(engine.blocking.store.invalidate("k")) is False
+    run_blocking(engine.blocking.store.bump(""))
+    assert run_blocking(engine.blocking.store.generation("f")) == run_blocking(engine.blocking.store.generation("f"))
     assert engine.ping() >= 0
 
 
 def test_null_locks_exclude_nobody() -> None:
     """Code under test would wait for locks."""
     engine = NullEngine()
-    first, second = (run_blocking(engine.locks.acquire("l", new_id(), 1.0)) for _ in range(2))
+    first, second = (run_blocking(engine.blocking.locks.acquire("l", new_id(), 1.0)) for _ in range(2))
     assert isinstance(first, Granted)
     assert isinstance(second, Granted)
     assert first.fence < second.fence
-    assert run_blocking(engine.locks.release("l", new_id())) is True
+    assert run_blocking(engine.blocking.locks.release("l", new_id())) is True
 
 
 def test_a_cache_on_what_is_no_client_is_an_error() -> None:

@@ -180,7 +180,9 @@ def test_blocking_ports_seen_from_a_loop() -> None:
 
     async def main() -> None:
         engine, errands = MemoryEngine(), Errands()
-        store, locks, claims = (errands.face(port) for port in (engine.store, engine.locks, engine.claims))
+        store, locks, claims = (
+            errands.face(port) for port in (engine.blocking.store, engine.blocking.locks, engine.blocking.claims)
+        )
         await store.set("k", Entry(1, new_id(), fresh=9.0, keep=9.0))
         assert [entry.value for entry in await store.get(["k"])] == [1]
         assert isinstance(await locks.acquire("name", b"mine", 9.0, waits=True), Granted)

@@ -85,7 +85,7 @@ def entered(engine: EtcdEngine, name: str = "l") -> bool:
 
 
 def taken(engine: EtcdEngine, token: bytes = b"", *, waits: bool = False, room: float = 1) -> Granted | Busy:
-    return run(engine.locks.acquire("l", token or new_id(), LONG, waits=waits, room=room))
+    return run(engine.blocking.locks.acquire("l", token or new_id(), LONG, waits=waits, room=room))
 
 
 # -- what it costs ----------------------------------------------------------------------------------------------------
@@ -103,10 +103,10 @@ def test_to_take_a_lock_and_give_it_back_is_two_round_trips(open_: Open, monkeyp
     assert asked == ["txn"] * 4
     token = new_id()
     assert isinstance(taken(engine, token), Granted)
-    assert run(engine.locks.release("l", token))
+    assert run(engine.blocking.locks.release("l", token))
     asked.clear()
     assert isinstance(taken(engine, token), Granted)
-    assert run(engine.locks.renew("l", token, LONG))
+    assert run(engine.blocking.locks.renew("l", token, LONG))
     assert not isinstance(taken(engine), Granted)
     assert asked == ["txn", "keepalive", "grant", "txn"]  # two at once, so that there are two leases
 
@@ -126,7 +126,7 @@ def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> No
                 order.append(number)
 
         herd.append(Herd(visit))
-        until(lambda number=number: len(run(holder.locks.held())) == 1 and waiting(holder) == number + 1)
+        until(lambda number=number: len(run(holder.blocking.locks.held())) == 1 and waiting(holder) == number + 1)
     until(lambda: all(engine._hub._streams for engine in crowd))
     lock.release()
     assert [each.join() for each in herd] == [[None]] * 6
@@ -135,7 +135,7 @@ def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def waiting(engine: EtcdEngine) -> int:
-    (held,) = run(engine.locks.held())
+    (held,) = run(engine.blocking.locks.held())
     return held.waiting
 
 
@@ -187,12 +187,12 @@ def test_readers_are_together_and_a_writer_is_alone(open_: Open) -> None:
         assert isinstance(taken(engine, late, waits=waits, room=inf), Busy)
     for token in readers:
         assert isinstance(taken(engine, writer, waits=True), Busy)
-        assert run(engine.locks.release("l", token))
+        assert run(engine.blocking.locks.release("l", token))
     assert isinstance(taken(engine, writer, waits=True), Granted)
     busy = taken(engine, late, waits=True, room=inf)
     assert isinstance(busy, Busy)
-    other = Herd(lambda: run(engine.locks.wait("l", busy, LONG)))
-    assert run(engine.locks.release("l", writer))
+    other = Herd(lambda: run(engine.blocking.locks.wait("l", busy, LONG)))
+    assert run(engine.blocking.locks.release("l", writer))
     assert other.join() == [None]
     assert isinstance(taken(engine, late, waits=True, room=inf), Granted)
 
@@ -206,12 +206,12 @@ def test_no_more_are_inside_than_there_is_room_for(open_: Open, waits: bool) -> 
         for _ in range(3):
             token = new_id()
             while isinstance(reply := taken(engine, token, waits=waits, room=3), Busy):
-                run(engine.locks.wait("l", reply, LONG))
+                run(engine.blocking.locks.wait("l", reply, LONG))
             inside.append(1)
             most.append(len(inside))
             time.sleep(0.005)
             inside.pop()
-            assert run(engine.locks.release("l", token))
+            assert run(engine.blocking.locks.release("l", token))
 
     assert Herd(*[lambda: visit(engines[0]), lambda: visit(engines[1])] * 4).join() == [None] * 8
     assert 1 < max(most) <= 3
@@ -220,36 +220,36 @@ def test_no_more_are_inside_than_there_is_room_for(open_: Open, waits: bool) -> 
 def test_who_has_a_lock_is_told(open_: Open) -> None:
     """`stampede locks` would show nothing."""
     engine, other, token, reader = open_(), open_(), new_id(), new_id()
-    assert isinstance(run(engine.locks.acquire("a/b é", token, 30.0)), Granted)
-    assert isinstance(run(engine.locks.acquire("other", reader, 30.0, room=inf)), Granted)
-    (held,) = run(other.locks.held("a/"))
+    assert isinstance(run(engine.blocking.locks.acquire("a/b é", token, 30.0)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("other", reader, 30.0, room=inf)), Granted)
+    (held,) = run(other.blocking.locks.held("a/"))
     assert (held.name, held.waiting, held.bound) == ("a/b é", 0, False)
     assert held.pid is not None and 28 <= held.lease <= 34 and 0 <= held.seconds < 20
-    assert [each.name for each in run(other.locks.held())] == ["a/b é", "other"]
-    ((inside, left),) = run(other.locks.holder("a/b é"))
+    assert [each.name for each in run(other.blocking.locks.held())] == ["a/b é", "other"]
+    ((inside, left),) = run(other.blocking.locks.holder("a/b é"))
     assert inside == token and 28 <= left <= 34
-    assert run(other.locks.holder("nobody's")) == []
+    assert run(other.blocking.locks.holder("nobody's")) == []
 
 
 def test_a_lock_that_is_broken_is_lost(open_: Open) -> None:
     """Its holder would go on, and never hear of it."""
     engine, admin, token = open_(), open_(), new_id()
     assert isinstance(taken(engine, token), Granted)
-    assert run(admin.locks.release("l", token))
-    assert not run(engine.locks.renew("l", token, LONG))
+    assert run(admin.blocking.locks.release("l", token))
+    assert not run(engine.blocking.locks.renew("l", token, LONG))
     assert isinstance(taken(admin), Granted)
-    assert run(engine.locks.release("l", token)) is False
+    assert run(engine.blocking.locks.release("l", token)) is False
 
 
 def test_another_process_goes_on_with_a_lock(open_: Open) -> None:
     """A web request takes it, and a worker would have lost it."""
     engine, worker, token = open_(), open_(), new_id()
-    assert isinstance(run(engine.locks.acquire("l", token, 5.0)), Granted)
-    assert run(worker.locks.renew("l", token, 30.0))  # longer than it was taken for
-    assert run(worker.locks.holder("l"))[0][1] > 20
-    assert isinstance(run(worker.locks.acquire("l", token, 5.0)), Granted)
-    assert run(worker.locks.release("l", token)) is True
-    assert run(engine.locks.release("l", token)) is False
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, 5.0)), Granted)
+    assert run(worker.blocking.locks.renew("l", token, 30.0))  # longer than it was taken for
+    assert run(worker.blocking.locks.holder("l"))[0][1] > 20
+    assert isinstance(run(worker.blocking.locks.acquire("l", token, 5.0)), Granted)
+    assert run(worker.blocking.locks.release("l", token)) is True
+    assert run(engine.blocking.locks.release("l", token)) is False
 
 
 @pytest.mark.parametrize("how", ["handed over", "frozen", "astray"])
@@ -258,7 +258,7 @@ def test_a_lock_is_renewed_by_the_lease_on_which_it_stands(
 ) -> None:
     """It would end as another lease is renewed, while its holder believes that it has it."""
     engine, worker, token = open_(), open_(), new_id()
-    assert isinstance(run(engine.locks.acquire("l", token, 0.9)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, 0.9)), Granted)
     if how == "frozen":  # and its lease not ended as early as it could have been
         worker, had = engine, engine._desk._owned.get("l", token)
         assert had is not None
@@ -275,17 +275,17 @@ def test_a_lock_is_renewed_by_the_lease_on_which_it_stands(
         with monkeypatch.context() as patch:
             patch.setattr(engine._gateway, "ask", lost)
             with pytest.raises(EngineError):
-                run(engine.locks.renew("l", token, 3.0))
-        assert run(engine.locks.renew("l", token, 0.9))
+                run(engine.blocking.locks.renew("l", token, 3.0))
+        assert run(engine.blocking.locks.renew("l", token, 0.9))
     else:
-        assert isinstance(run(worker.locks.acquire("l", token, 3.0)), Granted)
+        assert isinstance(run(worker.blocking.locks.acquire("l", token, 3.0)), Granted)
     look = {"request_range": {"key": b64(worker._desk._names.place("l", token))}}
     ((place,),) = worker._desk._txn([], [look], []).places
     own = worker._desk._owned.get("l", token)
     assert own is not None
     assert own.lease.id == place.lease
-    assert run(worker.locks.holder("l"))[0][1] >= 2
-    assert run(worker.locks.release("l", token)) is True
+    assert run(worker.blocking.locks.holder("l"))[0][1] >= 2
+    assert run(worker.blocking.locks.release("l", token)) is True
 
 
 # -- what goes astray -------------------------------------------------------------------------------------------------
@@ -311,8 +311,8 @@ def test_no_cut_connection_leaves_anything(
     proxy.at(step, **CUTS[cut])
     with Lock("l", on=engine, wait=10) as mine:
         if step == b"keepalive":
-            assert run(engine.locks.renew("l", mine.token or b"", 30.0))
-        assert isinstance(run(other.locks.acquire("l", new_id(), LONG)), Busy)
+            assert run(engine.blocking.locks.renew("l", mine.token or b"", 30.0))
+        assert isinstance(run(other.blocking.locks.acquire("l", new_id(), LONG)), Busy)
     assert proxy.met == 1
     assert isinstance(taken(other), Granted)
     assert keys(server) == 1
@@ -335,9 +335,9 @@ def test_a_question_that_comes_after_its_withdrawal_takes_nothing(
     monkeypatch.setattr(engine._gateway, "ask", goes_astray)
     with pytest.raises(EngineError):
         taken(engine, token, waits=waits)
-    assert run(engine.locks.release("l", token)) is False
+    assert run(engine.blocking.locks.release("l", token)) is False
     other = new_id()
-    assert isinstance(run(engine.locks.acquire("another", other, LONG)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("another", other, LONG)), Granted)
     with pytest.raises(HTTPError, match="404"):  # there is no such lease
         server.ask("/v3/kv/txn", **astray[0])
     assert keys(server) == 1
@@ -389,7 +389,7 @@ def test_what_others_write_into_a_queue_is_a_holder_like_any_other(server: EtcdS
     key = engine._desk._names.queue("l")[0] + b"no token"
     engine._gateway.ask("/v3/kv/put", {"key": b64(key), "value": "eA=="})
     assert isinstance(taken(engine), Busy)
-    assert len(run(engine.locks.held())) == 1
+    assert len(run(engine.blocking.locks.held())) == 1
     with pytest.raises(LockTimeout), Lock("l", on=engine, wait=0.05):
         pass
 
@@ -423,7 +423,7 @@ def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.Monke
     held = [Lock(name, on=holder) for name in names]
     assert all(each.acquire() for each in held)
     herd = Herd(*[lambda name=name: entered(engine, name) for name in names])
-    until(lambda: all(each.waiting for each in run(holder.locks.held())))
+    until(lambda: all(each.waiting for each in run(holder.blocking.locks.held())))
     assert len(engine._hub._streams) <= 2
     for each in held:
         each.release()
@@ -490,7 +490,7 @@ def test_a_lock_that_was_long_waited_for_stands_for_its_lease(open_: Open, monke
     own = engine._desk._owned.get("l", token)
     assert own is not None
     own.lease.renewed -= 0.2 * LONG  # as if it had waited so long
-    assert run(engine.locks.release("l", first))
+    assert run(engine.blocking.locks.release("l", first))
     asked = asked_of(engine, monkeypatch)
     assert isinstance(taken(engine, token, waits=True), Granted)
     assert asked == ["txn", "keepalive"]
@@ -503,12 +503,12 @@ def test_what_has_gone_before_one_waits_for_it_is_not_waited_for(open_: Open, mo
     engine, other, token = open_(), open_(), new_id()
     assert isinstance(taken(engine, token), Granted)
     waiters = [(each, taken(each, waits=waits)) for each in (engine, other) for waits in (False, True)]
-    assert run(engine.locks.release("l", token))
+    assert run(engine.blocking.locks.release("l", token))
     start = time.monotonic()
     for each, busy in waiters:
         assert isinstance(busy, Busy)
         if busy.token == token and busy is not waiters[3][1]:  # the last one waits for the other who has a place
-            run(each.locks.wait("l", busy, LONG))
+            run(each.blocking.locks.wait("l", busy, LONG))
     assert time.monotonic() - start < 5
 
 
@@ -519,7 +519,7 @@ def test_a_member_without_answers_is_not_listened_to(open_: Open, monkeypatch: p
     assert isinstance(taken(holder), Granted)
     busy = taken(engine, waits=True)
     assert isinstance(busy, Busy)
-    waiter = Herd(lambda: run(engine.locks.wait("l", busy, LONG)))
+    waiter = Herd(lambda: run(engine.blocking.locks.wait("l", busy, LONG)))
     until(lambda: engine._hub._streams and all(each.stands for each in engine._hub._streams.values()))
     engine._gateway.leave(engine._gateway.member())
     assert waiter.join() == [None]
@@ -552,9 +552,9 @@ def test_the_server_s_shortest_lease_is_respected_and_told(caplog: pytest.LogCap
     engine._leases.grant(0)
     engine._leases.grant(0)
     assert sum("no leases of less than 1 s" in each.getMessage() for each in caplog.records) == 1
-    assert isinstance(run(engine.locks.acquire("l", token, 0.1)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, 0.1)), Granted)
     time.sleep(0.3)
-    assert run(engine.locks.renew("l", token, 0.1))
+    assert run(engine.blocking.locks.renew("l", token, 0.1))
 
 
 def test_users_and_passwords(open_: Open) -> None:
@@ -571,7 +571,7 @@ def test_users_and_passwords(open_: Open) -> None:
             waiter = Herd(lambda: entered(another))
             until(lambda: waiting(engine) == 1)
             engine._gateway._token = "gone.1"
-            assert run(engine.locks.renew("l", lock.token or b"", 5.0))
+            assert run(engine.blocking.locks.renew("l", lock.token or b"", 5.0))
         assert waiter.join() == [True]
         with pytest.raises(EngineError, match="authentication failed"):
             taken(open_(f"etcd://root:other@127.0.0.1:{server.port}"))
@@ -628,7 +628,7 @@ def test_a_lock_that_ends_is_lost(open_: Open) -> None:
     engine, admin = open_(), open_()
     lock = Lock("l", on=engine, lease=0.9)
     assert lock.acquire() and lock.token is not None
-    assert run(admin.locks.release("l", lock.token))
+    assert run(admin.blocking.locks.release("l", lock.token))
     until(lambda: lock.lost, 0.9)
     with pytest.raises(LockLost):
         lock.release()

@@ -78,7 +78,7 @@ def test_locks_outlive_the_leader(cluster: EtcdCluster, open_: Open, how: str) -
                 return mine.fence
 
         herd.append(Herd(visit))
-        until(lambda number=number: [each.waiting for each in run(holder.locks.held())] == [number + 1])
+        until(lambda number=number: [each.waiting for each in run(holder.blocking.locks.held())] == [number + 1])
     leader = cluster.leader()
     leader.stop() if how == "killed" else leader.freeze()
     began = time.monotonic()
@@ -109,7 +109,7 @@ def test_a_question_outlasts_an_election(cluster: EtcdCluster, open_: Open, monk
     dead = cluster.members[:2]
     for each in dead:
         each.stop()
-    herd = Herd(lambda: run(engine.locks.acquire("l", new_id(), LEASE)))
+    herd = Herd(lambda: run(engine.blocking.locks.acquire("l", new_id(), LEASE)))
     until(lambda: len(asked) > 5 * len(cluster.members) or not herd.waiting)
     starts = Herd(*[each.start for each in dead])
     (told,) = herd.join()
@@ -125,7 +125,7 @@ def test_without_a_majority_nobody_is_let_in(cluster: EtcdCluster, open_: Open) 
     for each in cluster.members[:2]:
         each.stop()
     with pytest.raises(EngineError):
-        run(open_(f"{cluster.url}?timeout=0.5").locks.acquire("other", new_id(), LEASE))
+        run(open_(f"{cluster.url}?timeout=0.5").blocking.locks.acquire("other", new_id(), LEASE))
     until(lambda: lock.lost, LEASE)
     for each in cluster.members[:2]:
         threading.Thread(target=each.start).start()
@@ -159,7 +159,7 @@ def test_a_killed_holder_blocks_nobody_beyond_its_lease(open_: Open) -> None:
     engine = open_(shared_etcd().url)
     with other(hold, shared_etcd().url) as one:
         old = one.hear()
-        assert isinstance(run(engine.locks.acquire("l", new_id(), LEASE)), Busy)
+        assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Busy)
         began = time.monotonic()
         one.kill()
         with Lock("l", on=engine, wait=20) as lock:
@@ -222,7 +222,7 @@ def test_a_child_has_none_of_its_parent_s(open_: Open) -> None:
     if not pid:
         code = 1
         try:
-            assert isinstance(run(engine.locks.acquire("l", new_id(), LEASE)), Busy)
+            assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Busy)
             with Lock("other", on=engine):
                 assert not Lock("l", on=engine).acquire(wait=0.2)
             code = 0
@@ -258,4 +258,4 @@ def test_many_loops_one_after_the_other(open_: Open) -> None:
     assert Herd(*[lambda: asyncio.run(many())] * 3).join() == [None] * 3
     assert entered == sorted(set(entered))
     assert len(entered) == 18
-    assert isinstance(run(engine.locks.acquire("l", new_id(), LEASE)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Granted)

@@ -53,22 +53,22 @@ def engine(tmp_path: Path) -> Iterator[FileEngine]:
 
 
 def take(engine: FileEngine, token: bytes = b"mine", lease: float = LEASE) -> Granted | Busy:
-    return run_blocking(engine.locks.acquire("l", token, lease))
+    return run_blocking(engine.blocking.locks.acquire("l", token, lease))
 
 
 def take_when_free(engine: FileEngine, token: bytes = b"mine") -> float:
     """Wait for the lock and take it; when that was."""
     while isinstance(reply := take(engine, token), Busy):
-        run_blocking(engine.locks.wait("l", reply, PATIENCE))
+        run_blocking(engine.blocking.locks.wait("l", reply, PATIENCE))
     return time.monotonic()
 
 
 def release(engine: FileEngine, token: bytes = b"mine") -> bool:
-    return run_blocking(engine.locks.release("l", token))
+    return run_blocking(engine.blocking.locks.release("l", token))
 
 
 def renew(engine: FileEngine, token: bytes = b"mine") -> bool:
-    return run_blocking(engine.locks.renew("l", token, LEASE))
+    return run_blocking(engine.blocking.locks.renew("l", token, LEASE))
 
 
 def hold(pipe: Connection, directory: Path, lease: float) -> None:

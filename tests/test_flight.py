@@ -418,7 +418,7 @@ def test_a_follower_whose_loop_is_closed_orphans_nobody() -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_forked_inside_a_computation(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child would fill or give back its parent's lease, or take the parent's computation for its own."""
-    world, parent, verbs = World(), os.getpid(), type(World().engine.claims)
+    world, parent, verbs = World(), os.getpid(), type(World().engine.blocking.claims)
 
     def origin() -> str:
         pid = os.fork()
@@ -472,7 +472,7 @@ def test_a_fork_while_others_fly() -> None:
 def test_a_refresh_in_the_background_keeps_nobody_waiting() -> None:
     """The caller that notices would wait for the refresh; or a second one would start."""
     world, gate = World(), Gate("new")
-    run_blocking(world.engine.store.set("k", Entry("old", b"old", fresh=0.0, keep=100.0)))
+    run_blocking(world.engine.blocking.store.set("k", Entry("old", b"old", fresh=0.0, keep=100.0)))
     with Room() as room:
         begun: list[Future[Any]] = []
 

@@ -26,7 +26,7 @@ class Far(MemoryEngine):
         self.trips.append([question.verb for question in asked])
         if isinstance(self.breaks, KeyboardInterrupt):
             raise self.breaks
-        return [self.breaks or run_blocking(getattr(self.claims, verb)(*args)) for verb, args in asked]
+        return [self.breaks or run_blocking(getattr(self.blocking.claims, verb)(*args)) for verb, args in asked]
 
 
 KEYS = [f"k{n}" for n in range(10)]

@@ -35,7 +35,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
 def begun_by_another_thread(cache: Cache, begin: Callable[[], Any]) -> Iterator[None]:
     """Another thread is inside `begin`: its engine has the new generation, and nothing else was done yet."""
     begun, go = threading.Event(), threading.Event()
-    store: Any = cache.engine.store
+    store: Any = cache.engine.blocking.store
     bump = store.bump
 
     async def lingering(scope: str) -> None:
@@ -74,7 +74,7 @@ def test_a_value_that_arrives_while_another_thread_begins_a_generation() -> None
     with Cache("memory://", ttl=600) as cache:
         f = cache.cached(lambda number: source)
         f(-1)  # bound from now on
-        store, name = cache.engine.store, f.key(0).rpartition(":")[0]
+        store, name = cache.engine.blocking.store, f.key(0).rpartition(":")[0]
         assert store is not None
         others = count(-2, -1)
         lines = looked(lambda: lines_in(partial(f, next(others))))

@@ -326,7 +326,7 @@ def test_no_thread_to_be_had() -> None:
 
     def hold(call: Any, max_hold: float) -> Hold:
         drop = lambda: world._drop(call)  # noqa: E731
-        return Hold(Threadless(), world.engine.claims, call.key, call.token, 10.0, max_hold, drop)
+        return Hold(Threadless(), world.engine.blocking.claims, call.key, call.token, 10.0, max_hold, drop)
 
     world._hold = hold  # type: ignore[method-assign]
     with pytest.raises(RuntimeError):

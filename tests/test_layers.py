@@ -56,9 +56,9 @@ LAYERS = """
     settings
     keys
     local
-    colour
     metrics record room window
     ports policy early odds breaker pace events adaptive
+    colour
     entry loops watch
     threads
     greenlets

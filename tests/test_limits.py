@@ -54,7 +54,7 @@ class InFiles(Backdoor):
     clock = staticmethod(boot.clock)
 
     def _path(self, name: str) -> Path:
-        limits: Any = self.engine.limits
+        limits: Any = self.engine.blocking.limits
         return limits._path(name)  # type: ignore[no-any-return]
 
     def read(self, name: str) -> bytes | None:
@@ -257,7 +257,7 @@ def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backdoor]:
 @pytest.fixture(params=["blocking", "suspending"])
 def ask(request: pytest.FixtureRequest, door: Backdoor) -> Iterator[Callable[[Callable[[Limits], Awaitable[T]]], T]]:
     """Its limits, asked in one colour."""
-    limits, alimits = door.engine.limits, door.engine.alimits
+    limits, alimits = door.engine.blocking.limits, door.engine.suspending.limits
     assert limits is not None and alimits is not None
     if request.param == "blocking":
         yield lambda question: run_blocking(question(limits))  # type: ignore[arg-type]
@@ -385,7 +385,7 @@ def test_a_file_whose_name_is_cut_or_damaged_is_a_limit_like_any_other(tmp_path:
         path.write_bytes(path.read_bytes().replace(b"mag", b"\xc3ag"))
     assert ours.used().used == 1
     assert ours.try_acquire() and not ours.try_acquire()
-    limits = door.engine.limits
+    limits = door.engine.blocking.limits
     assert limits is not None
     assert run_blocking(limits.take("other", other, 1, 0.0)).booked
     assert {"other"} <= {each for each, _ in run_blocking(limits.listed()) or ()}
@@ -398,8 +398,8 @@ def test_a_name_of_several_lines_is_listed_as_it_is(tmp_path: Path) -> None:
     for name in names:
         assert Limiter(name, max=3, per=60, on=f"file://{tmp_path}").try_acquire()
     engine = open_engine(f"file://{tmp_path}")
-    assert engine.limits is not None
-    listed = run_blocking(engine.limits.listed())
+    assert engine.blocking.limits is not None
+    listed = run_blocking(engine.blocking.limits.listed())
     assert listed is not None and [name for name, _ in listed] == sorted(names)
     engine.close()
 
@@ -429,12 +429,12 @@ def test_files_of_limits_that_are_over_are_removed(tmp_path: Path, monkeypatch: 
         assert Limiter(f"user:{number}", max=1, per=60, on=on).try_acquire()
     assert Limiter("day", max=1, per=86_400, on=on).try_acquire()
     engine = open_engine(on)
-    limits = engine.limits
+    limits = engine.blocking.limits
     assert limits is not None
     assert len(run_blocking(limits.listed()) or ()) == 21
     real = limit_files.clock
-    monkeypatch.setattr(limit_files, "clock", lambda: real() + 3600)
     kept = max(tmp_path.iterdir(), key=lambda file: b"user:7\n" in file.read_bytes())
+    monkeypatch.setattr(limit_files, "clock", lambda: real() + 3600)
     with kept.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # as who decides by it has it
         run_blocking(limits.take("new", Rate(1, 60.0), 1, 0.0))
@@ -449,7 +449,7 @@ def test_files_of_limits_that_are_over_are_removed(tmp_path: Path, monkeypatch: 
 def test_a_file_that_is_removed_as_it_is_made_counts_all_starts(tmp_path: Path) -> None:
     """Two files of one name would let in twice as many."""
     engine = open_engine(f"file://{tmp_path}")
-    limits = engine.limits
+    limits = engine.blocking.limits
     assert isinstance(limits, limit_files.LimitFiles)
     ended = threading.Event()
 
@@ -479,7 +479,7 @@ def test_a_file_that_is_removed_as_it_is_made_counts_all_starts(tmp_path: Path) 
 def test_a_full_disk_forgets_no_start(tmp_path: Path) -> None:
     """Of a window that is written by half nothing is known: as many would start again as may, in the same moment."""
     door, rate = InFiles(open_engine(f"file://{tmp_path}")), Rate(1, 1.0)
-    limits = door.engine.limits
+    limits = door.engine.blocking.limits
     assert limits is not None
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for _ in range(3):

@@ -371,9 +371,9 @@ def take_away(url_or_engine: Engine, name: str, lock: Lock) -> None:
     """End the lease behind its holder's back, as an engine that restarts does."""
     from stampede.colour import run_blocking
 
-    assert url_or_engine.locks is not None
+    assert url_or_engine.blocking.locks is not None
     assert lock.token is not None
-    run_blocking(url_or_engine.locks.release(name, lock.token))
+    run_blocking(url_or_engine.blocking.locks.release(name, lock.token))
 
 
 @pytest.fixture(params=["memory", "disk", "file"])
@@ -692,7 +692,6 @@ def test_an_engine_of_values_only_is_no_lock() -> None:
     class Values(Engine):
         scheme = "values"
         shared = fenced = pushes = coherent = False
-        claims = aclaims = store = astore = locks = alocks = None
 
         def ping(self) -> float:
             return 0.0

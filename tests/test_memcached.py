@@ -60,8 +60,8 @@ def some(value: bytes = b"value", fresh: float = LONG, **more: Any) -> Entry[byt
 
 
 def claim(engine: MemcachedEngine, token: bytes | None = None, key: str = "k", **terms: Any) -> Any:
-    assert engine.claims is not None
-    return run_blocking(engine.claims.claim(key, token or new_id(), Ask(terms.pop("lease", LONG), **terms)))
+    assert engine.blocking.claims is not None
+    return run_blocking(engine.blocking.claims.claim(key, token or new_id(), Ask(terms.pop("lease", LONG), **terms)))
 
 
 def granted(engine: MemcachedEngine, **terms: Any) -> bytes:
@@ -71,19 +71,19 @@ def granted(engine: MemcachedEngine, **terms: Any) -> bytes:
 
 
 def fill(engine: MemcachedEngine, token: bytes, entry: Entry[bytes] | None = None, key: str = "k") -> bool:
-    return run_blocking(engine.claims.fill(key, token, entry or some()))
+    return run_blocking(engine.blocking.claims.fill(key, token, entry or some()))
 
 
 def renew(engine: MemcachedEngine, token: bytes, lease: float = LONG) -> bool:
-    return run_blocking(engine.claims.renew("k", token, lease))
+    return run_blocking(engine.blocking.claims.renew("k", token, lease))
 
 
 def put(engine: MemcachedEngine, entry: Entry[bytes], key: str = "k") -> None:
-    run_blocking(engine.store.set(key, entry))
+    run_blocking(engine.blocking.store.set(key, entry))
 
 
 def kept(engine: MemcachedEngine, key: str = "k") -> Entry[bytes] | None:
-    return run_blocking(engine.store.get([key]))[0]
+    return run_blocking(engine.blocking.store.get([key]))[0]
 
 
 # -- what it costs ------------------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def test_a_miss_of_an_event_loop_is_two_commands(server: MemcachedServer, engine
 
 async def missed(engine: MemcachedEngine, key: str) -> bool:
     token = new_id()
-    assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
-    return await engine.aclaims.fill(key, token, some())
+    assert isinstance(await engine.suspending.claims.claim(key, token, Ask(LONG)), Granted)
+    return await engine.suspending.claims.fill(key, token, some())
 
 
 async def witnessed(engine: MemcachedEngine) -> None:
@@ -186,12 +186,12 @@ def test_what_one_turn_of_the_loop_asks_goes_out_together(
     sent: list[bytes] = []
 
     async def scenario() -> None:
-        await engine.astore.set("k", some())
+        await engine.suspending.store.set("k", some())
         link: Any = await engine._aline.reach(engine._servers.all[0])
         transport = link._wire.transport
         write = transport.write
         monkeypatch.setattr(transport, "write", lambda data: (sent.append(data), write(data)))
-        claims = [engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(100)]
+        claims = [engine.suspending.claims.claim("k", new_id(), Ask(LONG)) for _ in range(100)]
         for reply in await asyncio.gather(*claims):
             assert isinstance(reply, Found)
 
@@ -208,10 +208,10 @@ def test_replies_are_read_by_length(engine: MemcachedEngine, value: bytes) -> No
     names = [f"k{number}" for number in range(3)]
     for name in names:
         assert fill(engine, granted(engine, key=name), some(value), name)
-    assert [entry and entry.value for entry in run_blocking(engine.store.get(names))] == [value] * 3
+    assert [entry and entry.value for entry in run_blocking(engine.blocking.store.get(names))] == [value] * 3
 
     async def scenario() -> list[Any]:
-        return await engine.astore.get(names)
+        return await engine.suspending.store.get(names)
 
     assert [entry.value for entry in asyncio.run(scenario())] == [value] * 3
 
@@ -264,7 +264,7 @@ def test_foreign_bytes_are_a_miss(server: MemcachedServer, engine: MemcachedEngi
 def test_renewal_touches_only_the_own_lease(engine: MemcachedEngine) -> None:
     """`mg T` would prolong whatever is there: somebody else's lease, or the value."""
     token = granted(engine)
-    run_blocking(engine.store.invalidate("k"))
+    run_blocking(engine.blocking.store.invalidate("k"))
     put(engine, some(b"set", fresh=20.0))
     assert not renew(engine, token)
     entry = kept(engine)
@@ -304,7 +304,7 @@ def test_a_blocked_loop_keeps_its_leases(server: MemcachedServer) -> None:
     async def scenario() -> None:
         tokens = {key: new_id() for key in ("first", "next")}
         for key, token in tokens.items():
-            assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
+            assert isinstance(await engine.suspending.claims.claim(key, token, Ask(LONG)), Granted)
             hold = engine._owned.get(items.name_of(key), token)
             assert hold is not None and hold.signed == (key == "first")  # at once, where no witness has come yet
             await witnessed(engine)
@@ -312,7 +312,7 @@ def test_a_blocked_loop_keeps_its_leases(server: MemcachedServer) -> None:
         for key, token in tokens.items():
             busy = claim(other, key=key)
             assert isinstance(busy, Busy) and busy.token == token
-            assert await engine.aclaims.fill(key, token, some())
+            assert await engine.suspending.claims.fill(key, token, some())
 
     asyncio.run(scenario())
     engine.close()
@@ -327,15 +327,15 @@ def test_a_loops_lease_can_be_given_back_by_others(engine: MemcachedEngine) -> N
         await witnessed(engine)
         token = new_id()
         for _ in range(2):  # its first reply may have been lost
-            assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
-        await engine.aclaims.abandon("k", token)
-        assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+            assert isinstance(await engine.suspending.claims.claim("k", token, Ask(LONG)), Granted)
+        await engine.suspending.claims.abandon("k", token)
+        assert isinstance(await engine.suspending.claims.claim("k", token, Ask(LONG)), Granted)
         return token
 
     token = asyncio.run(scenario())
     line, server = engine._line, engine._servers.all[0]
     older = [line.connection(server) for _ in range(3)]  # so the next one is younger than the lease
-    run_blocking(engine.claims.abandon("k", token))
+    run_blocking(engine.blocking.claims.abandon("k", token))
     granted(engine)
     for each in older:
         line.give(each)
@@ -351,19 +351,19 @@ def test_a_witness_of_another_server_signs_nothing() -> None:
             assert await missed(engine, "warm")
             await witnessed(engine)
             token = new_id()
-            assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+            assert isinstance(await engine.suspending.claims.claim("k", token, Ask(LONG)), Granted)
             hold = engine._owned.get(b"s:k", token)
             assert hold is not None and hold.witness is not None and not hold.signed
             server.restart()
             while b"c%b " % hold.cas not in server.say(meta.claim(b"s:k")):
                 server.say(b"md s:k\r\n")
-            assert not engine.claims.sign(hold)
+            assert not engine.blocking.claims.sign(hold)
             assert not renew(engine, token)
-            assert not await engine.aclaims.fill("k", token, some(b"late"))
-            assert await engine.aclaims.get(["k"]) == [None]
+            assert not await engine.suspending.claims.fill("k", token, some(b"late"))
+            assert await engine.suspending.claims.get(["k"]) == [None]
             # The old witness is known to be gone: who comes now is signed for at once.
             token = new_id()
-            assert isinstance(await engine.aclaims.claim("l", token, Ask(LONG)), Granted)
+            assert isinstance(await engine.suspending.claims.claim("l", token, Ask(LONG)), Granted)
             assert claim(other, key="l").token == token
 
         asyncio.run(scenario())
@@ -415,7 +415,7 @@ def test_a_late_fill_after_a_restart_is_refused() -> None:
                 assert found is not None
                 if int(found.cas) >= int(number):
                     break
-                run_blocking(other.claims.abandon("k", claimed))
+                run_blocking(other.blocking.claims.abandon("k", claimed))
                 claimed = new_id()
             assert found.cas == number
             assert not fill(engine, token, some(b"late"))
@@ -454,7 +454,7 @@ def test_the_refresher_of_a_value_may_die(engine: MemcachedEngine) -> None:
     early, stale = some(b"early"), some(b"stale", keep=2 * LONG)
     put(engine, early, "early")
     put(engine, stale, "stale")
-    run_blocking(engine.store.expire("stale"))
+    run_blocking(engine.blocking.store.expire("stale"))
     asked: list[tuple[str, Entry[bytes], dict[str, Any]]] = [("early", early, {"seen": early.id}), ("stale", stale, {})]
     for key, entry, terms in asked:
         granted(engine, key=key, lease=1, **terms)
@@ -471,12 +471,12 @@ def test_a_lost_reply_locks_out_for_a_moment_only(server: MemcachedServer, engin
     """The second ask is told that somebody computes, also if that is its own lost first ask."""
     token = new_id()
     server.say(meta.claim(b"s:k"), b"\r\n\r\n")  # what it sent, and never heard the answer of
-    run_blocking(engine.claims.abandon("k", token))
+    run_blocking(engine.blocking.claims.abandon("k", token))
     reply = claim(engine, token)
     start = time.monotonic()
     while isinstance(reply, Busy):
         assert reply.lease <= meta.VIVID
-        run_blocking(engine.claims.wait("k", reply, LONG))
+        run_blocking(engine.blocking.claims.wait("k", reply, LONG))
         reply = claim(engine, token)
     assert isinstance(reply, Granted)
     assert time.monotonic() - start < meta.VIVID + 1
@@ -493,10 +493,10 @@ def test_waiters_before_the_signature_hear_the_verdict(server: MemcachedServer, 
         if sign:
             assert renew(engine, token)
             assert claim(other).token == token
-        run_blocking(engine.claims.abandon("k", token, Verdict("failed", "ValueError", "no")))
+        run_blocking(engine.blocking.claims.abandon("k", token, Verdict("failed", "ValueError", "no")))
         reply = claim(other, awaited=busy.token)
         assert isinstance(reply, Failed) and reply.verdict.message == "no"
-        run_blocking(engine.store.invalidate("k"))
+        run_blocking(engine.blocking.store.invalidate("k"))
         other.close()
 
 
@@ -526,7 +526,7 @@ def test_times_are_whole_and_never_for_ever(server: MemcachedServer, engine: Mem
     assert entry is not None and ttl - 2 < entry.fresh <= ttl + 1
     token = granted(engine, lease=ttl, force=True)
     assert renew(engine, token, ttl)
-    run_blocking(engine.store.invalidate("k"))
+    run_blocking(engine.blocking.store.invalidate("k"))
     assert renew(engine, granted(engine, lease=ttl), ttl)
     put(engine, some(fresh=-ttl - 10, keep=0.0), "over")
     assert int((server.say(b"mg s:over t\r\n").split() or [b"HD", b"t0"])[1][1:]) in (0, 1)
@@ -545,7 +545,7 @@ def test_for_ever_is_for_ever_while_it_is_refreshed(server: MemcachedServer, eng
     """A value without an end would get one by a refresh that failed."""
     put(engine, some(fresh=float("inf")))
     token = granted(engine, force=True)
-    run_blocking(engine.claims.abandon("k", token))
+    run_blocking(engine.blocking.claims.abandon("k", token))
     assert b"t-1" in server.say(b"mg s:k t\r\n")
 
 
@@ -585,7 +585,7 @@ def test_too_large_is_told_and_nobody_waits(server: MemcachedServer, engine: Mem
     busy = claim(other)
     with pytest.raises(TooLarge):
         fill(engine, token, large)
-    run_blocking(engine.claims.abandon("k", token, Verdict("unkept", message="too large")))
+    run_blocking(engine.blocking.claims.abandon("k", token, Verdict("unkept", message="too large")))
     reply = claim(other, awaited=busy.token)
     assert isinstance(reply, Failed) and reply.verdict.kind == "unkept"
     with pytest.raises(TooLarge):
@@ -601,26 +601,26 @@ def test_too_large_in_the_servers_words(server: MemcachedServer, engine: Memcach
     hold.link.longest = 1 << 30
     with pytest.raises(TooLarge):
         fill(engine, token, some(b"x" * (1 << 20)))
-    run_blocking(engine.claims.abandon("k", token, Verdict("unkept", message="too large")))
+    run_blocking(engine.blocking.claims.abandon("k", token, Verdict("unkept", message="too large")))
     reply = claim(engine, awaited=token)
     assert isinstance(reply, Failed) and reply.verdict.kind == "unkept"
 
 
 def test_generations_are_asked_for_once_a_second(server: MemcachedServer, engine: MemcachedEngine) -> None:
     """Every hit would be two commands."""
-    run_blocking(engine.store.generation("f"))
+    run_blocking(engine.blocking.store.generation("f"))
     before = server.commands()
     for _ in range(100):
-        run_blocking(engine.store.generation("f"))
+        run_blocking(engine.blocking.store.generation("f"))
     assert server.commands() - before <= 2
 
 
 def test_a_generation_is_believed_for_a_second(server: MemcachedServer, engine: MemcachedEngine) -> None:
     """What somebody else has cleared would be served until the process ends."""
     other = MemcachedEngine(server.address)
-    old = run_blocking(engine.store.generation("f"))
-    run_blocking(other.store.bump("f"))
-    until(lambda: run_blocking(engine.store.generation("f")) != old)
+    old = run_blocking(engine.blocking.store.generation("f"))
+    run_blocking(other.blocking.store.bump("f"))
+    until(lambda: run_blocking(engine.blocking.store.generation("f")) != old)
     other.close()
 
 
@@ -628,10 +628,10 @@ def test_an_evicted_generation_is_a_new_one(server: MemcachedServer, engine: Mem
     """What was invalidated would come back with the first number."""
     met = set()
     for _ in range(3):
-        met.add(run_blocking(engine.store.generation("f")))
+        met.add(run_blocking(engine.blocking.store.generation("f")))
         server.empty()
         engine._line.close()
-        engine.claims._generations.clear()  # type: ignore[attr-defined]
+        engine.blocking.claims._generations.clear()  # type: ignore[attr-defined]
     assert len(met) == 3
 
 
@@ -686,19 +686,19 @@ def test_the_cost_is_the_entrys_own(server: MemcachedServer, monkeypatch: pytest
     filler, finder, waiter = (MemcachedEngine(server.address) for _ in range(3))
     assert fill(filler, granted(filler), some(cost=0.5))
     assert isinstance(claim(finder), Found)
-    run_blocking(filler.store.invalidate("k"))
+    run_blocking(filler.blocking.store.invalidate("k"))
     token = granted(filler)
     for engine in (filler, finder, waiter):
         costs.clear()
-        assert run_blocking(engine.claims.wait("k", claim(engine), 0.02)) is None
+        assert run_blocking(engine.blocking.claims.wait("k", claim(engine), 0.02)) is None
         assert set(costs) == ({0.0} if engine is waiter else {0.5})
     letting_on = threading.Timer(0.05, lambda: fill(filler, token, some(cost=0.7)))
     letting_on.start()
-    assert isinstance(run_blocking(waiter.claims.wait("k", claim(waiter), LONG)), Found)
-    run_blocking(filler.store.invalidate("k"))
+    assert isinstance(run_blocking(waiter.blocking.claims.wait("k", claim(waiter), LONG)), Found)
+    run_blocking(filler.blocking.store.invalidate("k"))
     granted(filler)
     costs.clear()
-    run_blocking(waiter.claims.wait("k", claim(waiter), 0.02))
+    run_blocking(waiter.blocking.claims.wait("k", claim(waiter), 0.02))
     assert set(costs) == {0.7}
     for engine in (filler, finder, waiter):
         engine.close()
@@ -709,7 +709,7 @@ def test_a_signature_wakes_nobody(engine: MemcachedEngine, server: MemcachedServ
     other = MemcachedEngine(server.address)
     token = granted(engine)
     busy = claim(other)
-    herd = Herd(lambda: run_blocking(other.claims.wait("k", busy, 0.5)))
+    herd = Herd(lambda: run_blocking(other.blocking.claims.wait("k", busy, 0.5)))
     start = time.monotonic()
     assert renew(engine, token)
     assert herd.join() == [None]
@@ -737,14 +737,14 @@ def test_a_free_lock_is_two_commands(server: MemcachedServer, engine: MemcachedE
     token = new_id()
     for _ in range(2):  # the first one connects
         before = server.commands()
-        assert isinstance(run_blocking(engine.locks.acquire("nightly", token, LONG)), Granted)
-        assert run_blocking(engine.locks.release("nightly", token))
+        assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", token, LONG)), Granted)
+        assert run_blocking(engine.blocking.locks.release("nightly", token))
     assert server.commands() - before == 2
     other = MemcachedEngine(server.address)
     for renewer in (engine, other):  # it has another number by then
-        assert isinstance(run_blocking(engine.locks.acquire("nightly", token, LONG)), Granted)
-        assert run_blocking(renewer.locks.renew("nightly", token, LONG))
-        assert run_blocking(engine.locks.release("nightly", token))
+        assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", token, LONG)), Granted)
+        assert run_blocking(renewer.blocking.locks.renew("nightly", token, LONG))
+        assert run_blocking(engine.blocking.locks.release("nightly", token))
     other.close()
 
 
@@ -753,7 +753,7 @@ def test_a_lock_outlasts_a_second_that_the_server_skips(server: MemcachedServer,
     before that would lose it a second too early, and two be inside, each sure to be alone."""
     for number in range(20):
         name, began = f"l{number}", server.say(b"stats\r\n", b"END\r\n")
-        assert isinstance(run_blocking(engine.locks.acquire(name, b"token", 1.0)), Granted)
+        assert isinstance(run_blocking(engine.blocking.locks.acquire(name, b"token", 1.0)), Granted)
         told = server.say(b"mg l:%s t\r\n" % name.encode())
         if uptime(began) == uptime(server.say(b"stats\r\n", b"END\r\n")):
             break  # there was no tick meanwhile
@@ -809,9 +809,9 @@ def test_a_connection_is_one_threads_at_a_time(server: MemcachedServer) -> None:
 def test_each_loop_has_connections_of_its_own(engine: MemcachedEngine) -> None:
     """Two loops at once would share a connection that belongs to one."""
     with asyncio.Runner() as one, asyncio.Runner() as two:
-        one.run(engine.astore.set("k", some()))  # type: ignore[union-attr,arg-type]
+        one.run(engine.suspending.store.set("k", some()))  # type: ignore[union-attr,arg-type]
         for runner in (two, one):
-            (entry,) = runner.run(engine.astore.get(["k"]))  # type: ignore[union-attr,arg-type]
+            (entry,) = runner.run(engine.suspending.store.get(["k"]))  # type: ignore[union-attr,arg-type]
             assert entry is not None and entry.value == b"value"
 
 
@@ -831,7 +831,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         put(engine, some(b"there"))
 
         async def scenario() -> Any:
-            return (await engine.astore.get(["k"]))[0]
+            return (await engine.suspending.store.get(["k"]))[0]
 
         entry = asyncio.run(scenario())
         assert entry.value == b"there"

@@ -50,7 +50,7 @@ def test_who_is_interrupted_before_the_value_is_sent(
         assert isinstance(await claims.claim("k0", new_id(), Ask(LONG)), Granted)
 
     if colour == "sync":
-        run_blocking(scenario(engine.claims))
+        run_blocking(scenario(engine.blocking.claims))
     else:
-        asyncio.run(scenario(engine.aclaims))
+        asyncio.run(scenario(engine.suspending.claims))
     engine.close()

@@ -144,13 +144,13 @@ def test_halved_and_delayed_replies_are_whole(proxy: Proxy) -> None:
     proxy.piece = 7
     engine = MemcachedEngine(at(proxy))
     value = b"VA 5 t1\r\n" * 50
-    run_blocking(engine.store.set("k", some(value)))
+    run_blocking(engine.blocking.store.set("k", some(value)))
     proxy.piece, proxy.delay = 100, 0.01
-    (entry,) = run_blocking(engine.store.get(["k"]))
+    (entry,) = run_blocking(engine.blocking.store.get(["k"]))
     assert entry is not None and entry.value == value
 
     async def scenario() -> None:
-        entries = await asyncio.gather(*(engine.astore.get(["k", "none"]) for _ in range(3)))
+        entries = await asyncio.gather(*(engine.suspending.store.get(["k", "none"]) for _ in range(3)))
         for found, none in entries:
             assert found is not None and found.value == value and none is None
 
@@ -161,20 +161,20 @@ def test_halved_and_delayed_replies_are_whole(proxy: Proxy) -> None:
 def test_a_reply_cut_in_the_middle_is_an_error(proxy: Proxy) -> None:
     """Half a value would be given out; or the other half to the next caller."""
     engine = MemcachedEngine(at(proxy))
-    run_blocking(engine.store.set("k", some(b"x" * 1000)))
+    run_blocking(engine.blocking.store.set("k", some(b"x" * 1000)))
     proxy.at(b"s:k", answered=500, times=2)  # it is asked for again, once
     with pytest.raises(EngineError):
-        run_blocking(engine.store.get(["k"]))
+        run_blocking(engine.blocking.store.get(["k"]))
     proxy.at(b"s:k", answered=500)
-    (entry,) = run_blocking(engine.store.get(["k"]))
+    (entry,) = run_blocking(engine.blocking.store.get(["k"]))
     assert entry is not None and len(entry.value) == 1000
 
     async def scenario() -> None:
         proxy.at(b"s:k", answered=500, times=2)
         with pytest.raises(EngineError):
-            await engine.astore.get(["k"])
+            await engine.suspending.store.get(["k"])
         proxy.at(b"s:k", answered=500)
-        (entry,) = await engine.astore.get(["k"])
+        (entry,) = await engine.suspending.store.get(["k"])
         assert entry is not None and len(entry.value) == 1000
 
     asyncio.run(scenario())
@@ -189,7 +189,7 @@ def test_a_fill_cut_at_every_byte_says_what_it_did(server: MemcachedServer, prox
     near = MemcachedEngine(server.address)
     for sign in (LONG, 0.0):
         engine = MemcachedEngine(at(proxy), sign=sign)
-        claims: Any = engine.claims if runner is None else engine.aclaims
+        claims: Any = engine.blocking.claims if runner is None else engine.suspending.claims
         had(claims.claim("warm", new_id(), Ask(LONG)))
         end = time.monotonic() + 10
         while runner is not None and sign and not engine._witnesses._there:
@@ -201,11 +201,11 @@ def test_a_fill_cut_at_every_byte_says_what_it_did(server: MemcachedServer, prox
             assert isinstance(had(claims.claim(key, token, Ask(LONG))), Granted)
             proxy.at(b"ms s:%b " % key.encode(), **{where: byte})  # type: ignore[arg-type]
             stored = had(claims.fill(key, token, some()))
-            (entry,) = run_blocking(near.store.get([key]))
+            (entry,) = run_blocking(near.blocking.store.get([key]))
             assert stored == (entry is not None)
             assert stored or (sign and where == "sent"), key
             late = had(claims.fill(key, token, some(b"again")))
-            (then,) = run_blocking(near.store.get([key]))
+            (then,) = run_blocking(near.blocking.store.get([key]))
             assert (then and then.id) == (entry and entry.id)
             assert not late
         engine.close()
@@ -224,16 +224,16 @@ def test_a_lease_won_over_a_new_connection_is_a_good_one(proxy: Proxy) -> None:
     async def scenario() -> None:
         for key in ("warm", "k"):
             token = new_id()
-            assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
-            assert await engine.aclaims.fill(key, token, some())
+            assert isinstance(await engine.suspending.claims.claim(key, token, Ask(LONG)), Granted)
+            assert await engine.suspending.claims.fill(key, token, some())
             await until_async(lambda: engine._witnesses._there)
 
     asyncio.run(scenario())
     assert proxy.met == 1
     token = new_id()
     proxy.at(b"mg s:k2 ", sent=0)
-    assert isinstance(run_blocking(engine.claims.claim("k2", token, Ask(LONG))), Granted)
-    assert run_blocking(engine.claims.fill("k2", token, some()))
+    assert isinstance(run_blocking(engine.blocking.claims.claim("k2", token, Ask(LONG))), Granted)
+    assert run_blocking(engine.blocking.claims.fill("k2", token, some()))
     engine.close()
 
 
@@ -243,10 +243,10 @@ def test_a_witness_that_comes_too_late_is_none(proxy: Proxy) -> None:
     server = engine._servers.all[0]
 
     async def scenario() -> None:
-        await engine.astore.get(["warm"])
+        await engine.suspending.store.get(["warm"])
         proxy.at(b"mg s:k ", before=lambda: engine._witnesses._come(server))
         token = new_id()
-        assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+        assert isinstance(await engine.suspending.claims.claim("k", token, Ask(LONG)), Granted)
         assert engine._witnesses._there
         hold = engine._owned.get(b"s:k", token)
         assert hold is not None and hold.signed
@@ -262,14 +262,14 @@ def test_a_loop_waits_for_no_signature(server: MemcachedServer) -> None:
     async def scenario() -> None:
         for key in ("warm", "k"):
             token = new_id()
-            assert isinstance(await engine.aclaims.claim(key, token, Ask(LONG)), Granted)
+            assert isinstance(await engine.suspending.claims.claim(key, token, Ask(LONG)), Granted)
             await until_async(lambda: engine._witnesses._there)
         hold = engine._owned.get(b"s:k", token)
         assert hold is not None and hold.witness is not None
         hold.lock.acquire()  # as the signer does meanwhile
         release = threading.Timer(2.0, hold.lock.release)
         release.start()
-        assert await engine.aclaims.fill("k", token, some())
+        assert await engine.suspending.claims.fill("k", token, some())
         assert release.is_alive()
         release.cancel()
 
@@ -283,16 +283,17 @@ def test_a_fill_between_the_steps_of_a_renewal(proxy: Proxy, server: MemcachedSe
     engine, token = MemcachedEngine(at(proxy), sign=LONG), new_id()
     for number in range(2):  # the second time over what is kept already
         entry, filled = some(b"%d" % number, 20.0), []
-        assert isinstance(run_blocking(engine.claims.claim("k", token, Ask(LONG, force=True))), Granted)
-        assert run_blocking(engine.claims.renew("k", token, LONG))
+        assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG, force=True))), Granted)
+        assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
         proxy.at(
-            b"ms s:k", **{step: lambda entry=entry: filled.append(run_blocking(engine.claims.fill("k", token, entry)))}
+            b"ms s:k",
+            **{step: lambda entry=entry: filled.append(run_blocking(engine.blocking.claims.fill("k", token, entry)))},
         )
-        assert run_blocking(engine.claims.renew("k", token, LONG)) == (step == "after")
+        assert run_blocking(engine.blocking.claims.renew("k", token, LONG)) == (step == "after")
         assert filled == [True]
-        (found,) = run_blocking(engine.store.get(["k"]))
+        (found,) = run_blocking(engine.blocking.store.get(["k"]))
         assert found is not None and found.id == entry.id and found.fresh <= 20
-        reply = run_blocking(engine.claims.claim("k", new_id(), Ask(LONG)))
+        reply = run_blocking(engine.blocking.claims.claim("k", new_id(), Ask(LONG)))
         assert isinstance(reply, Found) and reply.entry.id == entry.id
     engine.close()
 
@@ -300,13 +301,13 @@ def test_a_fill_between_the_steps_of_a_renewal(proxy: Proxy, server: MemcachedSe
 def test_a_change_between_the_steps_of_a_late_fill(proxy: Proxy, server: MemcachedServer) -> None:
     """Promise 4: what was set, after all that the late value was computed from, would be overwritten."""
     engine, near, token = MemcachedEngine(at(proxy), sign=LONG), MemcachedEngine(server.address), new_id()
-    assert isinstance(run_blocking(engine.claims.claim("k", token, Ask(LONG))), Granted)
-    assert run_blocking(engine.claims.renew("k", token, LONG))
+    assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
+    assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
     engine._owned.clear()  # as over a connection that doesn't know the lease: its name is looked for in the item
     new = some(b"new")
-    proxy.at(b"ms s:k", before=lambda: run_blocking(near.store.set("k", new)))
-    assert not run_blocking(engine.claims.fill("k", token, some(b"late")))
-    (entry,) = run_blocking(near.store.get(["k"]))
+    proxy.at(b"ms s:k", before=lambda: run_blocking(near.blocking.store.set("k", new)))
+    assert not run_blocking(engine.blocking.claims.fill("k", token, some(b"late")))
+    (entry,) = run_blocking(near.blocking.store.get(["k"]))
     assert proxy.met == 1 and entry is not None and entry.id == new.id
     engine.close()
     near.close()
@@ -321,15 +322,15 @@ def test_a_lock_that_is_taken_between_the_steps_of_a_release(
 
     def taken() -> None:
         server.empty()  # as if it had ended
-        assert isinstance(run_blocking(near.locks.acquire("nightly", theirs, LONG)), Granted)
+        assert isinstance(run_blocking(near.blocking.locks.acquire("nightly", theirs, LONG)), Granted)
 
-    assert isinstance(run_blocking(engine.locks.acquire("nightly", mine, LONG)), Granted)
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", mine, LONG)), Granted)
     if renewed:
-        assert run_blocking(engine.locks.renew("nightly", mine, LONG))
+        assert run_blocking(engine.blocking.locks.renew("nightly", mine, LONG))
     proxy.at(b"md l:nightly", before=taken)
-    assert not run_blocking(engine.locks.release("nightly", mine))
+    assert not run_blocking(engine.blocking.locks.release("nightly", mine))
     assert proxy.met == 1
-    assert run_blocking(near.locks.renew("nightly", theirs, LONG))
+    assert run_blocking(near.blocking.locks.renew("nightly", theirs, LONG))
     engine.close()
     near.close()
 
@@ -337,25 +338,25 @@ def test_a_lock_that_is_taken_between_the_steps_of_a_release(
 def test_a_lock_whose_end_was_not_heard(proxy: Proxy) -> None:
     """It would be told as lost, although it was given back; or else as given back, although nobody knows."""
     engine, token = MemcachedEngine(at(proxy)), new_id()
-    assert isinstance(run_blocking(engine.locks.acquire("nightly", token, LONG)), Granted)
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", token, LONG)), Granted)
     proxy.at(b"md l:nightly", answered=0)
     with pytest.raises(EngineError, match="Connection"):
-        run_blocking(engine.locks.release("nightly", token))
+        run_blocking(engine.blocking.locks.release("nightly", token))
     assert proxy.met == 1
-    assert isinstance(run_blocking(engine.locks.acquire("nightly", new_id(), LONG)), Granted)
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", new_id(), LONG)), Granted)
     engine.close()
 
 
 def test_a_lock_of_a_server_that_is_a_new_one(own_server: MemcachedServer) -> None:
     """Numbers begin anew with a server: another's lock would be given back by the number that ours had."""
     engine, mine, theirs = MemcachedEngine(own_server.address), new_id(), new_id()
-    assert isinstance(run_blocking(engine.locks.acquire("nightly", mine, LONG)), Granted)
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", mine, LONG)), Granted)
     own_server.restart()
     other = MemcachedEngine(own_server.address)
-    assert isinstance(run_blocking(other.locks.acquire("nightly", theirs, LONG)), Granted)
-    assert run_blocking(engine.locks.holder("nightly"))  # by a connection that stands
-    assert not run_blocking(engine.locks.release("nightly", mine))
-    assert run_blocking(other.locks.renew("nightly", theirs, LONG))
+    assert isinstance(run_blocking(other.blocking.locks.acquire("nightly", theirs, LONG)), Granted)
+    assert run_blocking(engine.blocking.locks.holder("nightly"))  # by a connection that stands
+    assert not run_blocking(engine.blocking.locks.release("nightly", mine))
+    assert run_blocking(other.blocking.locks.renew("nightly", theirs, LONG))
     engine.close()
     other.close()
 
@@ -365,41 +366,41 @@ def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
     engine = MemcachedEngine(at(proxy), sign=0)
     tokens = {key: new_id() for key in ("fill", "renew", "abandon", "async")}
     for key, token in tokens.items():
-        assert isinstance(run_blocking(engine.claims.claim(key, token, Ask(LONG))), Granted)
+        assert isinstance(run_blocking(engine.blocking.claims.claim(key, token, Ask(LONG))), Granted)
     steps: list[tuple[Callable[..., Any], Any, Any]] = [
-        (engine.store.set, ("k", some()), None),
-        (engine.claims.renew, ("renew", tokens["renew"], LONG), True),
-        (engine.claims.fill, ("fill", tokens["fill"], some()), True),
-        (engine.claims.abandon, ("abandon", tokens["abandon"]), True),
-        (engine.store.expire, ("k",), True),
-        (engine.store.invalidate, ("fill",), True),
-        (engine.locks.release, ("l", b"token"), False),
+        (engine.blocking.store.set, ("k", some()), None),
+        (engine.blocking.claims.renew, ("renew", tokens["renew"], LONG), True),
+        (engine.blocking.claims.fill, ("fill", tokens["fill"], some()), True),
+        (engine.blocking.claims.abandon, ("abandon", tokens["abandon"]), True),
+        (engine.blocking.store.expire, ("k",), True),
+        (engine.blocking.store.invalidate, ("fill",), True),
+        (engine.blocking.locks.release, ("l", b"token"), False),
     ]
     for verb, given, expected in steps:
         proxy.cut()
         assert run_blocking(verb(*given)) == expected
         proxy.cut()
-        assert isinstance(run_blocking(engine.claims.claim(new_id().hex(), new_id(), Ask(LONG))), Granted)
+        assert isinstance(run_blocking(engine.blocking.claims.claim(new_id().hex(), new_id(), Ask(LONG))), Granted)
         proxy.cut()
-        assert isinstance(run_blocking(engine.locks.acquire("m", b"token", LONG)), Granted)
+        assert isinstance(run_blocking(engine.blocking.locks.acquire("m", b"token", LONG)), Granted)
     proxy.cut()
-    assert run_blocking(engine.locks.release("m", b"token"))
+    assert run_blocking(engine.blocking.locks.release("m", b"token"))
 
     async def scenario() -> None:
         for number in range(3):
             entry = some()
-            await engine.astore.set("k", entry)
+            await engine.suspending.store.set("k", entry)
             proxy.cut()  # and the loop has not looked at its sockets since
-            reply = await engine.aclaims.claim("k", new_id(), Ask(LONG))
+            reply = await engine.suspending.claims.claim("k", new_id(), Ask(LONG))
             assert isinstance(reply, Found) and reply.entry.id == entry.id
             proxy.cut()
-            assert isinstance(await engine.aclaims.claim(f"new{number}", new_id(), Ask(LONG)), Granted)
+            assert isinstance(await engine.suspending.claims.claim(f"new{number}", new_id(), Ask(LONG)), Granted)
             proxy.cut()
-            assert isinstance(await engine.alocks.acquire("m", b"token", LONG), Granted)
+            assert isinstance(await engine.suspending.locks.acquire("m", b"token", LONG), Granted)
         proxy.cut()
-        assert await engine.alocks.release("m", b"token")
+        assert await engine.suspending.locks.release("m", b"token")
         proxy.cut()
-        assert await engine.aclaims.fill("async", tokens["async"], some())
+        assert await engine.suspending.claims.fill("async", tokens["async"], some())
 
     asyncio.run(scenario())
     engine.close()
@@ -409,7 +410,7 @@ def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
 def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> None:
     """A frozen server would freeze every caller."""
     engine = MemcachedEngine(own_server.address, timeout=0.2, connect_timeout=0.2)
-    run_blocking(engine.store.set("k", some()))
+    run_blocking(engine.blocking.store.set("k", some()))
     _has_hung_before(own_server)
     pauses: list[float] = []
 
@@ -420,13 +421,13 @@ def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> No
             pauses.append(time.monotonic() - now)
 
     async def scenario() -> None:
-        await engine.astore.get(["k"])
+        await engine.suspending.store.get(["k"])
         own_server.freeze()
         start, turns = time.monotonic(), asyncio.ensure_future(turning())
         for work in (
-            engine.astore.get(["k"]),
-            engine.astore.get(["k"]),
-            engine.aclaims.claim("l", new_id(), Ask(LONG)),
+            engine.suspending.store.get(["k"]),
+            engine.suspending.store.get(["k"]),
+            engine.suspending.claims.claim("l", new_id(), Ask(LONG)),
         ):
             with pytest.raises(EngineError):
                 await work
@@ -439,9 +440,9 @@ def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> No
         asyncio.run(scenario())
         start = time.monotonic()
         with pytest.raises(EngineError):
-            run_blocking(engine.store.get(["k"]))
+            run_blocking(engine.blocking.store.get(["k"]))
         with pytest.raises(EngineError):
-            run_blocking(engine.store.invalidate("k"))
+            run_blocking(engine.blocking.store.invalidate("k"))
         assert time.monotonic() - start < 3
     finally:
         own_server.thaw()
@@ -453,7 +454,7 @@ def _has_hung_before(server: MemcachedServer) -> None:
     engine = MemcachedEngine(server.address, timeout=0.01, connect_timeout=0.01)
     server.freeze()
     with suppress(EngineError):
-        asyncio.run(engine.astore.get(["k"]))
+        asyncio.run(engine.suspending.store.get(["k"]))
     server.thaw()
     engine.close()
 
@@ -461,11 +462,11 @@ def _has_hung_before(server: MemcachedServer) -> None:
 def test_by_default_a_server_that_hangs_costs_a_second(proxy: Proxy) -> None:
     """pymemcache waits for ever; who has asked would, too."""
     engine = MemcachedEngine(at(proxy))
-    run_blocking(engine.store.get(["k"]))
+    run_blocking(engine.blocking.store.get(["k"]))
     proxy.hold()
     start = time.monotonic()
     with pytest.raises(EngineError):
-        run_blocking(engine.store.get(["k"]))
+        run_blocking(engine.blocking.store.get(["k"]))
     assert 0.9 < time.monotonic() - start < 5
     engine.close()
 
@@ -476,11 +477,11 @@ def test_a_blocked_loop_is_no_server_that_hangs(server: MemcachedServer, monkeyp
     engine = MemcachedEngine(server.address, timeout=0.1)
 
     async def scenario() -> None:
-        await engine.astore.set("k", some())
+        await engine.suspending.store.set("k", some())
         time.sleep(0.15)
-        (entry,) = await engine.astore.get(["k"])
+        (entry,) = await engine.suspending.store.get(["k"])
         assert entry is not None
-        asked = asyncio.ensure_future(engine.astore.get(["k"]))
+        asked = asyncio.ensure_future(engine.suspending.store.get(["k"]))
         for _ in range(2):  # until it is sent
             await asyncio.sleep(0)
         time.sleep(0.15)  # and now its answer has come
@@ -497,8 +498,8 @@ def test_a_cancelled_task_leaves_the_others_replies_alone(server: MemcachedServe
 
     async def scenario() -> None:
         for number in range(50):
-            await engine.astore.set(f"k{number}", some(b"%d" % number))
-        tasks = [asyncio.ensure_future(engine.astore.get([f"k{number}"])) for number in range(50)]
+            await engine.suspending.store.set(f"k{number}", some(b"%d" % number))
+        tasks = [asyncio.ensure_future(engine.suspending.store.get([f"k{number}"])) for number in range(50)]
         await asyncio.sleep(0)
         for task in tasks[::2]:
             task.cancel()
@@ -518,7 +519,7 @@ def test_a_cancelled_first_task_leaves_the_connection_to_the_others(server: Memc
     engine = MemcachedEngine(server.address)
 
     async def scenario() -> None:
-        first, second = (asyncio.ensure_future(engine.astore.get(["k"])) for _ in range(2))
+        first, second = (asyncio.ensure_future(engine.suspending.store.get(["k"])) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
         assert await second == [None]
@@ -553,12 +554,12 @@ def test_a_restarted_server_is_only_empty(own_server: MemcachedServer) -> None:
     """Its clients would raise once for every connection they had."""
     engine = MemcachedEngine(own_server.address)
     for number in range(5):
-        assert isinstance(run_blocking(engine.claims.claim(f"k{number}", new_id(), Ask(LONG))), Granted)
+        assert isinstance(run_blocking(engine.blocking.claims.claim(f"k{number}", new_id(), Ask(LONG))), Granted)
     own_server.restart()
     for number in range(5):
         token = new_id()
-        assert isinstance(run_blocking(engine.claims.claim(f"k{number}", token, Ask(LONG))), Granted)
-        assert run_blocking(engine.claims.fill(f"k{number}", token, some()))
+        assert isinstance(run_blocking(engine.blocking.claims.claim(f"k{number}", token, Ask(LONG))), Granted)
+        assert run_blocking(engine.blocking.claims.fill(f"k{number}", token, some()))
     engine.close()
 
 
@@ -575,14 +576,14 @@ def test_a_full_server_forgets_and_lies_not() -> None:
         found = lost = 0
         for _ in range(3000):
             key, token = f"k{generator.randrange(300)}", new_id()
-            reply = run_blocking(engine.claims.claim(key, token, Ask(LONG)))
+            reply = run_blocking(engine.blocking.claims.claim(key, token, Ask(LONG)))
             if isinstance(reply, Found):
                 assert reply.entry.value == stored[key]
                 found += 1
             elif isinstance(reply, Granted):
                 value = generator.randbytes(generator.randrange(9_000, 11_000))
                 with suppress(TooLarge):  # no room in just this class of sizes
-                    if run_blocking(engine.claims.fill(key, token, some(value))):
+                    if run_blocking(engine.blocking.claims.fill(key, token, some(value))):
                         stored[key] = value
                     else:
                         lost += 1
@@ -601,17 +602,17 @@ def test_a_stub_is_evicted_too() -> None:
     try:
         engine, other = MemcachedEngine(server.address, sign=LONG), MemcachedEngine(server.address, sign=LONG)
         token, next_token = new_id(), new_id()
-        assert isinstance(run_blocking(engine.claims.claim("k", token, Ask(LONG))), Granted)
+        assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
         for start in itertools.count(0, 1000):
             names = range(start, start + 1000)
             server.say(b"".join(b"ms f:%d 0 q\r\n\r\n" % name for name in names) + b"mn\r\n", b"MN\r\n")
             if server.say(b"me s:k\r\n") == b"EN\r\n":  # which, unlike `mg`, keeps nothing alive
                 break
             assert start < 100_000
-        assert isinstance(run_blocking(other.claims.claim("k", next_token, Ask(LONG))), Granted)
-        assert not run_blocking(engine.claims.renew("k", token, LONG))
-        assert not run_blocking(engine.claims.fill("k", token, some(b"late")))
-        assert run_blocking(other.claims.fill("k", next_token, some(b"new")))
+        assert isinstance(run_blocking(other.blocking.claims.claim("k", next_token, Ask(LONG))), Granted)
+        assert not run_blocking(engine.blocking.claims.renew("k", token, LONG))
+        assert not run_blocking(engine.blocking.claims.fill("k", token, some(b"late")))
+        assert run_blocking(other.blocking.claims.fill("k", next_token, some(b"new")))
         engine.close()
         other.close()
     finally:
@@ -623,15 +624,15 @@ def test_an_evicted_lease_is_lost(server: MemcachedServer) -> None:
     engine = MemcachedEngine(server.address, sign=LONG)
     for signed in (False, True):
         token, next_token = new_id(), new_id()
-        assert isinstance(run_blocking(engine.claims.claim("k", token, Ask(LONG))), Granted)
+        assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
         if signed:
-            assert run_blocking(engine.claims.renew("k", token, LONG))
+            assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
         server.say(b"md s:k\r\n")
-        assert isinstance(run_blocking(engine.claims.claim("k", next_token, Ask(LONG))), Granted)
-        assert not run_blocking(engine.claims.fill("k", token, some(b"late")))
-        assert not run_blocking(engine.claims.renew("k", token, LONG))
-        assert run_blocking(engine.claims.fill("k", next_token, some(b"new")))
-        run_blocking(engine.store.invalidate("k"))
+        assert isinstance(run_blocking(engine.blocking.claims.claim("k", next_token, Ask(LONG))), Granted)
+        assert not run_blocking(engine.blocking.claims.fill("k", token, some(b"late")))
+        assert not run_blocking(engine.blocking.claims.renew("k", token, LONG))
+        assert run_blocking(engine.blocking.claims.fill("k", next_token, some(b"new")))
+        run_blocking(engine.blocking.store.invalidate("k"))
     engine.close()
 
 
@@ -657,8 +658,10 @@ def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.Monkey
     one, two = MemcachedEngine(*addresses), MemcachedEngine(*reversed(addresses))
     keys = [f"user:{number}" for number in range(300)]
     for key in keys:
-        run_blocking(one.store.set(key, some(key.encode())))
-    assert [entry and entry.value for entry in run_blocking(two.store.get(keys))] == [key.encode() for key in keys]
+        run_blocking(one.blocking.store.set(key, some(key.encode())))
+    assert [entry and entry.value for entry in run_blocking(two.blocking.store.get(keys))] == [
+        key.encode() for key in keys
+    ]
     replies = two.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
     assert all(isinstance(reply, Found) for reply in replies)
     sent: list[int] = []
@@ -678,7 +681,7 @@ def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.Monkey
     assert len(sent) == 9  # three times to each server; and twice, when there are witnesses
     monkeypatch.undo()
     for key in keys:
-        run_blocking(two.store.invalidate(f"new {key}"))
+        run_blocking(two.blocking.store.invalidate(f"new {key}"))
     for server in ring:
         stats = server.say(b"stats\r\n", b"END\r\n").split()
         assert 60 < int(stats[stats.index(b"curr_items") + 1]) < 140
@@ -691,12 +694,12 @@ def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
     engine = MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2)
     keys = [f"user:{number}" for number in range(30)]
     for key in keys:
-        run_blocking(engine.store.set(key, some(key.encode())))
+        run_blocking(engine.blocking.store.set(key, some(key.encode())))
     ring[0].stop()
     failed = []
     for key in keys:
         try:
-            reply = run_blocking(engine.claims.claim(key, new_id(), Ask(LONG)))
+            reply = run_blocking(engine.blocking.claims.claim(key, new_id(), Ask(LONG)))
         except EngineError:
             failed.append(key)
         else:
@@ -705,7 +708,7 @@ def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
     answers = engine.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
     assert [key for key, answer in zip(keys, answers, strict=True) if isinstance(answer, EngineError)] == failed
     with pytest.raises(EngineError):
-        run_blocking(engine.store.invalidate(failed[0]))
+        run_blocking(engine.blocking.store.invalidate(failed[0]))
     ring[0].start()
     end = time.monotonic() + 10
     while engine._servers.of(items.name_of(failed[0])).breaker.open:
@@ -714,7 +717,7 @@ def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
             engine.ping()
         time.sleep(0.02)
     for key in failed:
-        assert isinstance(run_blocking(engine.claims.claim(key, new_id(), Ask(LONG))), Granted)
+        assert isinstance(run_blocking(engine.blocking.claims.claim(key, new_id(), Ask(LONG))), Granted)
     engine.close()
 
 
@@ -722,18 +725,18 @@ def test_what_can_be_cleared_is_where_one_is_dead(ring: list[MemcachedServer]) -
     """One dead server of three would keep all others from a `clear`; or it would seem to be done there too."""
     one, two = (MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2) for _ in range(2))
     scopes = [f"f{number}" for number in range(30)]
-    old = [run_blocking(one.store.generation(scope)) for scope in scopes]
+    old = [run_blocking(one.blocking.store.generation(scope)) for scope in scopes]
     ring[0].stop()
     with pytest.raises(EngineError):
-        run_blocking(one.store.bump(""))
-    new = [run_blocking(two.store.generation(scope)) for scope in scopes]
+        run_blocking(one.blocking.store.bump(""))
+    new = [run_blocking(two.blocking.store.generation(scope)) for scope in scopes]
     assert not set(old) & set(new)
-    again = [run_blocking(one.store.generation(scope)) for scope in scopes]
+    again = [run_blocking(one.blocking.store.generation(scope)) for scope in scopes]
     own = [scope for scope, mine, theirs in zip(scopes, again, new, strict=True) if mine != theirs]
     assert own == [scope for scope in scopes if one._servers.of(items.name_of(scope, b"g")) is one._servers.all[0]]
     for scope in own:
         with pytest.raises(EngineError):
-            run_blocking(one.store.bump(scope))
+            run_blocking(one.blocking.store.bump(scope))
     one.close()
     two.close()
 
@@ -746,29 +749,29 @@ def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServ
     keys = [f"user:{number}" for number in range(30)]
     lost = [key for key in keys if engine._servers.of(items.name_of(key)) is engine._servers.all[0]]
     for key in keys:
-        run_blocking(engine.store.set(key, some(b"old")))
+        run_blocking(engine.blocking.store.set(key, some(b"old")))
     proxy.hold()
 
     async def without_it() -> None:
         for key in keys:
             if key in lost:
                 with pytest.raises(EngineError) as failure:
-                    await engine.aclaims.claim(key, new_id(), Ask(LONG))
+                    await engine.suspending.claims.claim(key, new_id(), Ask(LONG))
                 assert failure.value.partial
             else:
-                assert isinstance(await engine.aclaims.claim(key, new_id(), Ask(LONG)), Found)
-                await engine.astore.set(key, some(b"new"))
+                assert isinstance(await engine.suspending.claims.claim(key, new_id(), Ask(LONG)), Found)
+                await engine.suspending.store.set(key, some(b"new"))
 
     asyncio.run(without_it())
     for key in lost:
         with pytest.raises(EngineError):
-            run_blocking(engine.store.invalidate(key))
+            run_blocking(engine.blocking.store.invalidate(key))
         with pytest.raises(EngineError):
-            run_blocking(engine.store.set(key, some(b"new")))
+            run_blocking(engine.blocking.store.set(key, some(b"new")))
     proxy.cut()
     proxy.let_go()
     other = MemcachedEngine(*addresses)
-    for key, entry in zip(keys, run_blocking(other.store.get(keys)), strict=True):
+    for key, entry in zip(keys, run_blocking(other.blocking.store.get(keys)), strict=True):
         assert entry is not None and entry.value == (b"old" if key in lost else b"new")
     engine.close()
     other.close()
@@ -781,9 +784,9 @@ def test_a_change_that_cant_learn_the_generation_raises(ring: list[MemcachedServ
     scopes = map(str, itertools.count())
     scope = next(scope for scope in scopes if has(engine, items.name_of(scope, b"g")) == ring[0].address)
     ring[0].stop()
-    assert run_blocking(engine.store.generation(scope))
+    assert run_blocking(engine.blocking.store.generation(scope))
     with pytest.raises(EngineError):
-        run_blocking(engine.store.generations(scope))
+        run_blocking(engine.blocking.store.generations(scope))
     engine.close()
 
 
@@ -795,7 +798,7 @@ def test_a_hung_server_of_a_ring_is_asked_once_a_second(ring: list[MemcachedServ
 
     async def suspending() -> None:
         with pytest.raises(EngineError):
-            await engine.astore.get([lost])
+            await engine.suspending.store.get([lost])
 
     async def ten() -> None:
         for _ in range(10):
@@ -805,7 +808,7 @@ def test_a_hung_server_of_a_ring_is_asked_once_a_second(ring: list[MemcachedServ
     start = time.monotonic()
     for _ in range(10):
         with pytest.raises(EngineError):
-            run_blocking(engine.store.get([lost]))
+            run_blocking(engine.blocking.store.get([lost]))
     asyncio.run(ten())
     assert time.monotonic() - start < 3.0
     engine.close()
@@ -855,26 +858,26 @@ def _mix(pipe: Connection, url: str, seed: int, rounds: int) -> None:
             break  # a slow machine has had enough of them
         if generator.random() < 0.2:  # each process changes the truth of one key
             key, truth = f"mix{seed}", some(b"%020d" % turn)
-            run_blocking(engine.store.set(f"truth:{key}", truth))
-            run_blocking(engine.store.invalidate(key))
-            run_blocking(engine.store.set(f"told:{key}", truth))
+            run_blocking(engine.blocking.store.set(f"truth:{key}", truth))
+            run_blocking(engine.blocking.store.invalidate(key))
+            run_blocking(engine.blocking.store.set(f"told:{key}", truth))
             continue
         key, token = f"mix{generator.randrange(4)}", new_id()
-        (told,) = run_blocking(engine.store.get([f"told:{key}"]))
-        reply: Any = run_blocking(engine.claims.claim(key, token, Ask(1.0)))
+        (told,) = run_blocking(engine.blocking.store.get([f"told:{key}"]))
+        reply: Any = run_blocking(engine.blocking.claims.claim(key, token, Ask(1.0)))
         if isinstance(reply, Found):
             stale += told is not None and reply.entry.value < told.value
         elif isinstance(reply, Granted):
-            (now,) = run_blocking(engine.store.get([f"truth:{key}"]))
+            (now,) = run_blocking(engine.blocking.store.get([f"truth:{key}"]))
             value = now.value if now is not None else b""
             if generator.random() < 0.3:
                 time.sleep(generator.random() * 0.003)
             if generator.random() < 0.1:
-                run_blocking(engine.claims.abandon(key, token))
+                run_blocking(engine.blocking.claims.abandon(key, token))
             else:
-                stored += run_blocking(engine.claims.fill(key, token, some(value)))
+                stored += run_blocking(engine.blocking.claims.fill(key, token, some(value)))
         elif isinstance(reply, Busy):
-            run_blocking(engine.claims.wait(key, reply, 0.002))
+            run_blocking(engine.blocking.claims.wait(key, reply, 0.002))
     pipe.send((stale, stored))
     engine.close()
 
@@ -889,7 +892,7 @@ def test_random_interleavings_of_four_processes_store_nothing_stale(server: Memc
     assert sum(stored for _, stored in totals) > 200
     engine = MemcachedEngine(server.address)
     for number in range(4):
-        value, truth = run_blocking(engine.store.get([f"mix{number}", f"truth:mix{number}"]))
+        value, truth = run_blocking(engine.blocking.store.get([f"mix{number}", f"truth:mix{number}"]))
         if value is not None and truth is not None:
             assert value.value == truth.value
     engine.close()

@@ -37,7 +37,7 @@ class Face(faces.Face):
     def a_second_later(self) -> None:
         """When generations are asked for again: a server that was restarted has lost them too."""
         engine: Any = self.cache._core.engine
-        engine.claims._generations.clear()
+        engine.blocking.claims._generations.clear()
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ def some(value: Any, fresh: float = 60.0, keep: float | None = None) -> Entry[An
 
 
 def put(engine: MemoryEngine, key: str, value: Any, **times: float) -> None:
-    run_blocking(engine.store.set(key, some(value, **times)))
+    run_blocking(engine.blocking.store.set(key, some(value, **times)))
 
 
 def claimed(engine: MemoryEngine, key: str, lease: float = 60.0, **terms: Any) -> tuple[bytes, Any]:
     token = new_id()
-    return token, run_blocking(engine.claims.claim(key, token, Ask(lease, **terms)))
+    return token, run_blocking(engine.blocking.claims.claim(key, token, Ask(lease, **terms)))
 
 
 def resident_of(engine: MemoryEngine, key: str) -> Resident:
@@ -52,7 +52,7 @@ def test_what_is_filled_stands_in_the_tier_without_an_early_moment() -> None:
     engine = MemoryEngine(clock=clock)
     entry = some("v", fresh=10.0, keep=30.0)
     token, _ = claimed(engine, "k")
-    assert run_blocking(engine.claims.fill("k", token, entry))
+    assert run_blocking(engine.blocking.claims.fill("k", token, entry))
     resident = resident_of(engine, "k")
     assert (resident.end, resident.fresh, resident.keep) == (0.0, 110.0, 130.0)
     assert resident.entry is entry
@@ -69,9 +69,9 @@ def test_a_change_kills_the_resident(verb: str) -> None:
     if verb == "set":
         put(engine, "k", "new")
     elif verb == "bump":
-        run_blocking(engine.store.bump(""))
+        run_blocking(engine.blocking.store.bump(""))
     else:
-        run_blocking(getattr(engine.store, verb)("k"))
+        run_blocking(getattr(engine.blocking.store, verb)("k"))
     assert resident.end == 0.0
 
 
@@ -81,7 +81,7 @@ def test_an_expired_resident_is_another_one() -> None:
     engine = MemoryEngine(clock=clock)
     put(engine, "k", "v")
     before = resident_of(engine, "k")
-    run_blocking(engine.store.expire("k"))
+    run_blocking(engine.blocking.store.expire("k"))
     after = resident_of(engine, "k")
     assert after is not before
     assert (after.end, after.fresh, after.keep) == (0.0, clock(), before.keep)
@@ -115,8 +115,8 @@ def test_dead_leases_verdicts_and_rests_are_swept() -> None:
     for number in range(3_000):
         token, _ = claimed(engine, f"k{number}", lease=1.0)
         if number % 2:
-            run_blocking(engine.claims.abandon(f"k{number}", token, Verdict("failed"), rest=2.0))
-        run_blocking(engine.locks.acquire(f"l{number}", token, 1.0))
+            run_blocking(engine.blocking.claims.abandon(f"k{number}", token, Verdict("failed"), rest=2.0))
+        run_blocking(engine.blocking.locks.acquire(f"l{number}", token, 1.0))
         clock.advance(0.1)
     assert len(keys.records) < 200
     assert len(names.records) < 200
@@ -141,7 +141,7 @@ def test_a_key_that_fails_for_hours_keeps_few_verdicts() -> None:
     engine = MemoryEngine(clock=clock)
     for _ in range(1_000):
         token, _ = claimed(engine, "k")
-        run_blocking(engine.claims.abandon("k", token, Verdict("failed")))
+        run_blocking(engine.blocking.claims.abandon("k", token, Verdict("failed")))
         clock.advance(1.0)
     assert 1 <= len(engine._parts[0].records["k"].past.verdicts) <= 6
 
@@ -151,7 +151,7 @@ def test_a_rest_outlives_its_verdict() -> None:
     clock = FakeClock()
     engine = MemoryEngine(clock=clock)
     token, _ = claimed(engine, "k")
-    run_blocking(engine.claims.abandon("k", token, Verdict("failed", "E"), rest=60.0))
+    run_blocking(engine.blocking.claims.abandon("k", token, Verdict("failed", "E"), rest=60.0))
     clock.advance(30.0)
     _, reply = claimed(engine, "k", awaited=token)
     assert isinstance(reply, Failed)
@@ -177,7 +177,7 @@ def test_close_lets_waiters_go() -> None:
     engine = MemoryEngine()
     claimed(engine, "k")
     _, busy = claimed(engine, "k")
-    waiter = threading.Thread(target=lambda: run_blocking(engine.claims.wait("k", busy, 60.0)))
+    waiter = threading.Thread(target=lambda: run_blocking(engine.blocking.claims.wait("k", busy, 60.0)))
     waiter.start()
     engine.close()
     waiter.join(10)
@@ -194,7 +194,7 @@ class Mine:
         self.engine = engine
 
     def __del__(self) -> None:
-        run_blocking(self.engine.store.invalidate("other"))
+        run_blocking(self.engine.blocking.store.invalidate("other"))
         put(self.engine, "from a finalizer", 1)
 
 
@@ -210,13 +210,13 @@ def test_a_finalizer_may_use_the_engine(verb: str) -> None:
             put(engine, "k", 2)
         elif verb == "fill":
             token, _ = claimed(engine, "k", force=True)
-            run_blocking(engine.claims.fill("k", token, some(2)))
+            run_blocking(engine.blocking.claims.fill("k", token, some(2)))
         elif verb == "replace":
-            run_blocking(engine.store.replace("k", resident_of(engine, "k").entry.id, some(2)))
+            run_blocking(engine.blocking.store.replace("k", resident_of(engine, "k").entry.id, some(2)))
         elif verb == "invalidate":
-            run_blocking(engine.store.invalidate("k"))
+            run_blocking(engine.blocking.store.invalidate("k"))
         elif verb == "bump":
-            run_blocking(engine.store.bump(""))
+            run_blocking(engine.blocking.store.bump(""))
         else:
             for number in range(3):
                 put(engine, f"k{number}", number)
@@ -225,15 +225,17 @@ def test_a_finalizer_may_use_the_engine(verb: str) -> None:
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-    assert run_blocking(engine.store.get(["from a finalizer"]))[0] is not None
+    assert run_blocking(engine.blocking.store.get(["from a finalizer"]))[0] is not None
 
 
 def test_an_invalidation_in_the_middle_of_a_fill_wins() -> None:
     """Code that runs inside a put, as a finalizer or `getsizeof` may, would invalidate in vain."""
-    engine = MemoryEngine(store=LRUCache(10, getsizeof=lambda _: run_blocking(engine.store.invalidate("k")) or 1))
+    engine = MemoryEngine(
+        store=LRUCache(10, getsizeof=lambda _: run_blocking(engine.blocking.store.invalidate("k")) or 1)
+    )
     token, _ = claimed(engine, "k")
-    assert not run_blocking(engine.claims.fill("k", token, some("old")))
-    assert run_blocking(engine.store.get(["k"])) == [None]
+    assert not run_blocking(engine.blocking.claims.fill("k", token, some("old")))
+    assert run_blocking(engine.blocking.store.get(["k"])) == [None]
 
 
 # -- forks --------------------------------------------------------------------------------------------------------
@@ -248,25 +250,25 @@ from stampede.ports import Ask, Busy, Granted
 
 engine = MemoryEngine()
 held = new_id()
-run_blocking(engine.store.set("kept", Entry("v", new_id())))
-assert isinstance(run_blocking(engine.claims.claim("k", held, Ask(60.0))), Granted)
-assert isinstance(run_blocking(engine.locks.acquire("l", held, 60.0)), Granted)
+run_blocking(engine.blocking.store.set("kept", Entry("v", new_id())))
+assert isinstance(run_blocking(engine.blocking.claims.claim("k", held, Ask(60.0))), Granted)
+assert isinstance(run_blocking(engine.blocking.locks.acquire("l", held, 60.0)), Granted)
 decisions.lock.acquire()  # as if another thread were in the middle of a verb
 child = os.fork()
 if child == 0:
-    entry, = run_blocking(engine.store.get(["kept"]))
+    entry, = run_blocking(engine.blocking.store.get(["kept"]))
     fine = (
         entry is not None
         and entry.value == "v"
-        and not run_blocking(engine.claims.fill("k", held, Entry("mine", new_id())))
-        and isinstance(run_blocking(engine.claims.claim("k", new_id(), Ask(60.0))), Granted)
-        and isinstance(run_blocking(engine.locks.acquire("l", new_id(), 60.0)), Granted)
+        and not run_blocking(engine.blocking.claims.fill("k", held, Entry("mine", new_id())))
+        and isinstance(run_blocking(engine.blocking.claims.claim("k", new_id(), Ask(60.0))), Granted)
+        and isinstance(run_blocking(engine.blocking.locks.acquire("l", new_id(), 60.0)), Granted)
     )
     os._exit(0 if fine else 1)
 decisions.lock.release()
 assert os.waitpid(child, 0)[1] == 0
-assert isinstance(run_blocking(engine.claims.claim("k", new_id(), Ask(60.0))), Busy)
-assert run_blocking(engine.claims.fill("k", held, Entry("mine", new_id())))
+assert isinstance(run_blocking(engine.blocking.claims.claim("k", new_id(), Ask(60.0))), Busy)
+assert run_blocking(engine.blocking.claims.fill("k", held, Entry("mine", new_id())))
 """
 
 
@@ -285,9 +287,9 @@ def test_cachetools_evicts_by_its_own_policy() -> None:
     put(engine, "often", 1)
     put(engine, "seldom", 2)
     for _ in range(3):
-        run_blocking(engine.store.get(["often"]))
+        run_blocking(engine.blocking.store.get(["often"]))
     put(engine, "new", 3)
-    kept = run_blocking(engine.store.get(["often", "seldom", "new"]))
+    kept = run_blocking(engine.blocking.store.get(["often", "seldom", "new"]))
     assert [entry is not None for entry in kept] == [True, False, True]
 
 
@@ -297,7 +299,7 @@ def test_cachetools_ends_by_its_own_time() -> None:
     engine = MemoryEngine(store=TTLCache(10, ttl=5.0, timer=clock), clock=clock)
     put(engine, "k", 1, fresh=60.0)
     clock.advance(6.0)
-    assert run_blocking(engine.store.get(["k"])) == [None]
+    assert run_blocking(engine.blocking.store.get(["k"])) == [None]
     assert isinstance(claimed(engine, "k")[1], Granted)
 
 
@@ -307,7 +309,7 @@ def test_cachetools_measures_values() -> None:
     engine = MemoryEngine(store=store)
     put(engine, "a", "xxxxxx")
     put(engine, "b", "xxxxxx")
-    assert [entry is None for entry in run_blocking(engine.store.get(["a", "b"]))] == [True, False]
+    assert [entry is None for entry in run_blocking(engine.blocking.store.get(["a", "b"]))] == [True, False]
 
 
 def test_what_cachetools_has_no_room_for_is_too_large() -> None:
@@ -317,8 +319,8 @@ def test_what_cachetools_has_no_room_for_is_too_large() -> None:
     put(engine, "k", "old")
     token, _ = claimed(engine, "k", force=True)
     with pytest.raises(TooLarge):
-        run_blocking(engine.claims.fill("k", token, some("x" * 11)))
-    assert run_blocking(engine.store.get(["k"])) == [None]
+        run_blocking(engine.blocking.claims.fill("k", token, some("x" * 11)))
+    assert run_blocking(engine.blocking.store.get(["k"])) == [None]
     assert isinstance(claimed(engine, "k")[1], Busy)  # whose holder is now to abandon it
 
 
@@ -340,8 +342,8 @@ def test_what_others_put_into_the_store_is_no_entry() -> None:
     store: Any = LRUCache(10)
     store["k"] = "not ours"
     engine = MemoryEngine(store=store)
-    assert run_blocking(engine.store.get(["k"])) == [None]
-    assert run_blocking(engine.store.invalidate("k")) is False
+    assert run_blocking(engine.blocking.store.get(["k"])) == [None]
+    assert run_blocking(engine.blocking.store.invalidate("k")) is False
 
 
 # -- many threads at once -----------------------------------------------------------------------------------------
@@ -360,25 +362,25 @@ def test_no_value_outlives_its_invalidation(store: Any) -> None:
         while not stop.is_set():
             least = announced  # its invalidation has returned
             token = new_id()
-            reply = run_blocking(engine.claims.claim("k", token, Ask(60.0)))
+            reply = run_blocking(engine.blocking.claims.claim("k", token, Ask(60.0)))
             if isinstance(reply, Granted):
                 seen = origin
                 time.sleep(0)  # let others in
                 if random.random() < 0.1:
-                    run_blocking(engine.claims.abandon("k", token))
-                elif run_blocking(engine.claims.fill("k", token, some(seen))):
+                    run_blocking(engine.blocking.claims.abandon("k", token))
+                elif run_blocking(engine.blocking.claims.fill("k", token, some(seen))):
                     computed[0] += 1
             elif isinstance(reply, Found) and reply.entry.value < least:
                 wrong.append(f"{reply.entry.value} after {least}")
             elif isinstance(reply, Busy):
-                run_blocking(engine.claims.wait("k", reply, 1.0))
+                run_blocking(engine.blocking.claims.wait("k", reply, 1.0))
 
     readers = [threading.Thread(target=read) for _ in range(4)]
     for reader in readers:
         reader.start()
     for number in range(1, 150):
         origin = number
-        run_blocking(engine.store.invalidate("k"))
+        run_blocking(engine.blocking.store.invalidate("k"))
         announced = number
         time.sleep(0)
     stop.set()
@@ -396,17 +398,17 @@ def test_who_misses_its_turn_keeps_its_place(late: str) -> None:
     engine = MemoryEngine(clock=clock)
 
     def has(token: bytes) -> bool:
-        return isinstance(run_blocking(engine.locks.acquire("l", token, 60.0, waits=True)), Granted)
+        return isinstance(run_blocking(engine.blocking.locks.acquire("l", token, 60.0, waits=True)), Granted)
 
     assert has(b"holder")
     assert not has(b"first") and not has(b"second")
-    assert run_blocking(engine.locks.release("l", b"holder"))
+    assert run_blocking(engine.blocking.locks.release("l", b"holder"))
     clock.advance(TURN + 0.1)  # in which it was the first one's
     if late == "behind another":
         assert has(b"second")
         assert not has(b"third") and not has(b"first")
-        assert run_blocking(engine.locks.release("l", b"second"))
+        assert run_blocking(engine.blocking.locks.release("l", b"second"))
         assert not has(b"third")
     assert has(b"first")
-    assert run_blocking(engine.locks.release("l", b"first"))
+    assert run_blocking(engine.blocking.locks.release("l", b"first"))
     assert has(b"third" if late == "behind another" else b"second")

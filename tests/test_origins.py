@@ -294,7 +294,7 @@ def test_a_cap_fails_open_for_the_fleet_and_holds_for_the_process(own: RedisServ
 def test_an_error_of_one_question_opens_no_cap(tmp_path: Path, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under load some questions fail. Each opened the cap for its caller: 11 computed at once where 8 may."""
     first, second = (open_(f"disk://{tmp_path}", concurrency=1) for _ in range(2))
-    locks, failing, asked = second._core.engine.lock_engine.locks, iter([True]), threading.Event()
+    locks, failing, asked = second._core.engine.lock_engine.blocking.locks, iter([True]), threading.Event()
     assert locks is not None
     real = locks.acquire
 
@@ -352,7 +352,7 @@ def test_an_engine_without_an_answer_rests_for_a_moment(
 ) -> None:
     """Each computation would wait for two answers of an engine that hangs."""
     cache, questions = open_(f"disk://{tmp_path}", concurrency=1), []
-    locks = cache._core.engine.lock_engine.locks
+    locks = cache._core.engine.lock_engine.blocking.locks
     assert locks is not None
     real = locks.acquire
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from herd import Herd, Origin, had, until, until_async
@@ -22,7 +22,7 @@ from stampede.engines.disk import DiskEngine
 from stampede.engines.memory import MemoryEngine
 from stampede.entry import Entry
 from stampede.metrics import PrometheusObserver
-from stampede.ports import Engine, Found
+from stampede.ports import Engine, Found, Side
 from stampede.settings import Settings
 from stampede.testing import FakeClock, isolated
 
@@ -77,12 +77,11 @@ class Switched(Engine):
     def __init__(self, inner: Engine | None = None) -> None:
         self.plug = Plug()
         self.inner = inner or MemoryEngine(sealed=True)
-        self.claims: Any = Port(self.plug, self.inner.claims)
-        self.aclaims: Any = Port(self.plug, self.inner.aclaims)
-        self.store: Any = Port(self.plug, self.inner.store)
-        self.astore: Any = Port(self.plug, self.inner.astore)
-        self.locks: Any = Port(self.plug, self.inner.locks)
-        self.alocks: Any = Port(self.plug, self.inner.alocks)
+        self.blocking, self.suspending = self._side(self.inner.blocking), self._side(self.inner.suspending)
+
+    def _side(self, side: Side) -> Side:
+        claims, store, locks = (cast("Any", Port(self.plug, port)) for port in (side.claims, side.store, side.locks))
+        return Side(claims, store, locks)
 
     def ping(self) -> float:
         self.plug.pass_on("ping")
@@ -753,7 +752,8 @@ def test_a_part_that_is_down_is_no_matter_of_the_other_parts(colour: str, clock:
 
         return type("Ring", (), {"__getattr__": lambda self, verb: lambda *args: act(verb, *args)})()
 
-    engine.claims, engine.aclaims = broken(engine.inner.claims), broken(engine.inner.aclaims)
+    engine.blocking = replace(engine.blocking, claims=broken(engine.inner.blocking.claims))
+    engine.suspending = replace(engine.suspending, claims=broken(engine.inner.suspending.claims))
     cache = Cache(engine=engine)
     f = cache.cached(counting(colour))
     assert [had(f("dead 1")), had(f("dead 1")), had(f("dead 2"))] == [1, 1, 2]
@@ -785,7 +785,8 @@ def test_a_part_that_is_still_down_ends_the_outage_of_the_rest(clock: FakeClock,
                 raise Part(f"the server of {keys[0]} is down")
             return await self._port.get(keys)
 
-    engine.claims, engine.store = Ring(engine.plug, engine.inner.claims), Ring(engine.plug, engine.inner.store)
+    claims, store = engine.inner.blocking.claims, engine.inner.blocking.store
+    engine.blocking = replace(engine.blocking, claims=Ring(engine.plug, claims), store=Ring(engine.plug, store))
     cache = Cache(engine=engine)
     assert cache.get("k") is None
     engine.plug.pull()
@@ -809,7 +810,7 @@ def test_a_part_that_was_back_meanwhile(engine: Switched) -> None:
             return await self._port.claim(*args)
 
     dead = [True]
-    engine.claims = Ring(engine.plug, engine.inner.claims)
+    engine.blocking = replace(engine.blocking, claims=Ring(engine.plug, engine.inner.blocking.claims))
     asked, other = Cache(engine=engine), Cache(engine=engine)
     assert asked.get_or_compute("k", lambda: 1) == 1
     assert asked.get_or_compute("k", lambda: 2) == 1
@@ -837,7 +838,7 @@ def test_what_a_full_engine_refuses_is_kept_for_a_moment_only(engine: Switched) 
 
             return act if verb == "claim" else super().__getattr__(verb)
 
-    engine.claims = Refusing(engine.plug, engine.inner.claims)
+    engine.blocking = replace(engine.blocking, claims=Refusing(engine.plug, engine.inner.blocking.claims))
     f = Cache(engine=engine, ttl=3600).cached(counting())
     assert [f(1), f(1)] == [1, 1]
     (resident,) = f.cache._core.outage.refuge.tier._residents.values()
@@ -854,7 +855,7 @@ def test_one_key_that_is_never_readable_is_no_outage(engine: Switched) -> None:
                 return Found(Entry(os.urandom(40), os.urandom(8), fresh=10.0, keep=10.0))
             return await self.__getattr__("claim")(key, *args)
 
-    engine.claims = Restless(engine.plug, engine.inner.claims)
+    engine.blocking = replace(engine.blocking, claims=Restless(engine.plug, engine.inner.blocking.claims))
     cache = Cache(engine=engine)
     assert cache.get_or_compute("foreign", lambda: 1) == 1
     assert cache.get_or_compute("k", lambda: 2) == 2
@@ -886,6 +887,7 @@ def test_an_answer_from_before_the_trouble_ends_no_outage(engine: Switched) -> N
         assert cache._core.outage.down
         assert await cache.aget_or_compute("k", f) == 1
 
-    engine.aclaims = Slow(engine.plug, engine.inner.aclaims)
+    slow: Any = Slow(engine.plug, engine.inner.suspending.claims)
+    engine.suspending = replace(engine.suspending, claims=slow)
     cache = Cache(engine=engine)
     asyncio.run(story())

@@ -58,8 +58,8 @@ def test_no_answer_makes_a_waiter_spin(colour: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(NamedLocks, "acquire", acquires)
         for port in (memory._Verbs, NamedLocks):
             monkeypatch.setattr(port, "wait", woken)
-        assert cache.engine.claims is not None
-        asyncio.run(cache.engine.claims.claim(cache._root.prefix + "k", new_id(), Ask(60.0)))
+        assert cache.engine.blocking.claims is not None
+        asyncio.run(cache.engine.blocking.claims.claim(cache._root.prefix + "k", new_id(), Ask(60.0)))
 
         async def suspending() -> None:
             assert not await cache.lock("l").aacquire(0.2)

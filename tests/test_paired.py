@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,15 @@ class World:
         self.clock = FakeClock()
         self.steps = Steps()
         self.store, self.locks = MemoryEngine(clock=self.clock), MemoryEngine(clock=self.clock)
-        watched: Any = MemoryEngine(clock=self.clock)
-        watched.store = WatchedStore(self.store.store, self.steps)
-        watched.locks = WatchedLocks(self.locks.locks, self.steps)
+        watched = MemoryEngine(clock=self.clock)
+        store: Any = WatchedStore(self.store.blocking.store, self.steps)
+        locks: Any = WatchedLocks(self.locks.blocking.locks, self.steps)
+        watched.blocking = replace(watched.blocking, store=store, locks=locks)
         self.here = Paired(watched, watched, clock=self.clock, max_hold=max_hold)
         self.there = Paired(self.store, self.locks, clock=self.clock, max_hold=max_hold)
 
     def claim(self, pair: Paired, token: bytes | None = None, lease: float = 30.0, **terms: Any) -> Any:
-        return run_blocking(pair.claims.claim("k", token or new_id(), Ask(lease, **terms)))
+        return run_blocking(pair.blocking.claims.claim("k", token or new_id(), Ask(lease, **terms)))
 
     def granted(self, pair: Paired, lease: float = 30.0, **terms: Any) -> bytes:
         token = new_id()
@@ -120,10 +122,10 @@ class World:
         return token
 
     def fill(self, pair: Paired, token: bytes, value: str) -> bool:
-        return run_blocking(pair.claims.fill("k", token, some(value)))
+        return run_blocking(pair.blocking.claims.fill("k", token, some(value)))
 
     def value(self) -> Any:
-        (entry,) = run_blocking(self.there.store.get(["k"]))
+        (entry,) = run_blocking(self.there.blocking.store.get(["k"]))
         return None if entry is None else entry.value
 
     def compute_there(self, value: str, **terms: Any) -> None:
@@ -149,7 +151,7 @@ def test_a_miss_goes_the_classic_way() -> None:
 def test_a_hit_asks_the_store_once() -> None:
     """Hits would take locks."""
     world = World()
-    run_blocking(world.there.store.set("k", some("v")))
+    run_blocking(world.there.blocking.store.set("k", some("v")))
     assert isinstance(world.claim(world.here), Found)
     assert world.steps.names == ["get"]
 
@@ -179,10 +181,10 @@ def test_invalidate_in_between_wins(kept: str | None, step: int) -> None:
     seen = None
     if kept is not None:
         entry = some("old", fresh=60.0 if kept == "fresh" else 0.0, keep=90.0)
-        run_blocking(world.there.store.set("k", entry))
+        run_blocking(world.there.blocking.store.set("k", entry))
         seen = entry.id
     token = world.granted(world.here, seen=seen)
-    world.steps.at, world.steps.then = step, lambda: run_blocking(world.there.store.invalidate("k"))
+    world.steps.at, world.steps.then = step, lambda: run_blocking(world.there.blocking.store.invalidate("k"))
     stored = world.fill(world.here, token, "too old")
     assert len(world.steps.names) > step, "nobody came in between"
     assert world.value() is None
@@ -195,7 +197,7 @@ def test_set_in_between_wins(step: int) -> None:
     """What was set would be overwritten by what was computed before."""
     world = World()
     token = world.granted(world.here)
-    world.steps.at, world.steps.then = step, lambda: run_blocking(world.there.store.set("k", some("set")))
+    world.steps.at, world.steps.then = step, lambda: run_blocking(world.there.blocking.store.set("k", some("set")))
     assert not world.fill(world.here, token, "too old")
     assert world.value() == "set"
 
@@ -206,7 +208,7 @@ def test_a_refresh_in_between_wins(kept: bool, step: int) -> None:
     """`refresh` would be overwritten by an older computation: before its own fill, or after."""
     world = World()
     if kept:
-        run_blocking(world.there.store.set("k", some("old", fresh=0.0, keep=60.0)))
+        run_blocking(world.there.blocking.store.set("k", some("old", fresh=0.0, keep=60.0)))
     token = world.granted(world.here)
     refresh: list[bytes] = []
     world.steps.at = step
@@ -236,8 +238,8 @@ def test_frozen_past_the_lease_stores_nothing(step: int) -> None:
 def test_a_claim_survives_an_invalidation_at_any_step(step: int) -> None:
     """The key would be left locked, or its next computation refused for good."""
     world = World()
-    run_blocking(world.there.store.set("k", some("old", fresh=0.0, keep=60.0)))
-    world.steps.at, world.steps.then = step, lambda: run_blocking(world.there.store.invalidate("k"))
+    run_blocking(world.there.blocking.store.set("k", some("old", fresh=0.0, keep=60.0)))
+    world.steps.at, world.steps.then = step, lambda: run_blocking(world.there.blocking.store.invalidate("k"))
     token = new_id()
     reply = world.claim(world.here, token)
     if isinstance(reply, Granted):
@@ -264,9 +266,9 @@ def test_a_lock_nobody_else_can_open_is_given_back_when_overruled() -> None:
     world = World()
     token = world.granted(world.here)
     entry = some("set")
-    run_blocking(world.store.store.set("k", entry))  # and the lock stands
+    run_blocking(world.store.blocking.store.set("k", entry))  # and the lock stands
     assert isinstance(world.claim(world.there, seen=entry.id), Busy)
-    assert not run_blocking(world.here.claims.renew("k", token, 30.0))
+    assert not run_blocking(world.here.blocking.claims.renew("k", token, 30.0))
     world.granted(world.there, seen=entry.id)
     assert not world.fill(world.here, token, "too old")
     assert world.value() == "set"
@@ -296,7 +298,7 @@ def test_a_fill_that_fails_can_be_abandoned(step: int) -> None:
     world.steps.at, world.steps.then = step, down
     with pytest.raises(EngineError):
         world.fill(world.here, token, "v")
-    run_blocking(world.here.claims.abandon("k", token))
+    run_blocking(world.here.blocking.claims.abandon("k", token))
     assert isinstance(world.claim(world.there), Granted if step < CLAIM + FILL - 1 else Found)
 
 
@@ -306,16 +308,16 @@ def test_invalidate_raises_when_it_can_not_be_done() -> None:
         world = World()
         world.steps.at, world.steps.then = step, down
         with pytest.raises(EngineError):
-            run_blocking(world.here.store.invalidate("k"))
+            run_blocking(world.here.blocking.store.invalidate("k"))
 
 
 def test_too_long_a_computation_is_refused() -> None:
     """Its invalidation would be forgotten before its fill."""
     world = World(max_hold=100.0)
     token = world.granted(world.here, lease=1_000.0)
-    run_blocking(world.there.store.expire("k"))
+    run_blocking(world.there.blocking.store.expire("k"))
     world.clock.advance(101.0)
-    assert not run_blocking(world.here.claims.renew("k", token, 1_000.0))
+    assert not run_blocking(world.here.blocking.claims.renew("k", token, 1_000.0))
     assert not world.fill(world.here, token, "late")
     assert world.value() is None
     world.granted(world.there)
@@ -325,7 +327,7 @@ def test_strange_news_is_no_news() -> None:
     """Whatever stands where failures are told would break every claim of the key."""
     for junk in (b"", b"{", b"[1, 2]", b'["zz", "failed", "", ""]', b"\xff", b"[null, null, null, null]", 7, None):
         world = World()
-        run_blocking(world.store.store.set(PAST + "k", some(junk)))
+        run_blocking(world.store.blocking.store.set(PAST + "k", some(junk)))
         world.granted(world.here, awaited=new_id())
 
 
@@ -333,7 +335,7 @@ def test_the_past_ends_with_a_fill() -> None:
     """A key that rested would rest again as soon as its new value is stale."""
     world = World()
     token = world.granted(world.there)
-    run_blocking(world.there.claims.abandon("k", token, Verdict("failed", "E"), rest=1_000.0))
+    run_blocking(world.there.blocking.claims.abandon("k", token, Verdict("failed", "E"), rest=1_000.0))
     assert isinstance(world.claim(world.here), Failed)
     assert world.fill(world.here, world.granted(world.here, force=True), "v")
     world.clock.advance(61.5)
@@ -344,8 +346,8 @@ def test_a_late_verdict_is_not_told() -> None:
     """Those who wait for a newer computation would be told of an older one's failure."""
     world = World()
     token = world.granted(world.here)
-    run_blocking(world.there.store.invalidate("k"))
-    run_blocking(world.here.claims.abandon("k", token, Verdict("failed"), rest=60.0))
+    run_blocking(world.there.blocking.store.invalidate("k"))
+    run_blocking(world.here.blocking.claims.abandon("k", token, Verdict("failed"), rest=60.0))
     world.granted(world.there, awaited=token)
 
 
@@ -353,7 +355,7 @@ def test_computations_nobody_ended_are_forgotten() -> None:
     """Each claim of a caller that vanished would stay in memory."""
     world = World(max_hold=10.0)
     for number in range(1_000):
-        run_blocking(world.there.claims.claim(f"k{number}", new_id(), Ask(1.0)))
+        run_blocking(world.there.blocking.claims.claim(f"k{number}", new_id(), Ask(1.0)))
         world.clock.advance(0.1)
     assert len(world.there._computations._owned) < 300
 
@@ -379,23 +381,23 @@ def test_any_store_keeps_a_pairs_tombstones(part: str, tmp_path: Path) -> None:
     else:
         url = "memory://?codec=sealed" if part == "memory" else f"disk://{tmp_path}/d"
     key, store = f"tombstone:{new_id().hex()}", open_engine(url)
-    assert store.store is not None
+    assert store.blocking.store is not None
     try:
-        run_blocking(Paired(store, MemoryEngine()).store.invalidate(key))
-        (tombstone,) = run_blocking(store.store.get([key]))
+        run_blocking(Paired(store, MemoryEngine()).blocking.store.invalidate(key))
+        (tombstone,) = run_blocking(store.blocking.store.get([key]))
         assert tombstone is not None
-        assert not run_blocking(store.store.replace(key, None, some(b"late")))
+        assert not run_blocking(store.blocking.store.replace(key, None, some(b"late")))
     finally:
         store.close()
 
 
 def test_parts_must_have_what_they_are_for() -> None:
     """The first call would fail with an AttributeError."""
-    engine: Any = MemoryEngine()
-    engine.store = None
+    engine = MemoryEngine()
+    engine.blocking = replace(engine.blocking, store=None)
     with pytest.raises(OptionError, match="store"):
         Paired(engine, MemoryEngine())
-    engine.locks = None
+    engine.blocking = replace(engine.blocking, locks=None)
     with pytest.raises(OptionError, match="lock"):
         Paired(MemoryEngine(), engine)
 
@@ -403,7 +405,7 @@ def test_parts_must_have_what_they_are_for() -> None:
 def test_a_key_and_a_lock_of_one_name_are_two() -> None:
     """A computation would wait for a user's lock that happens to have its key's name."""
     world = World()
-    assert isinstance(run_blocking(world.there.locks.acquire("k", new_id(), 60.0)), Granted)
+    assert isinstance(run_blocking(world.there.blocking.locks.acquire("k", new_id(), 60.0)), Granted)
     world.granted(world.there)
     assert isinstance(world.claim(world.there), Busy)
 
@@ -417,12 +419,12 @@ from stampede.entry import Entry, new_id
 from stampede.ports import Ask
 
 pair, token = Paired(MemoryEngine(), MemoryEngine()), new_id()
-run_blocking(pair.claims.claim("k", token, Ask(60.0)))
+run_blocking(pair.blocking.claims.claim("k", token, Ask(60.0)))
 child = os.fork()
 if child == 0:
-    os._exit(int(run_blocking(pair.claims.renew("k", token, 60.0)) or len(pair._computations._owned)))
+    os._exit(int(run_blocking(pair.blocking.claims.renew("k", token, 60.0)) or len(pair._computations._owned)))
 assert os.waitpid(child, 0)[1] == 0
-assert run_blocking(pair.claims.fill("k", token, Entry("v", new_id())))
+assert run_blocking(pair.blocking.claims.fill("k", token, Entry("v", new_id())))
 """
 
 

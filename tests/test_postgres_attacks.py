@@ -85,7 +85,7 @@ def test_no_fence_comes_twice_where_commits_do_not_wait_for_the_disk() -> None:
         fences: list[Any] = []
         for _ in range(2):
             with closing(PostgresEngine(server.postgres_url)) as engine:
-                granted = run(engine.locks.acquire(f"l{len(fences)}", os.urandom(8), LONG))
+                granted = run(engine.blocking.locks.acquire(f"l{len(fences)}", os.urandom(8), LONG))
                 assert isinstance(granted, Granted)
                 fences.append(granted.fence)
                 server.stop()
@@ -115,16 +115,16 @@ def test_a_large_value_that_is_claimed_is_whole(server: PostgresServer, size: in
     """What is fetched apart would be missing, or another value's."""
     engine = PostgresEngine(server.postgres_url)
     try:
-        assert engine.claims is not None and engine.store is not None and engine.many is not None
+        assert engine.blocking.claims is not None and engine.blocking.store is not None and engine.many is not None
         entry = Entry(os.urandom(size), new_id(), ttl=LONG, fresh=LONG, keep=LONG)
-        run(engine.store.set("k", entry))
+        run(engine.blocking.store.set("k", entry))
         for claim in (
-            lambda: run(engine.claims.claim("k", new_id(), Ask(9.0))),
+            lambda: run(engine.blocking.claims.claim("k", new_id(), Ask(9.0))),
             lambda: engine.many.ask_many([Asked("claim", ("k", new_id(), Ask(9.0)))])[0],
         ):
             found = claim()
             assert isinstance(found, Found) and found.entry.value == entry.value
-        granted = run(engine.claims.claim("k", new_id(), Ask(9.0, seen=entry.id)))
+        granted = run(engine.blocking.claims.claim("k", new_id(), Ask(9.0, seen=entry.id)))
         assert isinstance(granted, Granted) and granted.entry is not None and granted.entry.value == entry.value
     finally:
         engine.close()

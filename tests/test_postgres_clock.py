@@ -38,22 +38,22 @@ def some() -> Entry[Any]:
 
 
 def claimed(engine: PostgresEngine, token: bytes | None = None, **terms: Any) -> Any:
-    return run(engine.claims.claim("k", token or new_id(), Ask(GIVEN, **terms)))
+    return run(engine.blocking.claims.claim("k", token or new_id(), Ask(GIVEN, **terms)))
 
 
 def test_an_entry_is_kept_no_longer_than_it_was_given(clock: MovedClock, engine: PostgresEngine) -> None:
     """Promise 14: a clock that is set back by a year would keep a value for a year."""
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     clock.step(-YEAR)
-    assert run(engine.claims.look("k")) is None  # which only a claim can judge
-    (kept,) = run(engine.store.get(["k"]))
+    assert run(engine.blocking.claims.look("k")) is None  # which only a claim can judge
+    (kept,) = run(engine.blocking.store.get(["k"]))
     assert kept is not None
     assert kept.fresh <= GIVEN + 1
     found = claimed(engine)
     assert isinstance(found, Found)
     assert found.entry.fresh <= GIVEN
     assert found.entry.keep <= 2 * GIVEN
-    assert run(engine.claims.look("k")) is not None  # it has set it right
+    assert run(engine.blocking.claims.look("k")) is not None  # it has set it right
     clock.step(-YEAR + GIVEN)
     assert isinstance(claimed(engine), Granted)
 
@@ -67,7 +67,7 @@ def test_a_dead_holders_lease_is_no_longer_than_it_was(clock: MovedClock, engine
     assert isinstance(busy, Busy)
     assert busy.lease <= GIVEN
     clock.step(-YEAR + GIVEN / 2)
-    assert run(engine.claims.renew("k", token, GIVEN))
+    assert run(engine.blocking.claims.renew("k", token, GIVEN))
     clock.step(-YEAR + GIVEN + 1)
     assert isinstance(claimed(engine), Busy)
     clock.step(-YEAR + 2 * GIVEN)
@@ -78,7 +78,7 @@ def test_a_rest_is_no_longer_than_it_was(clock: MovedClock, engine: PostgresEngi
     """Promise 6: one failure of the origin would be told for a year."""
     token = new_id()
     claimed(engine, token)
-    run(engine.claims.abandon("k", token, Verdict("failed"), GIVEN))
+    run(engine.blocking.claims.abandon("k", token, Verdict("failed"), GIVEN))
     clock.step(-YEAR)
     failed = claimed(engine)
     assert isinstance(failed, Failed)
@@ -88,16 +88,16 @@ def test_a_rest_is_no_longer_than_it_was(clock: MovedClock, engine: PostgresEngi
 
 
 CHANGES: dict[str, Callable[[PostgresEngine], object]] = {
-    "expire": lambda engine: run(engine.store.expire("k")),
-    "invalidate": lambda engine: run(engine.store.invalidate("k")),
-    "set": lambda engine: run(engine.store.set("k", some())),
+    "expire": lambda engine: run(engine.blocking.store.expire("k")),
+    "invalidate": lambda engine: run(engine.blocking.store.invalidate("k")),
+    "set": lambda engine: run(engine.blocking.store.set("k", some())),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_holds_whatever_the_clock_says(clock: MovedClock, engine: PostgresEngine, change: str) -> None:
     """Promise 4: what was ended would come back with the time in which it was fresh."""
-    run(engine.store.set("k", old := some()))
+    run(engine.blocking.store.set("k", old := some()))
     clock.step(-YEAR)
     CHANGES[change](engine)
     for moved in -YEAR, -YEAR - 3, -2 * YEAR:
@@ -108,9 +108,9 @@ def test_a_change_holds_whatever_the_clock_says(clock: MovedClock, engine: Postg
 
 def test_a_clock_that_is_set_forward_ends_things_early(clock: MovedClock, engine: PostgresEngine) -> None:
     """Promise 14: what is over by the server's clock is over, whatever ours says."""
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     clock.step(GIVEN + 1)
-    assert run(engine.claims.look("k")) is None
+    assert run(engine.blocking.claims.look("k")) is None
     granted = claimed(engine)
     assert isinstance(granted, Granted)
     assert granted.entry is not None

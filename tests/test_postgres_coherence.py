@@ -137,7 +137,7 @@ def test_a_bump_between_generation_and_ticket(server: PostgresServer, monkeypatc
         asked = verbs.Keys.claim
 
         def meanwhile(its: verbs.Keys, *args: Any, **terms: Any) -> Any:
-            if its is engine.claims and answers["next"] == "old":
+            if its is engine.blocking.claims and answers["next"] == "old":
                 answers["next"] = "new"
                 before = news.stamps[GENERATIONS]
                 second.invalidate_all()
@@ -167,15 +167,15 @@ POINTS: dict[str, tuple[Any, str]] = {
 
 def write_and_die(pipe: Connection, url: str, point: str) -> None:
     engine = PostgresEngine(url)
-    run(engine.claims.look("k"))
+    run(engine.blocking.claims.look("k"))
     token = new_id()
-    run(engine.claims.claim("k", token, verbs.Ask(60.0, force=True)))
+    run(engine.blocking.claims.claim("k", token, verbs.Ask(60.0, force=True)))
     command = "SELECT stampede.await($1, $2, $3)", (verbs.names("k").id, token, "0123456789ab")
     run(engine._all.line.ask(command))
     pipe.send("ready")
     pipe.recv()
     setattr(*POINTS[point], die)
-    run(engine.claims.fill("k", token, some(b"new")))
+    run(engine.blocking.claims.fill("k", token, some(b"new")))
 
 
 def some(value: bytes) -> Entry[Any]:
@@ -191,7 +191,7 @@ def keeper(server: PostgresServer) -> Iterator[PostgresEngine]:
     """An engine that is told of changes."""
     engine = PostgresEngine(server.postgres_url)
     engine.follow()
-    run(engine.claims.look("k"))
+    run(engine.blocking.claims.look("k"))
     until(lambda: engine._all.news.told)
     yield engine
     engine.close()
@@ -202,9 +202,9 @@ def kept(engine: PostgresEngine) -> Any:
     news, slot = engine._all.news, verbs.names("k").slot
     with closing(PostgresEngine(engine.url)) as writer:
         before = news.stamps[slot]
-        run(writer.store.set("k", some(b"old")))
+        run(writer.blocking.store.set("k", some(b"old")))
         until(lambda: news.stamps[slot] != before)
-    found = run(engine.claims.look("k"))
+    found = run(engine.blocking.claims.look("k"))
     assert found is not None
     assert found.ticket is not None
     return found.ticket
@@ -223,7 +223,7 @@ def test_a_killed_writer_leaves_no_tier_behind(server: PostgresServer, keeper: P
     assert there == (b"old" if point == "before it is sent" else b"new")
     if there == b"new":
         until(lambda: not holds(its), LATE)
-    found = run(keeper.claims.look("k"))
+    found = run(keeper.blocking.claims.look("k"))
     assert found is not None
     assert found.entry.value == there
 

@@ -35,8 +35,8 @@ def test_the_first_claim_has_a_sign_of_life() -> None:
     shared_postgres().prepare()
     engine = PostgresEngine(shared_postgres().postgres_url)
     try:
-        assert engine.claims is not None
-        run_blocking(engine.claims.claim("k", new_id(), Ask(60.0)))
+        assert engine.blocking.claims is not None
+        run_blocking(engine.blocking.claims.claim("k", new_id(), Ask(60.0)))
         assert shared_postgres().ask("SELECT stampede.lives(pid, started), pid IS NULL FROM stampede.leases") == [
             (True, False)
         ]

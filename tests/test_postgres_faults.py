@@ -80,8 +80,8 @@ class Asker:
     def __init__(self, engine: PostgresEngine, colour: str) -> None:
         self.engine = engine
         self.runner = asyncio.Runner() if colour == "async" else None
-        self.claims: Any = engine.claims if self.runner is None else engine.aclaims
-        self.store: Any = engine.store if self.runner is None else engine.astore
+        self.claims: Any = engine.blocking.claims if self.runner is None else engine.suspending.claims
+        self.store: Any = engine.blocking.store if self.runner is None else engine.suspending.store
 
     def __call__(self, asked: Any) -> Any:
         return run_blocking(asked) if self.runner is None else self.runner.run(asked)
@@ -161,7 +161,7 @@ def test_connections_of_a_loop_that_end_together_are_nobodys_error(server: Postg
 
     async def scenario() -> None:
         for number in range(20):
-            asked = [engine.aclaims.claim(f"{number}.{n}", new_id(), Ask(LONG)) for n in range(40)]
+            asked = [engine.suspending.claims.claim(f"{number}.{n}", new_id(), Ask(LONG)) for n in range(40)]
             assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*asked))
             if number % 4 == 3:
                 server.terminate("stampede")  # and this loop has not run since
@@ -444,7 +444,7 @@ def test_a_child_says_nothing_over_its_parents_connections(server: PostgresServe
     def child() -> None:
         import gc
 
-        assert isinstance(run_blocking(asked.engine.claims.claim("k", new_id(), Ask(LONG))), Busy)
+        assert isinstance(run_blocking(asked.engine.blocking.claims.claim("k", new_id(), Ask(LONG))), Busy)
         asked.engine.close()
         gc.collect()
 
@@ -458,7 +458,7 @@ def test_a_hundred_loops_leave_no_connections(server: PostgresServer) -> None:
     engine = PostgresEngine(server.postgres_url + "&application_name=loops")
 
     async def ask() -> None:
-        await engine.astore.get(["k"])
+        await engine.suspending.store.get(["k"])
 
     for _ in range(100):
         asyncio.run(ask())
@@ -472,8 +472,8 @@ def test_a_loop_that_was_blocked_calls_nobody_hung(server: PostgresServer) -> No
     engine = PostgresEngine(server.postgres_url + "&timeout=0.2")
 
     async def scenario() -> None:
-        await engine.astore.get(["k"])
-        asked = asyncio.ensure_future(engine.astore.get(["k"]))
+        await engine.suspending.store.get(["k"])
+        asked = asyncio.ensure_future(engine.suspending.store.get(["k"]))
         await asyncio.sleep(0)
         time.sleep(0.6)
         assert await asked == [None]
@@ -502,11 +502,11 @@ def test_a_cut_at_every_byte(server: PostgresServer, before: Before, asking: Ask
         assert isinstance(asked(asked.claims.claim(key, token, Ask(LONG))), Granted)  # with the same token
         proxy.at(key.encode(), **at_)
         assert asked(asked.claims.fill(key, token, some(key.encode())))
-        (entry,) = run_blocking(direct.store.get([key]))
+        (entry,) = run_blocking(direct.blocking.store.get([key]))
         assert entry is not None and entry.value == key.encode()
         proxy.cut()
         asked(asked.claims.invalidate(key))
-        assert run_blocking(direct.store.get([key])) == [None]
+        assert run_blocking(direct.blocking.store.get([key])) == [None]
     direct.close()
 
 

@@ -152,14 +152,14 @@ def test_a_holder_whose_connections_are_reset_comes_back(server: PostgresServer,
 def test_a_dead_holder_has_a_second_to_come_back(server: PostgresServer, open_: Open) -> None:
     """The first one who asks would be in before the holder can say that it lives; or nobody until its lease's end."""
     engine = open_().engine
-    assert engine.locks is not None
-    run(engine.locks.acquire("l", new_id(), LONG))
+    assert engine.blocking.locks is not None
+    run(engine.blocking.locks.acquire("l", new_id(), LONG))
     server.say("UPDATE stampede.locks SET pid = 1073741824, started = 7")
-    assert isinstance(run(engine.locks.acquire("l", new_id(), LONG)), Busy)
+    assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LONG)), Busy)
     server.say("UPDATE stampede.missed SET since = since - 0.5")
-    assert isinstance(run(engine.locks.acquire("l", new_id(), LONG)), Busy)
+    assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LONG)), Busy)
     server.say("UPDATE stampede.missed SET since = since - 0.5")
-    assert isinstance(run(engine.locks.acquire("l", new_id(), LONG)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LONG)), Granted)
 
 
 def test_a_lock_that_is_taken_as_the_listening_connection_ends_is_no_dead_ones(
@@ -352,7 +352,7 @@ def test_failed_computations_are_recorded_where_that_is_wanted(
 @pytest.mark.parametrize("failures", [True, False])
 def test_computations_that_came_to_no_end_are_recorded_too(server: PostgresServer, open_: Open, failures: bool) -> None:
     """Of a process that is killed whenever it makes a certain report nobody would hear."""
-    claims = open_(failures=failures).engine.claims
+    claims = open_(failures=failures).engine.blocking.claims
     for change in ("pid = 1, started = 1", "ends = stampede.clock() - 5"):
         assert isinstance(run(claims.claim("report", new_id(), Ask(LONG))), Granted)
         server.say(f"UPDATE stampede.leases SET {change}")
@@ -368,11 +368,11 @@ def test_names_are_of_any_characters(server: PostgresServer, open_: Open) -> Non
     engine = open_().engine
     tokens = [new_id() for _ in NAMES]
     for name, token in zip(NAMES, tokens, strict=True):
-        assert isinstance(run(engine.locks.acquire(name, token, LONG)), Granted)
-        assert isinstance(run(engine.locks.acquire(name, new_id(), LONG)), Busy)
+        assert isinstance(run(engine.blocking.locks.acquire(name, token, LONG)), Granted)
+        assert isinstance(run(engine.blocking.locks.acquire(name, new_id(), LONG)), Busy)
     assert server.ask("SELECT count(DISTINCT name) FROM stampede.held") == [(len(NAMES),)]
     for name, token in zip(NAMES, tokens, strict=True):
-        assert run(engine.locks.release(name, token)) is True
+        assert run(engine.blocking.locks.release(name, token)) is True
     readable = [name for (name,) in record(server, "name")]
     assert (readable[0], readable[3], readable[5]) == (NAMES[0], "a\\000b", NAMES[5])
 

@@ -70,7 +70,7 @@ def news_of_engine(engine: PostgresEngine) -> News:
 
 def kept(engine: PostgresEngine) -> None:
     """Returns when changes are told to it."""
-    run(engine.claims.look("k"))
+    run(engine.blocking.claims.look("k"))
     until(lambda: news_of_engine(engine).told)
 
 
@@ -79,11 +79,11 @@ def some(value: bytes = b"value") -> Entry[Any]:
 
 
 def put(engine: PostgresEngine, value: bytes = b"value", key: str = "k") -> None:
-    run(engine.store.set(key, some(value)))
+    run(engine.blocking.store.set(key, some(value)))
 
 
 def ticket(engine: PostgresEngine, key: str = "k") -> Any:
-    found = run(engine.claims.look(key))
+    found = run(engine.blocking.claims.look(key))
     assert found is not None
     return found.ticket
 
@@ -128,17 +128,17 @@ def stranger(server: PostgresServer, *channels: str) -> Iterator[Callable[[], li
 
 CHANGES: dict[str, Callable[[PostgresEngine], object]] = {
     "set": lambda engine: put(engine),
-    "replace": lambda engine: run(engine.store.replace("k", None, some())),
-    "expire": lambda engine: run(engine.store.expire("k")),
-    "invalidate": lambda engine: run(engine.store.invalidate("k")),
+    "replace": lambda engine: run(engine.blocking.store.replace("k", None, some())),
+    "expire": lambda engine: run(engine.blocking.store.expire("k")),
+    "invalidate": lambda engine: run(engine.blocking.store.invalidate("k")),
     "fill": lambda engine: fill(engine),
 }
 
 
 def fill(engine: PostgresEngine) -> None:
     token = new_id()
-    run(engine.claims.claim("k", token, Ask(LONG, force=True)))
-    run(engine.claims.fill("k", token, some()))
+    run(engine.blocking.claims.claim("k", token, Ask(LONG, force=True)))
+    run(engine.blocking.claims.fill("k", token, some()))
 
 
 def test_a_fill_has_a_ticket_until_the_next_change(server: PostgresServer, open_: Open) -> None:
@@ -146,8 +146,8 @@ def test_a_fill_has_a_ticket_until_the_next_change(server: PostgresServer, open_
     engine, other = open_(keeps=True), open_()
     for change in ("set", "expire", "invalidate", "fill"):
         token = new_id()
-        run(engine.claims.claim("k", token, Ask(LONG, force=True)))
-        its = run(engine.claims.fill("k", token, some()))
+        run(engine.blocking.claims.claim("k", token, Ask(LONG, force=True)))
+        its = run(engine.blocking.claims.fill("k", token, some()))
         until(lambda its=its: holds(its))
         CHANGES[change](other)
         until(lambda its=its: not holds(its))
@@ -163,7 +163,7 @@ def test_changes_are_told_while_somebody_keeps(server: PostgresServer, open_: Op
         keeper = open_(keeps=True)
         for change in CHANGES.values():
             change(writer)
-            run(writer.store.invalidate("k"))
+            run(writer.blocking.store.invalidate("k"))
         assert heard() == [("stampede", SLOT)] * 2 * len(CHANGES)
         keeper.close()
         until(lambda: server.ask("SELECT FROM stampede.keepers") == [])
@@ -175,9 +175,9 @@ def test_claims_are_no_changes(server: PostgresServer, open_: Open) -> None:
     """Local tiers would read again for nothing, and hits of others would wait for notifying commits."""
     engine, token = open_(keeps=True), new_id()
     with stranger(server, "stampede") as heard:
-        assert isinstance(run(engine.claims.claim("k", token, Ask(LONG))), Granted)
-        run(engine.claims.renew("k", token, LONG))
-        run(engine.claims.abandon("k", token))
+        assert isinstance(run(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
+        run(engine.blocking.claims.renew("k", token, LONG))
+        run(engine.blocking.claims.abandon("k", token))
         assert heard() == []
 
 
@@ -185,15 +185,15 @@ def test_bumps_are_told_to_all(server: PostgresServer, open_: Open) -> None:
     """Who keeps no values believes in a generation, too."""
     engine = open_()
     with stranger(server, "stampede") as heard:
-        run(engine.store.bump("scope"))
-        run(engine.softens.soften("scope"))
+        run(engine.blocking.store.bump("scope"))
+        run(engine.blocking.softens.soften("scope"))
         assert heard() == [("stampede", "g")] * 2
 
 
 def test_many_clears_make_changes_no_dearer_than_they_are(open_: Open) -> None:
     """Each change goes to the generations that ended a moment ago, too: of twenty clears four hundred."""
     recalls = open_().recalls
-    store = open_().store
+    store = open_().blocking.store
     assert recalls is not None
     for scope in "", "scope":
         run(recalls.generations(scope))
@@ -210,7 +210,7 @@ def test_what_is_no_more_there_can_be_expired(server: PostgresServer, open_: Ope
     its = shared(near, far)
     server.say("DELETE FROM stampede.entries")
     assert holds(its)
-    run(near.store.expire("k"))
+    run(near.blocking.store.expire("k"))
     until(lambda: not holds(its))
 
 
@@ -229,7 +229,7 @@ def test_no_change_is_missed_by_who_begins_to_keep(server: PostgresServer, open_
         assert ticket(far) is None  # it is there still
         writer.commit()
     until(lambda: news_of_engine(far).told)
-    assert run(far.claims.look("k")) is None
+    assert run(far.blocking.claims.look("k")) is None
 
 
 def test_who_begins_to_keep_waits_for_nobody_for_long(
@@ -242,7 +242,7 @@ def test_who_begins_to_keep_waits_for_nobody_for_long(
     with psycopg.connect(server.postgres_url) as writer:
         writer.execute("SELECT stampede.invalidate(%s, %s)", (its.id, its.lock))
         far.follow()
-        run(far.claims.look("k"))
+        run(far.blocking.claims.look("k"))
         waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         until(lambda: server.ask(waits))
         put(near)  # the engine's own timeout is 3 s
@@ -318,8 +318,8 @@ class Said:
 def busy(engine: PostgresEngine) -> tuple[bytes, Busy]:
     """A lease on k, and what others are told of it."""
     token = new_id()
-    assert isinstance(run(engine.claims.claim("k", token, Ask(LONG))), Granted)
-    refused = run(engine.claims.claim("k", new_id(), Ask(LONG)))
+    assert isinstance(run(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
+    refused = run(engine.blocking.claims.claim("k", new_id(), Ask(LONG)))
     assert isinstance(refused, Busy)
     return token, refused
 
@@ -336,7 +336,7 @@ def test_who_waits_is_told_the_value_and_nobody_else_is(server: PostgresServer, 
     awaited(server, token, "0123456789ab")
     with stranger(server, "stampede_0123456789ab", "stampede") as heard, stranger(server, "stampede_f00") as apart:
         entry = Entry(b"v" * size, token, 1.0, 2.0, LONG, LONG, 2 * LONG)
-        assert run(engine.claims.fill("k", token, entry))
+        assert run(engine.blocking.claims.fill("k", token, entry))
         engine.close()  # what is to be told has been
         ((channel, payload),) = heard()
         assert channel == "stampede_0123456789ab"
@@ -373,9 +373,9 @@ def test_what_strangers_say(server: PostgresServer, open_: Open) -> None:
     until(lambda: not holds(its))
     assert news.told == told
 
-    run(engine.store.invalidate("k"))
+    run(engine.blocking.store.invalidate("k"))
     token, refused = busy(open_())
-    waiting = threading.Thread(target=lambda: found.append(run(engine.claims.wait("k", refused, LONG))))
+    waiting = threading.Thread(target=lambda: found.append(run(engine.blocking.claims.wait("k", refused, LONG))))
     found: list[Any] = []
     waiting.start()
     until(lambda: server.ask("SELECT homes FROM stampede.leases") == [([news.home],)])
@@ -384,7 +384,7 @@ def test_what_strangers_say(server: PostgresServer, open_: Open) -> None:
     server.ask("SELECT pg_notify(%s, %s)::text", news.channel.decode(), payload)
     waiting.join(10)
     assert found == [None]  # it looks for itself
-    assert run(engine.claims.abandon("k", token))
+    assert run(engine.blocking.claims.abandon("k", token))
 
 
 # -- the teller -----------------------------------------------------------------------------------------------------
@@ -496,10 +496,10 @@ from stampede.ports import Ask
 
 engine, tokens = PostgresEngine(sys.argv[1]), [new_id() for _ in range(3)]
 for number, token in enumerate(tokens):
-    run(engine.claims.claim(str(number), token, Ask(60.0)))
+    run(engine.blocking.claims.claim(str(number), token, Ask(60.0)))
     run(engine._all.line.ask(("SELECT stampede.await($1, $2, $3)", (names(str(number)).id, token, "0123456789ab"))))
 for number, token in enumerate(tokens):
-    run(engine.claims.fill(str(number), token, Entry(b"", token, ttl=60.0, fresh=60.0, keep=60.0)))
+    run(engine.blocking.claims.fill(str(number), token, Entry(b"", token, ttl=60.0, fresh=60.0, keep=60.0)))
 """
 
 
@@ -523,7 +523,7 @@ def test_a_forked_child_tells_and_is_told(server: PostgresServer, open_: Open) -
             try:
                 token, _ = busy_other(engine)
                 awaited_here(engine, token)
-                run(engine.claims.fill("other", token, some()))
+                run(engine.blocking.claims.fill("other", token, some()))
                 engine._all.teller.flush(10)
                 kept(engine)
                 os._exit(0 if news.home != home and ticket(engine) is not None else 2)
@@ -539,7 +539,7 @@ def test_a_forked_child_tells_and_is_told(server: PostgresServer, open_: Open) -
 
 def busy_other(engine: PostgresEngine) -> tuple[bytes, None]:
     token = new_id()
-    assert isinstance(run(engine.claims.claim("other", token, Ask(LONG))), Granted)
+    assert isinstance(run(engine.blocking.claims.claim("other", token, Ask(LONG))), Granted)
     return token, None
 
 

@@ -246,7 +246,7 @@ def test_what_is_taken_back_comes_behind_it(
         late.wait(20)
 
     async def taken_back(engine: PostgresEngine) -> None:
-        claims = engine.aclaims
+        claims = engine.suspending.claims
         while len(engine._all.aline._desks.to(None)._wires) < 2:
             await asyncio.gather(*[claims.claim("warm", new_id(), ask) for _ in range(8)])
         proxy.at(token, before=dawdle)

@@ -120,13 +120,13 @@ def test_a_herd_of_processes_computes_once(server: PostgresServer) -> None:
 
 
 WAKES: dict[str, Callable[[PostgresEngine, bytes], object]] = {
-    "fill": lambda engine, token: run(engine.claims.fill("k", token, some(b"new", token))),
-    "abandon": lambda engine, token: run(engine.claims.abandon("k", token)),
-    "set": lambda engine, token: run(engine.store.set("k", some(b"new"))),
-    "replace": lambda engine, token: run(engine.store.replace("k", None, some(b"new"))),
-    "expire": lambda engine, token: run(engine.store.expire("k")),
-    "invalidate": lambda engine, token: run(engine.store.invalidate("k")),
-    "force": lambda engine, token: run(engine.claims.claim("k", new_id(), Ask(LEASE, force=True))),
+    "fill": lambda engine, token: run(engine.blocking.claims.fill("k", token, some(b"new", token))),
+    "abandon": lambda engine, token: run(engine.blocking.claims.abandon("k", token)),
+    "set": lambda engine, token: run(engine.blocking.store.set("k", some(b"new"))),
+    "replace": lambda engine, token: run(engine.blocking.store.replace("k", None, some(b"new"))),
+    "expire": lambda engine, token: run(engine.blocking.store.expire("k")),
+    "invalidate": lambda engine, token: run(engine.blocking.store.invalidate("k")),
+    "force": lambda engine, token: run(engine.blocking.claims.claim("k", new_id(), Ask(LEASE, force=True))),
 }
 
 
@@ -145,11 +145,11 @@ def test_what_wakes_those_who_wait(
     near, far = (PostgresEngine(server.postgres_url) for _ in range(2))
     try:
         token = new_id()
-        assert isinstance(run(near.claims.claim("k", token, Ask(LEASE))), Granted)
-        busy = run(far.claims.claim("k", new_id(), Ask(LEASE)))
+        assert isinstance(run(near.blocking.claims.claim("k", token, Ask(LEASE))), Granted)
+        busy = run(far.blocking.claims.claim("k", new_id(), Ask(LEASE)))
         assert isinstance(busy, Busy)
         waiting = Herd(
-            (lambda: run(far.claims.wait("k", busy, LEASE)))
+            (lambda: run(far.blocking.claims.wait("k", busy, LEASE)))
             if colour == "sync"
             else lambda: asyncio.run(wait(far, busy))  # its engine's coroutine is the loop's
         )
@@ -165,8 +165,8 @@ def test_what_wakes_those_who_wait(
 
 
 async def wait(engine: PostgresEngine, busy: Busy) -> Any:
-    assert engine.aclaims is not None
-    return await engine.aclaims.wait("k", busy, LEASE)
+    assert engine.suspending.claims is not None
+    return await engine.suspending.claims.wait("k", busy, LEASE)
 
 
 # -- holders that die, that sleep, and that are cut off --------------------------------------------------------------

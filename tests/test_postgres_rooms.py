@@ -74,7 +74,7 @@ def test_it_is_the_machine_of_rooms(server: PostgresServer, open_: Open, seed: i
         nonlocal model
         again = any(each.token == token for each in model.inside)
         model, expected, _ = room.acquire(model, token, LONG, its, now, waits=waits)
-        answer = run(engine.locks.acquire("l", token, LONG, waits=waits, room=its))
+        answer = run(engine.blocking.locks.acquire("l", token, LONG, waits=waits, room=its))
         assert isinstance(answer, Granted) == isinstance(expected, Granted)
         if isinstance(answer, Granted) and not again:
             fences.append(answer.fence)
@@ -93,16 +93,16 @@ def test_it_is_the_machine_of_rooms(server: PostgresServer, open_: Open, seed: i
                 waiting.append((token, its))
         elif verb == "renew":
             model, stood, _ = room.renew(model, token, LONG, now)
-            assert run(engine.locks.renew("l", token, LONG)) == stood
+            assert run(engine.blocking.locks.renew("l", token, LONG)) == stood
         elif verb == "release":
             model, stood, _ = room.release(model, token, now)
-            assert run(engine.locks.release("l", token)) == stood
+            assert run(engine.blocking.locks.release("l", token)) == stood
             waiting = [each for each in waiting if each[0] != token]
         waiting = [each for each in waiting if not asks(*each, True)]
-        assert {token for token, _ in run(engine.holds.holder("l"))} == {each.token for each in model.inside}
+        assert {token for token, _ in run(engine.blocking.holds.holder("l"))} == {each.token for each in model.inside}
     assert fences == sorted(set(fences)) and len(fences) > 10
     for token in tokens:
-        run(engine.locks.release("l", token))
+        run(engine.blocking.locks.release("l", token))
     for table in ("locks", "inside", "waiting"):
         assert server.ask(f"SELECT count(*) FROM stampede.{table}") == [(0,)]
 
@@ -157,21 +157,21 @@ def test_a_holder_is_one_of_many_from_the_moment_that_a_reader_comes(server: Pos
     """Those who waited for an exclusive lock would be passed, or its renewal, record or release go astray."""
     engine, other = open_(), open_()
     holder, next_, reader = (new_id() for _ in range(3))
-    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
-    busy = run(other.locks.acquire("l", next_, LONG, waits=True))
-    assert isinstance(run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf)), Busy)
-    assert run(engine.locks.renew("l", holder, LONG))
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
+    busy = run(other.blocking.locks.acquire("l", next_, LONG, waits=True))
+    assert isinstance(run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf)), Busy)
+    assert run(engine.blocking.locks.renew("l", holder, LONG))
     woken: list[float] = []
     assert isinstance(busy, Busy)
-    waits = Thread(target=lambda: woken.append(run(other.locks.wait("l", busy, SOON)) or time.monotonic()))
+    waits = Thread(target=lambda: woken.append(run(other.blocking.locks.wait("l", busy, SOON)) or time.monotonic()))
     waits.start()
     start = time.monotonic()
-    assert run(engine.locks.release("l", holder))
+    assert run(engine.blocking.locks.release("l", holder))
     waits.join(SOON)
     assert woken and woken[0] - start < 1.5
-    assert isinstance(run(other.locks.acquire("l", next_, LONG, waits=True)), Granted)
-    assert isinstance(run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf)), Busy)
-    assert run(other.locks.release("l", next_))
-    assert isinstance(run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf)), Granted)
+    assert isinstance(run(other.blocking.locks.acquire("l", next_, LONG, waits=True)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf)), Busy)
+    assert run(other.blocking.locks.release("l", next_))
+    assert isinstance(run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf)), Granted)
     assert server.ask("SELECT name, waiting FROM stampede.held") == [("l", 0)]
-    assert run(engine.locks.release("l", reader))
+    assert run(engine.blocking.locks.release("l", reader))

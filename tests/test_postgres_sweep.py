@@ -41,8 +41,8 @@ def session() -> Iterator[psycopg.Connection[Any]]:
 
 def store(engine: PostgresEngine, key: str, fresh: float, keep: float = 0.0, value: bytes = b"v") -> None:
     entry = Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=keep)
-    assert engine.store is not None
-    run_blocking(engine.store.set(key, entry))
+    assert engine.blocking.store is not None
+    run_blocking(engine.blocking.store.set(key, entry))
 
 
 def swept(most: int = 1000, room: float = inf, size: float = inf) -> int:
@@ -51,10 +51,10 @@ def swept(most: int = 1000, room: float = inf, size: float = inf) -> int:
 
 
 def kept(engine: PostgresEngine, prefix: str = "") -> set[str]:
-    assert engine.lists is not None
-    found, cursor = run_blocking(engine.lists.page(prefix))
+    assert engine.blocking.lists is not None
+    found, cursor = run_blocking(engine.blocking.lists.page(prefix))
     while cursor is not None:
-        more, cursor = run_blocking(engine.lists.page(prefix, cursor))
+        more, cursor = run_blocking(engine.blocking.lists.page(prefix, cursor))
         found += more
     return set(found)
 
@@ -112,12 +112,12 @@ def test_a_process_that_writes_sweeps(engine: PostgresEngine) -> None:
 
 def test_leases_that_hold_nothing_go(engine: PostgresEngine) -> None:
     """Whoever was killed as he computed would leave a row for ever; and one that stands must stay."""
-    assert engine.claims is not None
+    assert engine.blocking.claims is not None
     for key, lease in (("dead", 0.001), ("stands", 60.0)):
-        assert isinstance(run_blocking(engine.claims.claim(key, new_id(), Ask(lease))), Granted)
+        assert isinstance(run_blocking(engine.blocking.claims.claim(key, new_id(), Ask(lease))), Granted)
     token = new_id()
-    run_blocking(engine.claims.claim("rests", token, Ask(60.0)))
-    assert run_blocking(engine.claims.abandon("rests", token, None, 60.0))
+    run_blocking(engine.blocking.claims.claim("rests", token, Ask(60.0)))
+    assert run_blocking(engine.blocking.claims.abandon("rests", token, None, 60.0))
     shared_postgres().say("UPDATE stampede.leases SET ends = 1 WHERE name = 'dead'")
     swept()
     left = shared_postgres().ask("SELECT convert_from(name, 'UTF8') FROM stampede.leases ORDER BY 1")

@@ -240,7 +240,7 @@ def test_a_failure_is_told_to_waiters_elsewhere(tmp_path: Path, declared: bool) 
 def ask_and_wait(pipe: Connection, directory: Path, options: dict[str, Any]) -> None:
     """One caller that tells when it has found the lease taken, just before it waits."""
     report = report_of(directory, lambda: told(pipe), **options)
-    port = report.cache.engine.claims
+    port = report.cache.engine.blocking.claims
     wait = port.wait
 
     async def tell_and_wait(key: str, busy: Any, timeout: float) -> Any:

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from herd import Herd, Origin, until
@@ -29,7 +30,7 @@ from stampede.colour import run_blocking
 from stampede.engines.disk import rows
 from stampede.engines.memory import MemoryEngine
 from stampede.entry import new_id
-from stampede.ports import Ask, Busy, Engine, Failed, Found
+from stampede.ports import Ask, Busy, Engine, Failed, Found, Side
 from stampede.testing import FakeClock
 
 
@@ -63,9 +64,11 @@ class World(Engine):
         self.cut = False
         self.asked: list[str] = []
         self.before: dict[str, Any] = {}  # what is done once, just before a verb reaches the engine
-        self.claims, self.aclaims = Breakable(inner.claims, self), Breakable(inner.aclaims, self)
-        self.store, self.astore = Breakable(inner.store, self), Breakable(inner.astore, self)
-        self.locks, self.alocks = Breakable(inner.locks, self), Breakable(inner.alocks, self)
+        self.blocking, self.suspending = self._side(inner.blocking), self._side(inner.suspending)
+
+    def _side(self, side: Side) -> Side:
+        claims, store, locks = (cast("Any", Breakable(port, self)) for port in (side.claims, side.store, side.locks))
+        return Side(claims, store, locks)
 
     def die(self) -> None:
         self.cut = True
@@ -128,7 +131,9 @@ def test_who_calls_after_an_invalidation_elsewhere_is_given_nothing_older(world:
         holder = Herd(lambda: elsewhere.get_or_compute("k", origin)) if kept in ("busy", "news") else None
         if holder is not None:
             origin.has_begun()
-        world.claims = (_Told if kept == "news" else _Overtaken)(world, meanwhile, origin.let_on)
+        world.blocking = replace(
+            world.blocking, claims=(_Told if kept == "news" else _Overtaken)(world, meanwhile, origin.let_on)
+        )
         with Cache(engine=world, **terms) as cache:
             cache.get_or_compute("k", lambda: "computed from before")
             assert later[0].join() == ["new"]
@@ -140,8 +145,8 @@ class _Overtaken:
     """Something happens while the first reply is under way."""
 
     def __init__(self, world: World, meanwhile: Callable[[], object], let_on: Callable[[], object]) -> None:
-        self._port: Any = world.claims
-        self._store = world.store
+        self._port: Any = world.blocking.claims
+        self._store = world.blocking.store
         self._meanwhile = [meanwhile]
         self._let_on = let_on
 
@@ -175,7 +180,7 @@ def test_nor_an_error_of_what_was_computed_before(world: World, asked: str) -> N
 
     with Cache(engine=world) as elsewhere:
         origin = Origin()
-        world.claims = _Failing(world, meanwhile, origin.let_on, asked)
+        world.blocking = replace(world.blocking, claims=_Failing(world, meanwhile, origin.let_on, asked))
         with Cache(engine=world) as cache:
             holder = cache if asked == "renew" else elsewhere
             first = Herd(lambda: holder.get_or_compute("k", fails))
@@ -390,7 +395,8 @@ def test_time_left_counts_from_before_the_request(
         monkeypatch.setattr(module, "_clock", clock)
     world = World()
     inner = MemoryEngine(sealed=True, clock=clock)
-    world.claims, world.store = _Slow(inner.claims, clock, inner.store), inner.store
+    slow: Any = _Slow(inner.blocking.claims, clock, inner.blocking.store)
+    world.blocking = replace(world.blocking, claims=slow, store=inner.blocking.store)
     world.looks = looks
     terms: dict[str, Any] = {"ttl": 10, "early": 0, "background": background}
     with Cache(engine=world, local={"ttl": 600}, **terms) as cache:  # type: ignore[arg-type]
@@ -457,14 +463,15 @@ def test_a_cancellation_does_not_cut_a_fill_in_two(world: World, cache: Cache) -
 
     async def main() -> None:
         filling, go = asyncio.Event(), asyncio.Event()
-        fill = world.aclaims.fill
+        claims: Any = world.suspending.claims
+        fill = claims.fill
 
         async def slow_fill(*args: Any) -> Any:
             filling.set()
             await go.wait()
             return await fill(*args)
 
-        world.aclaims.fill = slow_fill  # type: ignore[attr-defined]
+        claims.fill = slow_fill
         call = asyncio.create_task(cache.aget_or_compute("k", lambda: "value", lease=60))
         await filling.wait()
         call.cancel()

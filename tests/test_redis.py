@@ -62,7 +62,7 @@ def some(value: bytes = b"value", fresh: float = LONG) -> Entry[Any]:
 
 
 def claim(engine: RedisEngine, key: str = "k", token: bytes | None = None, **terms: Any) -> Any:
-    return run(engine.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
+    return run(engine.blocking.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
 
 
 def granted(engine: RedisEngine, key: str = "k") -> bytes:
@@ -108,15 +108,15 @@ def test_what_is_no_entry_is_a_miss(server: RedisServer, open_: Open) -> None:
         assert isinstance(claim(engine, force=True), Granted)
         token = new_id()
         assert claim(engine, token=token, force=True).entry == UNREADABLE  # a miss and an event, says the codec
-        assert run(engine.claims.fill("k", token, some()))
+        assert run(engine.blocking.claims.fill("k", token, some()))
         assert isinstance(claim(engine), Found)
     for foreign in ("RPUSH", "SADD"):
         server.cli("DEL", wire.names("k").entry)
         server.cli(foreign, wire.names("k").entry, "x")
-        assert run(engine.store.get(["k"])) == [UNREADABLE]
-        assert not run(engine.store.expire("k"))
+        assert run(engine.blocking.store.get(["k"])) == [UNREADABLE]
+        assert not run(engine.blocking.store.expire("k"))
         token = granted(engine)
-        assert run(engine.claims.fill("k", token, some()))
+        assert run(engine.blocking.claims.fill("k", token, some()))
         assert isinstance(claim(engine), Found)
 
 
@@ -124,14 +124,14 @@ def test_for_ever_is_a_key_without_end(server: RedisServer, open_: Open) -> None
     """What is to stay would be counted down; or what has an end would have none."""
     engine = open_(server.url)
     name = wire.names("k").entry
-    run(engine.store.set("k", some(fresh=inf)))
+    run(engine.blocking.store.set("k", some(fresh=inf)))
     assert server.cli("PTTL", name) == "-1"
-    run(engine.store.set("k", Entry(b"", new_id(), ttl=5.0, fresh=5.0, keep=inf)))
-    (kept,) = run(engine.store.get(["k"]))
+    run(engine.blocking.store.set("k", Entry(b"", new_id(), ttl=5.0, fresh=5.0, keep=inf)))
+    (kept,) = run(engine.blocking.store.get(["k"]))
     assert kept is not None
     assert 0 < kept.fresh <= 5.0
     assert kept.keep == inf
-    run(engine.store.set("k", some(fresh=5.0)))
+    run(engine.blocking.store.set("k", some(fresh=5.0)))
     assert 5_000 < int(server.cli("PTTL", name)) <= 6_000
 
 
@@ -139,14 +139,14 @@ def test_the_due_are_granted_in_the_same_question(server: RedisServer, open_: Op
     """Without a local tier every early refresh would cost a second round trip."""
     engine = open_(server.url)
     entry = Entry(b"v", new_id(), cost=1.0, margin=2.0, ttl=LONG, fresh=10.0, keep=LONG)
-    run(engine.store.set("k", entry))
+    run(engine.blocking.store.set("k", entry))
     assert isinstance(claim(engine, draw=5.0), Found)
     reply = claim(engine, draw=20.0)
     assert isinstance(reply, Granted)
     assert reply.entry is not None
     assert reply.entry.fresh > 0
     entry.fresh = 31.0  # never before half of ttl
-    run(engine.store.set("k", entry))
+    run(engine.blocking.store.set("k", entry))
     assert isinstance(claim(engine, draw=1e9), Found)
 
 
@@ -163,7 +163,7 @@ def test_scripts_are_sent_again(own: RedisServer, open_: Open, forget: str) -> N
     else:
         own.cli(*forget.split())
     token = granted(engine, "l")
-    assert run(engine.claims.fill("l", token, some()))
+    assert run(engine.blocking.claims.fill("l", token, some()))
     assert isinstance(claim(engine, "l"), Found)
 
 
@@ -171,15 +171,15 @@ def test_scripts_are_sent_again_in_pipelines(server: RedisServer, open_: Open) -
     """The same of a batch, and of tasks."""
     engine = open_(server.url)
     server.cli("SCRIPT", "FLUSH")
-    assert run(engine.store.get(["a", "b", "c"])) == [None] * 3
+    assert run(engine.blocking.store.get(["a", "b", "c"])) == [None] * 3
 
     async def tasks() -> None:
-        await engine.aclaims.claim("k", b"12345678", Ask(LONG))
+        await engine.suspending.claims.claim("k", b"12345678", Ask(LONG))
         server.cli("SCRIPT", "FLUSH")
-        replies = await asyncio.gather(*[engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(10)])
+        replies = await asyncio.gather(*[engine.suspending.claims.claim("k", new_id(), Ask(LONG)) for _ in range(10)])
         assert all(isinstance(reply, Busy) and reply.token == b"12345678" for reply in replies)
         server.cli("SCRIPT", "FLUSH")
-        assert await engine.astore.get(["a", "b", "c"]) == [None] * 3
+        assert await engine.suspending.store.get(["a", "b", "c"]) == [None] * 3
 
     asyncio.run(tasks())
 
@@ -190,16 +190,16 @@ def test_a_server_that_comes_back_is_used_again(own: RedisServer, open_: Open) -
     granted(engine)
 
     async def tasks() -> None:
-        await engine.astore.get(["k"])
+        await engine.suspending.store.get(["k"])
         own.stop()
         for _ in range(2):
             with pytest.raises(EngineError) as caught:
-                await engine.astore.get(["k"])
+                await engine.suspending.store.get(["k"])
             assert caught.value.__cause__ is not None
         with pytest.raises(EngineError):
             granted(engine)
         own.start()
-        assert await engine.astore.get(["k"]) == [None]
+        assert await engine.suspending.store.get(["k"]) == [None]
 
     asyncio.run(tasks())
     granted(engine)
@@ -212,9 +212,9 @@ def test_a_connection_that_broke_while_idle_is_nobodys_error(server: RedisServer
     async def tasks() -> None:
         for _ in range(3):
             granted(engine, new_id().hex())
-            await engine.astore.set("k", some())
+            await engine.suspending.store.set("k", some())
             server.cli("CLIENT", "KILL", "TYPE", "normal")
-            (kept,) = await engine.astore.get(["k"])
+            (kept,) = await engine.suspending.store.get(["k"])
             assert kept is not None
 
     asyncio.run(tasks())
@@ -237,21 +237,21 @@ def test_verbs_may_be_sent_twice(server: RedisServer, open_: Open) -> None:
 
     line.ask, line.read = twice, read_twice  # type: ignore[method-assign]
     token = granted(engine)
-    assert run(engine.claims.renew("k", token, LONG))
+    assert run(engine.blocking.claims.renew("k", token, LONG))
     entry = some()
-    assert run(engine.claims.fill("k", token, entry))
+    assert run(engine.blocking.claims.fill("k", token, entry))
     newer = some()
-    assert run(engine.store.replace("k", entry.id, newer))
+    assert run(engine.blocking.store.replace("k", entry.id, newer))
     assert claim(engine).entry.id == newer.id
     token = new_id()
     claim(engine, token=token, force=True)
-    run(engine.claims.abandon("k", token, Verdict("failed"), rest=LONG))
+    run(engine.blocking.claims.abandon("k", token, Verdict("failed"), rest=LONG))
     assert claim(engine, seen=newer.id).rest > LONG - 10
     holder = new_id()
-    first = run(engine.locks.acquire("l", holder, LONG))
+    first = run(engine.blocking.locks.acquire("l", holder, LONG))
     assert isinstance(first, Granted)
-    assert run(engine.locks.release("l", holder)) is True
-    assert not run(engine.locks.release("l", holder))
+    assert run(engine.blocking.locks.release("l", holder)) is True
+    assert not run(engine.blocking.locks.release("l", holder))
     assert len(asked) > 5
 
 
@@ -264,8 +264,8 @@ def test_a_server_that_reads_and_does_not_write(own: RedisServer, open_: Open, r
     if refusal == "without replicas" and is_redis_6():
         missing("a script is not refused by a Redis 6 that is without replicas")
     engine = open_(own.url)
-    run(engine.store.set("there", some()))
-    run(engine.store.set("due", Entry(b"", new_id(), cost=1.0, margin=1.0, ttl=100.0, fresh=20.0, keep=LONG)))
+    run(engine.blocking.store.set("there", some()))
+    run(engine.blocking.store.set("due", Entry(b"", new_id(), cost=1.0, margin=1.0, ttl=100.0, fresh=20.0, keep=LONG)))
     token, entry = granted(engine, "taken"), some()
     own.cli("CONFIG", "SET", *REFUSALS[refusal])
     assert isinstance(claim(engine, "there"), Found)
@@ -279,9 +279,9 @@ def test_a_server_that_reads_and_does_not_write(own: RedisServer, open_: Open, r
     found, refused, busy = engine.many.ask_many(asked)
     assert (type(found), type(refused), type(busy)) == (Found, EngineError, Busy)
     with pytest.raises(EngineError):
-        run(engine.store.set("other", entry))
+        run(engine.blocking.store.set("other", entry))
     with pytest.raises(EngineError):
-        run(engine.locks.acquire("l", new_id(), LONG))
+        run(engine.blocking.locks.acquire("l", new_id(), LONG))
     own.cli("CONFIG", "SET", REFUSALS[refusal][0], "0")
     granted(engine, "missing")
 
@@ -289,25 +289,25 @@ def test_a_server_that_reads_and_does_not_write(own: RedisServer, open_: Open, r
 def test_a_full_server_ends_what_it_began(own: RedisServer, open_: Open) -> None:
     """Out of memory, a computation under way would leave its lease, and everybody waiting; or be done once more."""
     engine = open_(own.url)
-    run(engine.store.set("there", some()))
+    run(engine.blocking.store.set("there", some()))
     filled, abandoned = granted(engine, "filled"), granted(engine, "abandoned")
     own.cli("CONFIG", "SET", "maxmemory", "1kb")
-    assert run(engine.claims.renew("filled", filled, LONG))
+    assert run(engine.blocking.claims.renew("filled", filled, LONG))
     assert isinstance(claim(engine, "filled", filled), Granted)  # asked again, since its reply was lost
-    assert run(engine.claims.fill("filled", filled, some(b"x" * 1000)))
+    assert run(engine.blocking.claims.fill("filled", filled, some(b"x" * 1000)))
     assert isinstance(claim(engine, "filled"), Found)
-    run(engine.claims.abandon("abandoned", abandoned, Verdict("failed"), rest=LONG))
+    run(engine.blocking.claims.abandon("abandoned", abandoned, Verdict("failed"), rest=LONG))
     assert claim(engine, "abandoned").rest > LONG - 10  # what is deleted leaves room for that
-    assert run(engine.store.generation("new"))
-    assert run(engine.store.expire("there"))
-    assert run(engine.store.invalidate("there"))
+    assert run(engine.blocking.store.generation("new"))
+    assert run(engine.blocking.store.expire("there"))
+    assert run(engine.blocking.store.invalidate("there"))
     assert own.cli("KEYS", "{*}l") == ""
 
 
 def test_a_replica_is_not_believed(own: RedisServer, open_: Open) -> None:
     """What was the master before a failover would serve what is invalidated at its successor."""
     engine = open_(own.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     ticket = ticket_of(engine)
     own.cli("REPLICAOF", "127.0.0.1", str(free_port()))
     for _ in range(2):
@@ -315,7 +315,7 @@ def test_a_replica_is_not_believed(own: RedisServer, open_: Open) -> None:
             claim(engine)
         assert not caught.value.partial
     with pytest.raises(EngineError):
-        asyncio.run(engine.aclaims.claim("k", new_id(), Ask(LONG)))
+        asyncio.run(engine.suspending.claims.claim("k", new_id(), Ask(LONG)))
     assert not holds(ticket)
     own.cli("REPLICAOF", "NO", "ONE")
     assert isinstance(claim(engine), Found)
@@ -326,20 +326,22 @@ def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
     engine = open_(own.url, socket_timeout=0.5)  # which it has, too, when it is well and the machine is busy
 
     async def tasks() -> None:
-        await engine.astore.get(["k"])
-        run(engine.store.get(["k"]))
+        await engine.suspending.store.get(["k"])
+        run(engine.blocking.store.get(["k"]))
         own.freeze()
         try:
             start = time.monotonic()
             with pytest.raises(EngineError):
-                run(engine.store.get(["k"]))
-            results = await asyncio.gather(*[engine.astore.get(["k"]) for _ in range(5)], return_exceptions=True)
+                run(engine.blocking.store.get(["k"]))
+            results = await asyncio.gather(
+                *[engine.suspending.store.get(["k"]) for _ in range(5)], return_exceptions=True
+            )
             assert [type(result) for result in results] == [EngineError] * 5
             assert time.monotonic() - start < 5.0
         finally:
             own.thaw()
-        assert await engine.astore.get(["k"]) == [None]
-        assert run(engine.store.get(["k"])) == [None]
+        assert await engine.suspending.store.get(["k"]) == [None]
+        assert run(engine.blocking.store.get(["k"])) == [None]
 
     asyncio.run(tasks())
 
@@ -347,12 +349,12 @@ def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
 def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
     """Who waits for a connection would find out after those before it, one after the other, for many seconds."""
     engine = open_(own.url, socket_timeout=0.5, max_connections=1)
-    run(engine.store.get(["k"]))
+    run(engine.blocking.store.get(["k"]))
     errors: list[str] = []
 
     def live() -> None:
         try:
-            run(engine.store.get(["k"]))
+            run(engine.blocking.store.get(["k"]))
         except EngineError as error:
             errors.append(str(error))
 
@@ -368,7 +370,7 @@ def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
     finally:
         own.thaw()
     assert len(errors) == 12
-    assert run(engine.store.get(["k"])) == [None]
+    assert run(engine.blocking.store.get(["k"])) == [None]
 
 
 # -- connections --------------------------------------------------------------------------------------------------
@@ -382,7 +384,7 @@ def test_more_callers_than_connections_wait(server: RedisServer, open_: Open) ->
     def live() -> None:
         try:
             for _ in range(20):
-                run(engine.store.get(["k"]))
+                run(engine.blocking.store.get(["k"]))
         except BaseException as error:
             errors.append(error)
 
@@ -406,10 +408,10 @@ def test_one_turn_of_a_loop_is_one_pipeline(server: RedisServer, open_: Open) ->
     engine = open_(server.url, tracking=False)
 
     async def tasks() -> None:
-        await engine.astore.set("k", some())
+        await engine.suspending.store.set("k", some())
         before = server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]
         reads = int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
-        found = await asyncio.gather(*[engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(1000)])
+        found = await asyncio.gather(*[engine.suspending.claims.claim("k", new_id(), Ask(LONG)) for _ in range(1000)])
         assert all(isinstance(reply, Found) for reply in found)
         assert int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0]) - reads < 200
         assert server.cli("INFO", "clients").split("connected_clients:")[1].split()[0] == before
@@ -423,9 +425,9 @@ def test_cancelling_one_caller_cancels_only_it(server: RedisServer, open_: Open)
 
     async def tasks() -> None:
         for number in range(50):
-            await engine.astore.set(str(number), some(b"%d" % number))
+            await engine.suspending.store.set(str(number), some(b"%d" % number))
         for _ in range(20):
-            reads = [asyncio.ensure_future(engine.astore.get([str(number)])) for number in range(50)]
+            reads = [asyncio.ensure_future(engine.suspending.store.get([str(number)])) for number in range(50)]
             await asyncio.sleep(0)
             for read in reads[::3]:
                 read.cancel()
@@ -445,14 +447,14 @@ def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
     """The second loop would be given the first one's connection; or connections of dead loops would pile up."""
     engine = open_(server.url)
     for number in range(5):
-        asyncio.run(engine.astore.set("k", some(b"%d" % number)))
+        asyncio.run(engine.suspending.store.set("k", some(b"%d" % number)))
         loop = asyncio.new_event_loop()  # one that is closed without a word
-        (kept,) = loop.run_until_complete(engine.astore.get(["k"]))
+        (kept,) = loop.run_until_complete(engine.suspending.store.get(["k"]))
         loop.close()
         assert kept is not None
         assert kept.value == b"%d" % number
     del loop
-    asyncio.run(engine.astore.get(["k"]))
+    asyncio.run(engine.suspending.store.get(["k"]))
     gc.collect()
     assert engine._servers.aline._pipes.take_all() == []
     until(lambda: int(server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]) <= 12)
@@ -463,8 +465,8 @@ def test_a_loop_that_is_closed_with_a_question_in_it_is_no_matter_of_the_next(se
     engine = open_(server.url)
 
     async def leave() -> asyncio.Task[Any]:
-        await engine.astore.get(["k"])
-        pending = asyncio.ensure_future(engine.aclaims.claim("left", new_id(), Ask(LONG)))
+        await engine.suspending.store.get(["k"])
+        pending = asyncio.ensure_future(engine.suspending.claims.claim("left", new_id(), Ask(LONG)))
         pending._log_destroy_pending = False  # type: ignore[attr-defined]
         await asyncio.sleep(0)  # it has begun
         return pending
@@ -473,7 +475,7 @@ def test_a_loop_that_is_closed_with_a_question_in_it_is_no_matter_of_the_next(se
     pending = loop.run_until_complete(leave())
     loop.close()
     for _ in range(2):
-        asyncio.run(engine.astore.get(["k"]))
+        asyncio.run(engine.suspending.store.get(["k"]))
     assert not pending.done() or pending.exception() is not None
 
 
@@ -482,11 +484,11 @@ def test_a_claim_that_is_closed_before_it_was_sent_is_not_sent(server: RedisServ
     engine = open_(server.url)
 
     async def story() -> None:
-        await engine.aclaims.claim("known", new_id(), Ask(LONG))  # the script, to the server
-        claim = engine.aclaims.claim("closed", new_id(), Ask(LONG))
+        await engine.suspending.claims.claim("known", new_id(), Ask(LONG))  # the script, to the server
+        claim = engine.suspending.claims.claim("closed", new_id(), Ask(LONG))
         claim.send(None)
         claim.close()
-        await engine.astore.get(["k"])
+        await engine.suspending.store.get(["k"])
 
     asyncio.run(story())
     assert server.cli("EXISTS", wire.names("closed").lease) == "0"
@@ -497,7 +499,7 @@ def test_a_connection_that_could_not_even_hang_up_is_not_asked(
 ) -> None:
     """At the end of a stack no reply can be read, nor the connection closed: it would answer the next question."""
     engine = open_(server.url)
-    run(engine.store.set("k", some(b"right")))
+    run(engine.blocking.store.set("k", some(b"right")))
 
     def too_deep(*args: Any, **options: Any) -> Any:
         raise RecursionError
@@ -506,8 +508,8 @@ def test_a_connection_that_could_not_even_hang_up_is_not_asked(
         patch.setattr("stampede.engines.redis.blocking._Wire.hear", too_deep)
         patch.setattr(redis.connection.AbstractConnection, "disconnect", too_deep)
         with pytest.raises(RecursionError):
-            run(engine.store.expire("left unread"))
-    (kept,) = run(engine.store.get(["k"]))
+            run(engine.blocking.store.expire("left unread"))
+    (kept,) = run(engine.blocking.store.get(["k"]))
     assert kept.value == b"right"
 
 
@@ -518,8 +520,8 @@ def test_loops_in_several_threads(server: RedisServer, open_: Open) -> None:
 
     async def tasks(name: str) -> None:
         for number in range(50):
-            await engine.astore.set(name, some(b"%d" % number))
-            (kept,) = await engine.astore.get([name])
+            await engine.suspending.store.set(name, some(b"%d" % number))
+            (kept,) = await engine.suspending.store.get([name])
             assert kept is not None
             assert kept.value == b"%d" % number
 
@@ -540,11 +542,11 @@ def test_loops_in_several_threads(server: RedisServer, open_: Open) -> None:
 def test_a_forked_child_makes_its_own_connections(server: RedisServer, open_: Open) -> None:
     """Parent and child would read each other's replies."""
     engine = open_(server.url)
-    run(engine.store.set("k", some(b"parent")))
+    run(engine.blocking.store.set("k", some(b"parent")))
     found = ticket_of(engine)
 
     async def tasks() -> None:
-        await engine.astore.get(["k"])
+        await engine.suspending.store.get(["k"])
         child = os.fork()
         if child == 0:
             code = 1
@@ -552,19 +554,19 @@ def test_a_forked_child_makes_its_own_connections(server: RedisServer, open_: Op
                 if not holds(found):
                     token = new_id()
                     claim(engine, "child", token)
-                    run(engine.claims.fill("child", token, some()))
+                    run(engine.blocking.claims.fill("child", token, some()))
                     ticket_of(engine, "child")
-                    asyncio.run(engine.astore.get(["child"]))
+                    asyncio.run(engine.suspending.store.get(["child"]))
                     gc.collect()  # of what is the parent's
                     code = 0
             finally:
                 os._exit(code)
         for _ in range(50):
             assert isinstance(claim(engine), Found)
-            assert (await engine.astore.get(["k"]))[0] is not None
+            assert (await engine.suspending.store.get(["k"]))[0] is not None
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
-        assert (await engine.astore.get(["k"]))[0] is not None
+        assert (await engine.suspending.store.get(["k"]))[0] is not None
         assert holds(found)  # the child's end is none of the parent's news
 
     asyncio.run(tasks())
@@ -609,13 +611,15 @@ def test_tls(open_: Open, tmp_path: Path) -> None:
 
         async def tasks() -> None:
             token = new_id()
-            assert isinstance(await engine.aclaims.claim("k", token, Ask(LONG)), Granted)
+            assert isinstance(await engine.suspending.claims.claim("k", token, Ask(LONG)), Granted)
             thread, result = waiting(engine, claim(engine))
             until(lambda: secured.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
-            assert await engine.aclaims.fill("k", token, entry)
+            assert await engine.suspending.claims.fill("k", token, entry)
             await asyncio.to_thread(thread.join, PATIENCE)
             assert result == [None]
-            replies = await asyncio.gather(*[engine.aclaims.claim("k", new_id(), Ask(LONG)) for _ in range(20)])
+            replies = await asyncio.gather(
+                *[engine.suspending.claims.claim("k", new_id(), Ask(LONG)) for _ in range(20)]
+            )
             assert all(reply.entry.value == entry.value for reply in replies)
 
         asyncio.run(tasks())
@@ -637,8 +641,8 @@ def test_a_client_may_be_handed_over(server: RedisServer, open_: Open, decode: b
         redis.Redis.from_url(server.unix_url, decode_responses=decode),
     ):
         engine = open_(client=client)
-        run(engine.store.set("k", some(b"\xff")))
-        (kept,) = asyncio.run(engine.astore.get(["k"]))
+        run(engine.blocking.store.set("k", some(b"\xff")))
+        (kept,) = asyncio.run(engine.suspending.store.get(["k"]))
         assert kept is not None
         assert kept.value == b"\xff"
         engine.close()
@@ -699,10 +703,10 @@ entry = Entry(bytes(range(256)) * 1000, new_id(), ttl=60.0, fresh=60.0, keep=60.
 
 async def tasks():
     token = new_id()
-    assert isinstance(await engine.aclaims.claim("k", token, Ask(60.0)), Granted)
-    assert await engine.aclaims.fill("k", token, entry)
+    assert isinstance(await engine.suspending.claims.claim("k", token, Ask(60.0)), Granted)
+    assert await engine.suspending.claims.fill("k", token, entry)
     while True:
-        replies = await asyncio.gather(*[engine.aclaims.claim("k", new_id(), Ask(60.0)) for _ in range(20)])
+        replies = await asyncio.gather(*[engine.suspending.claims.claim("k", new_id(), Ask(60.0)) for _ in range(20)])
         assert all(reply.entry.value == entry.value for reply in replies)
         if all(reply.ticket for reply in replies):
             return
@@ -738,7 +742,7 @@ def test_replies_in_pieces() -> None:
 def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> None:
     """A batch would take as many round trips as it has keys; or one lease would do for several."""
     engine, other = open_(server.url), open_(server.url)
-    run(engine.store.set("there", some()))
+    run(engine.blocking.store.set("there", some()))
     ticket_of(engine, "there")
     taken = granted(other, "taken")
     questions = [(key, new_id(), Ask(LONG)) for key in ("there", "taken", *map(str, range(700)))]
@@ -916,7 +920,9 @@ def unaided(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waiting(engine: RedisEngine, busy: Busy) -> tuple[threading.Thread, list[Any]]:
     result: list[Any] = []
-    thread = threading.Thread(target=lambda: result.append(run(engine.claims.wait("k", busy, LONG))), daemon=True)
+    thread = threading.Thread(
+        target=lambda: result.append(run(engine.blocking.claims.wait("k", busy, LONG))), daemon=True
+    )
     thread.start()
     return thread, result
 
@@ -930,7 +936,7 @@ def test_a_waiter_is_pushed_the_value(server: RedisServer, open_: Open) -> None:
     thread, result = waiting(other, busy)
     until(lambda: server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
     start = time.monotonic()
-    assert run(engine.claims.fill("k", token, entry))
+    assert run(engine.blocking.claims.fill("k", token, entry))
     thread.join(PATIENCE)
     assert time.monotonic() - start < SOON
     (found,) = result
@@ -945,9 +951,9 @@ def test_what_was_told_before_anybody_listened_is_seen_at_once(server: RedisServ
     engine = open_(server.url)
     token = granted(engine)
     busy = claim(engine)
-    run(engine.claims.fill("k", token, some()))
+    run(engine.blocking.claims.fill("k", token, some()))
     start = time.monotonic()
-    run(engine.claims.wait("k", busy, LONG))
+    run(engine.blocking.claims.wait("k", busy, LONG))
     assert time.monotonic() - start < SOON
 
 
@@ -980,7 +986,7 @@ def test_waiting_is_cheap(server: RedisServer, open_: Open, size: int) -> None:
         busy = claim(other)
         thread, result = waiting(other, busy)
         until(lambda: "cmd=getex" in server.cli("CLIENT", "LIST"))  # it has looked, and sleeps
-        run(engine.claims.fill("k", token, Entry(bytes(size), token, ttl=LONG, fresh=LONG, keep=LONG)))
+        run(engine.blocking.claims.fill("k", token, Entry(bytes(size), token, ttl=LONG, fresh=LONG, keep=LONG)))
         thread.join(PATIENCE)
         (found,) = result
         if size > 4096:  # too large for a message
@@ -999,7 +1005,7 @@ def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
     engine, other = open_(url), open_(url)
     token, entry = granted(engine), some()
     thread, _ = waiting(other, claim(other))
-    assert run(engine.claims.fill("k", token, entry))
+    assert run(engine.blocking.claims.fill("k", token, entry))
     assert own.cli("EXISTS", wire.names("k").lease) == "0"
     start = time.monotonic()
     thread.join(PATIENCE)
@@ -1008,14 +1014,14 @@ def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
 
 
 WAKING: dict[str, Callable[[RedisEngine, bytes], Any]] = {
-    "fill": lambda engine, token: engine.claims.fill("k", token, some()),
-    "large fill": lambda engine, token: engine.claims.fill("k", token, some(bytes(10_000))),
-    "abandon": lambda engine, token: engine.claims.abandon("k", token),
-    "invalidate": lambda engine, _: engine.store.invalidate("k"),
-    "expire": lambda engine, _: engine.store.expire("k"),
-    "set": lambda engine, _: engine.store.set("k", some()),
-    "replace": lambda engine, _: engine.store.replace("k", None, some()),
-    "force": lambda engine, _: engine.claims.claim("k", new_id(), Ask(LONG, force=True)),
+    "fill": lambda engine, token: engine.blocking.claims.fill("k", token, some()),
+    "large fill": lambda engine, token: engine.blocking.claims.fill("k", token, some(bytes(10_000))),
+    "abandon": lambda engine, token: engine.blocking.claims.abandon("k", token),
+    "invalidate": lambda engine, _: engine.blocking.store.invalidate("k"),
+    "expire": lambda engine, _: engine.blocking.store.expire("k"),
+    "set": lambda engine, _: engine.blocking.store.set("k", some()),
+    "replace": lambda engine, _: engine.blocking.store.replace("k", None, some()),
+    "force": lambda engine, _: engine.blocking.claims.claim("k", new_id(), Ask(LONG, force=True)),
 }
 
 
@@ -1037,7 +1043,7 @@ def test_each_change_wakes_at_once(server: RedisServer, open_: Open, change: str
 
 
 async def asleep(engine: RedisEngine, busy: Busy) -> None:
-    await engine.aclaims.wait("k", busy, LONG)
+    await engine.suspending.claims.wait("k", busy, LONG)
 
 
 def ears(engine: RedisEngine) -> int:
@@ -1051,14 +1057,14 @@ def test_a_released_lock_wakes_at_once(server: RedisServer, open_: Open, monkeyp
     monkeypatch.setattr("stampede.engines.redis.locks.TURN", LONG)  # or it would look again soon
     engine, other = open_(server.url), open_(server.url)
     holder, token = new_id(), new_id()
-    run(other.locks.acquire("l", holder, LONG))
-    busy = run(engine.locks.acquire("l", token, LONG))
+    run(other.blocking.locks.acquire("l", holder, LONG))
+    busy = run(engine.blocking.locks.acquire("l", token, LONG))
     assert isinstance(busy, Busy)
-    thread = threading.Thread(target=lambda: run(engine.locks.wait("l", busy, LONG)), daemon=True)
+    thread = threading.Thread(target=lambda: run(engine.blocking.locks.wait("l", busy, LONG)), daemon=True)
     thread.start()
     until(lambda: ears(engine) == 1)
     start = time.monotonic()
-    assert run(other.locks.release("l", holder))
+    assert run(other.blocking.locks.release("l", holder))
     thread.join(PATIENCE)
     assert time.monotonic() - start < SOON
 
@@ -1083,7 +1089,7 @@ def test_cancelled_waiters_leave_nothing(server: RedisServer, open_: Open) -> No
         while not ears(engine):
             await asyncio.sleep(0.001)
         start = time.monotonic()
-        await other.aclaims.abandon("k", token)
+        await other.suspending.claims.abandon("k", token)
         await last
         assert time.monotonic() - start < SOON
 
@@ -1099,13 +1105,13 @@ def test_a_process_listens_once(server: RedisServer, open_: Open) -> None:
     threads = [waiting(engine, busy)[0] for _ in range(4)]
 
     async def tasks() -> None:
-        await asyncio.gather(*[engine.aclaims.wait("k", busy, LONG) for _ in range(20)])
+        await asyncio.gather(*[engine.suspending.claims.wait("k", busy, LONG) for _ in range(20)])
 
     loop = threading.Thread(target=lambda: asyncio.run(tasks()), daemon=True)
     loop.start()
     until(lambda: ears(engine) == 24)
     assert server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1"
-    assert run(other.claims.fill("k", token, some()))
+    assert run(other.blocking.claims.fill("k", token, some()))
     for thread in (*threads, loop):
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -1143,7 +1149,7 @@ def test_waiters_are_woken_when_the_news_break(own: RedisServer, open_: Open) ->
     until(lambda: engine._servers.news.told)
     thread, _ = waiting(engine, busy)  # and they listen again
     until(lambda: own.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
-    run(engine.claims.abandon("k", token))
+    run(engine.blocking.claims.abandon("k", token))
     thread.join(PATIENCE)
     assert not thread.is_alive()
 
@@ -1168,7 +1174,7 @@ def ticket_of(engine: RedisEngine, key: str = "k") -> Ticket:
 
 async def ticket_of_a_loop(engine: RedisEngine) -> Ticket:
     while True:
-        reply = await engine.aclaims.claim("k", new_id(), Ask(LONG))
+        reply = await engine.suspending.claims.claim("k", new_id(), Ask(LONG))
         assert isinstance(reply, Found)
         if reply.ticket is not None and holds(reply.ticket):
             return reply.ticket
@@ -1179,10 +1185,10 @@ CHANGES: dict[str, Callable[[RedisServer, RedisEngine], object]] = {
     "DEL": lambda server, _: server.cli("DEL", wire.names("k").entry),
     "FLUSHALL": lambda server, _: server.cli("FLUSHALL"),
     "end": lambda server, _: server.cli("PEXPIRE", wire.names("k").entry, "1"),
-    "set": lambda _, other: run(other.store.set("k", some())),
-    "expire": lambda _, other: run(other.store.expire("k")),
-    "invalidate": lambda _, other: run(other.store.invalidate("k")),
-    "fill": lambda _, other: run(other.claims.fill("k", _forced(other), some())),
+    "set": lambda _, other: run(other.blocking.store.set("k", some())),
+    "expire": lambda _, other: run(other.blocking.store.expire("k")),
+    "invalidate": lambda _, other: run(other.blocking.store.invalidate("k")),
+    "fill": lambda _, other: run(other.blocking.claims.fill("k", _forced(other), some())),
 }
 
 
@@ -1197,7 +1203,7 @@ def _forced(engine: RedisEngine) -> bytes:
 def test_a_change_voids_the_ticket(server: RedisServer, open_: Open, change: str, suspending: bool) -> None:
     """A local tier would serve what is gone, until its ttl ends."""
     engine, other = open_(server.url), open_(server.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
 
     async def scenario() -> None:
         ticket = await ticket_of_a_loop(engine) if suspending else ticket_of(engine)
@@ -1212,11 +1218,11 @@ def test_a_change_voids_the_ticket(server: RedisServer, open_: Open, change: str
 def test_a_fill_has_a_ticket_until_the_next_change(server: RedisServer, open_: Open) -> None:
     """With server and origin down, a process would have nothing of what it has computed and not yet read."""
     engine, other = open_(server.url), open_(server.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     ticket_of(engine)
     # Of what another connection has claimed, too: the server then follows nothing but the fill itself.
     for change, claimed in product(("DEL", "invalidate", "fill"), (engine, other)):
-        ticket = run(engine.claims.fill("k", _forced(claimed), some()))
+        ticket = run(engine.blocking.claims.fill("k", _forced(claimed), some()))
         assert isinstance(ticket, Ticket)
         until(lambda ticket=ticket: holds(ticket))
         CHANGES[change](server, other)
@@ -1226,7 +1232,7 @@ def test_a_fill_has_a_ticket_until_the_next_change(server: RedisServer, open_: O
 def test_a_miss_sends_two_commands(server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ticket of a fill would cost each miss another round trip."""
     engine, sent = open_(server.url), [0]
-    run(engine.store.set("followed", some()))
+    run(engine.blocking.store.set("followed", some()))
     ticket_of(engine, "followed")
     replies = blocking._Wires._replies
 
@@ -1235,7 +1241,7 @@ def test_a_miss_sends_two_commands(server: RedisServer, open_: Open, monkeypatch
         return replies(wires, wire, commands)
 
     monkeypatch.setattr(blocking._Wires, "_replies", counted)
-    assert isinstance(run(engine.claims.fill("k", granted(engine), some())), Ticket)
+    assert isinstance(run(engine.blocking.claims.fill("k", granted(engine), some())), Ticket)
     assert sent == [2]
 
 
@@ -1285,7 +1291,7 @@ def test_eviction_voids_the_ticket(open_: Open) -> None:
     small = RedisServer("--maxmemory-policy", "allkeys-random")
     try:
         engine = open_(small.url)
-        run(engine.store.set("k", some()))
+        run(engine.blocking.store.set("k", some()))
         ticket = ticket_of(engine)
         small.cli("CONFIG", "SET", "maxmemory", "1")
         until(lambda: small.cli("DBSIZE") == "0")
@@ -1297,15 +1303,15 @@ def test_eviction_voids_the_ticket(open_: Open) -> None:
 def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None:
     """A tier would be emptied by every write to keys that were never read here."""
     engine, other = open_(server.url), open_(server.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     ticket = ticket_of(engine)
     before = list(engine._servers.news.stamps)
     for number in range(100):
-        run(other.store.set(f"other {number}", some()))
+        run(other.blocking.store.set(f"other {number}", some()))
     token = granted(engine, "mine")
-    run(engine.claims.renew("mine", token, LONG))
-    run(engine.claims.abandon("mine", token))
-    run(engine.store.set("mine", some()))  # nobody has found it yet
+    run(engine.blocking.claims.renew("mine", token, LONG))
+    run(engine.blocking.claims.abandon("mine", token))
+    run(engine.blocking.store.set("mine", some()))  # nobody has found it yet
     engine.ping()
     assert holds(ticket)
     changed = [slot for slot, stamp in enumerate(before) if engine._servers.news.stamps[slot] != stamp]
@@ -1315,13 +1321,13 @@ def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None
 def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
     """What changes while nobody is told would be served for ever."""
     engine = open_(own.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     ticket, told = ticket_of(engine), engine._servers.news.told
     own.cli("CLIENT", "KILL", "ID", str(told))
     until(lambda: not holds(ticket))
     again = ticket_of(engine)
     assert engine._servers.news.told not in (0, told)
-    run(open_(own.url).store.set("k", some()))
+    run(open_(own.url).blocking.store.set("k", some()))
     until(lambda: not holds(again), within=0.5)
 
 
@@ -1331,7 +1337,7 @@ def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
 def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str) -> None:
     """Of what a connection has read the server tells nobody once it is closed: it would be served for ever."""
     engine = open_(server.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
 
     def cut() -> None:
         for line in server.cli("CLIENT", "LIST").splitlines():
@@ -1342,7 +1348,7 @@ def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str
     async def of_a_loop() -> None:
         ticket = await ticket_of_a_loop(engine)
         cut()
-        await engine.astore.get(["other"])
+        await engine.suspending.store.get(["other"])
         assert not holds(ticket)
 
     if reader == "of a loop":
@@ -1358,7 +1364,7 @@ def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str
     ticket = ticket_of(engine)
     cut()
     if reader == "asked again":
-        run(engine.store.get(["other"]))
+        run(engine.blocking.store.get(["other"]))
         assert not holds(ticket)
     else:
         until(lambda: not holds(ticket), within=0.5)
@@ -1371,13 +1377,13 @@ def test_leaving_a_reader_voids_all(
     """The same of one that was given up, whose end nobody else sees: the server may close it at any time."""
     proxy = before(server)
     engine = open_(f"{proxy.url}?socket_timeout=0.2")
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
 
     async def of_a_loop() -> Ticket:
         ticket = await ticket_of_a_loop(engine)
         proxy.at(b"hung", answered=0, silent=True)
         with pytest.raises(EngineError):
-            await engine.astore.get(["hung"])
+            await engine.suspending.store.get(["hung"])
         return ticket
 
     if colour == "async":
@@ -1386,7 +1392,7 @@ def test_leaving_a_reader_voids_all(
         ticket = ticket_of(engine)
         proxy.at(b"hung", answered=0, silent=True)
         with pytest.raises(EngineError):
-            run(engine.store.get(["hung"]))
+            run(engine.blocking.store.get(["hung"]))
     assert not holds(ticket)
 
 
@@ -1426,8 +1432,8 @@ def test_an_own_change_voids_the_ticket_before_its_news(server: RedisServer, ope
     """Who has just changed a key would be served the old value, for as long as the news are on their way."""
     engine = open_(server.url)
     engine._servers.news.changed = lambda key: None  # type: ignore[method-assign]  # they are late
-    for change in (lambda: engine.store.set("k", some()), lambda: engine.store.invalidate("k")):
-        run(engine.store.set("k", some()))
+    for change in (lambda: engine.blocking.store.set("k", some()), lambda: engine.blocking.store.invalidate("k")):
+        run(engine.blocking.store.set("k", some()))
         ticket = ticket_of(engine)
         run(change())
         assert not holds(ticket)
@@ -1436,19 +1442,19 @@ def test_an_own_change_voids_the_ticket_before_its_news(server: RedisServer, ope
 def test_a_bump_voids_all_tickets(server: RedisServer, open_: Open) -> None:
     """Hits don't ask for their generation: local tiers would serve what is cleared until its ttl ends."""
     engine, other = open_(server.url), open_(server.url)
-    run(engine.store.generation("f"))
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.generation("f"))
+    run(engine.blocking.store.set("k", some()))
     ticket_of(engine)
-    run(engine.store.generations("f"))  # from now on the server tells of the next one
+    run(engine.blocking.store.generations("f"))  # from now on the server tells of the next one
     ticket = ticket_of(engine)
-    run(other.store.bump("f"))
+    run(other.blocking.store.bump("f"))
     until(lambda: not holds(ticket), within=0.5)
 
 
 def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
     """A server that hangs, or a cable that is cut, closes no connection."""
     engine = open_(own.url, socket_timeout=0.3)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     ticket = ticket_of(engine)
     own.freeze()
     try:
@@ -1504,7 +1510,7 @@ def test_a_connection_that_we_have_closed_is_no_loss_of_the_server() -> None:
 def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_: Open) -> None:
     """An old value would be kept for ever: its news came before it was there."""
     engine = open_(server.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     ticket_of(engine)
     read = engine._servers.line.read
 
@@ -1524,10 +1530,10 @@ def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_
 def test_a_loop_s_first_answer_has_a_ticket(server: RedisServer, open_: Open) -> None:
     """Who has a loop per request would keep nothing: the first answer comes with the leave to be told of changes."""
     engine = open_(server.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     ticket_of(engine)  # from here on this process is told
     for _ in range(3):
-        reply = asyncio.run(engine.aclaims.claim("k", new_id(), Ask(LONG)))
+        reply = asyncio.run(engine.suspending.claims.claim("k", new_id(), Ask(LONG)))
         assert isinstance(reply, Found) and reply.ticket is not None
 
 
@@ -1535,7 +1541,7 @@ def test_no_tickets_where_nothing_is_tracked(server: RedisServer, open_: Open) -
     """A local tier would believe in news that nobody sends."""
     engine = open_(server.url, tracking=False)
     assert not engine.coherent
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     for _ in range(3):
         assert claim(engine).ticket is None
     assert engine._servers.news._thread is None
@@ -1548,34 +1554,34 @@ def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.
     engine, other = open_(server.url), open_(server.url)
 
     def pushed() -> bool:
-        run(other.store.generation("f"))
+        run(other.blocking.store.generation("f"))
         known = other._servers.generations._known["f"]
         if known[1] is None:
             other._servers.generations.forget()
         return known[1] is not None
 
     until(pushed)
-    before = run(other.store.generation("f"))
+    before = run(other.blocking.store.generation("f"))
     line, asked = other._servers.line, list[Any]()  # its own questions: other tests' engines may ask the server, too
     for verb in ("ask", "read"):
         ask = getattr(line, verb)
         monkeypatch.setattr(line, verb, lambda *args, ask=ask: (asked.append(args), ask(*args))[1])
     for _ in range(100):
-        assert run(other.store.generation("f")) == before
+        assert run(other.blocking.store.generation("f")) == before
     assert not asked
-    run(engine.store.bump("f"))
-    until(lambda: run(other.store.generation("f")) != before)
+    run(engine.blocking.store.bump("f"))
+    until(lambda: run(other.blocking.store.generation("f")) != before)
     assert asked
 
 
 @pytest.mark.parametrize("lost", ["all", "evicted"])
 def test_a_generation_that_was_lost_is_a_new_one(server: RedisServer, open_: Open, lost: str) -> None:
     """What was invalidated would be there again after an eviction."""
-    before = run(open_(server.url).store.generation("f"))
+    before = run(open_(server.url).blocking.store.generation("f"))
     for key in server.cli("KEYS", "*").split():
         if lost == "all" or "@" not in server.cli("GET", key):  # the note of the server's run stays
             server.cli("DEL", key)
-    assert run(open_(server.url).store.generation("f")) != before
+    assert run(open_(server.url).blocking.store.generation("f")) != before
 
 
 def test_a_local_tier_follows(server: RedisServer) -> None:
@@ -1626,7 +1632,7 @@ def test_fences_grow_over_a_flush(server: RedisServer, open_: Open) -> None:
     engine = open_(server.url)
     fences = []
     for _ in range(3):
-        reply = run(engine.locks.acquire("l", new_id(), LONG))
+        reply = run(engine.blocking.locks.acquire("l", new_id(), LONG))
         assert isinstance(reply, Granted)
         fences.append(reply.fence)
         time.sleep(0.002)  # the server's clock counts ms
@@ -1639,9 +1645,11 @@ def test_a_lease_is_not_older_than_it_is(server: RedisServer, open_: Open) -> No
     engine = open_(server.url)
     first, second = (f"idle {new_id().hex()}" for _ in range(2))
     for _ in range(2):
-        run(engine.claims.claim(first, new_id(), Ask(LONG)))  # the second is refused, and its token kept for reuse
+        run(
+            engine.blocking.claims.claim(first, new_id(), Ask(LONG))
+        )  # the second is refused, and its token kept for reuse
     until(lambda: server.cli("OBJECT", "IDLETIME", wire.names(first).lease) == "2", within=5.0)
-    assert isinstance(run(engine.claims.claim(second, new_id(), Ask(LONG))), Granted)
+    assert isinstance(run(engine.blocking.claims.claim(second, new_id(), Ask(LONG))), Granted)
     assert server.cli("OBJECT", "IDLETIME", wire.names(second).lease) == "0"
 
 

@@ -52,7 +52,7 @@ def set_back(server: SteppedServer, key: bytes) -> None:
 
 
 def claim(engine: RedisEngine, lease: float = LONG, token: bytes | None = None, **terms: Any) -> Any:
-    return run(engine.claims.claim("k", token or new_id(), Ask(lease, **terms)))
+    return run(engine.blocking.claims.claim("k", token or new_id(), Ask(lease, **terms)))
 
 
 def some(fresh: float, keep: float = 0.0) -> Entry[bytes]:
@@ -67,7 +67,7 @@ def test_a_dead_holders_lease_is_no_longer_than_it_was(server: SteppedServer) ->
     """Promise 3: its key would be refused to everybody for an hour."""
     with Cache(server.url, lease=0.2) as cache:
         its = of(cache._root.prefix + "k")
-        run(cache._root.core.engine.claims.claim(cache._root.prefix + "k", new_id(), Ask(0.2)))  # ... and dies
+        run(cache._root.core.engine.blocking.claims.claim(cache._root.prefix + "k", new_id(), Ask(0.2)))  # ... and dies
         set_back(server, its.lease)
         start = time.monotonic()
         assert cache.get_or_compute("k", lambda: "second") == "second"
@@ -78,14 +78,14 @@ def test_a_lease_is_cut_to_what_it_was_given(server: SteppedServer, engine: Redi
     """Asked for by one with another lease, it would be cut too short, or not at all; and its holder would lose it."""
     token = new_id()
     assert isinstance(claim(engine, 20.0, token), Granted)
-    assert run(engine.claims.renew("k", token, 30.0))
+    assert run(engine.blocking.claims.renew("k", token, 30.0))
     set_back(server, of("k").lease)
     busy = claim(engine, 1.0)
     assert isinstance(busy, Busy) and (busy.token, busy.lease) == (token, 30.0)
     assert 29_000 < int(server.cli("PTTL", of("k").lease)) <= 30_000
-    assert run(engine.claims.renew("k", token, 10.0))
+    assert run(engine.blocking.claims.renew("k", token, 10.0))
     assert 9_000 < int(server.cli("PTTL", of("k").lease)) <= 10_000
-    assert run(engine.claims.fill("k", token, some(LONG)))
+    assert run(engine.blocking.claims.fill("k", token, some(LONG)))
 
 
 def test_a_lease_without_an_end_gets_one(server: SteppedServer, engine: RedisEngine) -> None:
@@ -103,14 +103,14 @@ def test_a_lease_without_an_end_gets_one(server: SteppedServer, engine: RedisEng
 
 READS: dict[str, Callable[[RedisEngine], Entry[Any]]] = {
     "claim": lambda engine: claim(engine).entry,
-    "get": lambda engine: run(engine.store.get(["k"]))[0],
+    "get": lambda engine: run(engine.blocking.store.get(["k"]))[0],
 }
 
 
 @pytest.mark.parametrize("read", list(READS))
 def test_an_entry_is_kept_no_longer_than_it_was_given(server: SteppedServer, engine: RedisEngine, read: str) -> None:
     """A value would be served for the hour by which the clock was set back."""
-    run(engine.store.set("k", some(fresh=10.0, keep=20.0)))
+    run(engine.blocking.store.set("k", some(fresh=10.0, keep=20.0)))
     set_back(server, of("k").entry)
     for _ in range(2):
         entry = READS[read](engine)
@@ -120,18 +120,18 @@ def test_an_entry_is_kept_no_longer_than_it_was_given(server: SteppedServer, eng
 
 def test_what_has_no_end_keeps_none(server: SteppedServer, engine: RedisEngine) -> None:
     """A value that is good for ever would be cut to some time."""
-    run(engine.store.set("k", Entry(b"value", new_id())))
+    run(engine.blocking.store.set("k", Entry(b"value", new_id())))
     server.step(-HOUR)
     assert isinstance(claim(engine), Found)
     assert server.cli("PTTL", of("k").entry) == "-1"
-    run(engine.store.expire("k"))
+    run(engine.blocking.store.expire("k"))
     assert isinstance(claim(engine), Granted)
     assert server.cli("PTTL", of("k").entry) != "-1"
 
 
 def test_an_entry_that_somebody_persists_has_an_end(server: SteppedServer, engine: RedisEngine) -> None:
     """`redis-cli PERSIST` would make a value eternal that was good for ten seconds."""
-    run(engine.store.set("k", some(fresh=10.0)))
+    run(engine.blocking.store.set("k", some(fresh=10.0)))
     server.cli("PERSIST", of("k").entry)
     assert 9 < claim(engine).entry.fresh <= 10
     assert server.cli("PTTL", of("k").entry) != "-1"
@@ -141,7 +141,7 @@ def test_a_rest_is_no_longer_than_it_was(server: SteppedServer, engine: RedisEng
     """A key whose origin failed once would rest for an hour."""
     token = new_id()
     claim(engine, token=token)
-    run(engine.claims.abandon("k", token, Verdict("failed", "Error", "why"), 5.0))
+    run(engine.blocking.claims.abandon("k", token, Verdict("failed", "Error", "why"), 5.0))
     set_back(server, of("k").rest)
     failed = claim(engine)
     assert isinstance(failed, Failed) and failed.verdict == Verdict("failed", "Error", "why")

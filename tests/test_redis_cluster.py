@@ -108,7 +108,7 @@ def some(value: bytes = b"value", fresh: float = LONG) -> Entry[Any]:
 
 
 def claim(engine: RedisEngine, key: str = "k", token: bytes | None = None, **terms: Any) -> Any:
-    return run(engine.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
+    return run(engine.blocking.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
 
 
 def holds(ticket: Ticket) -> bool:
@@ -166,7 +166,7 @@ def test_one_server_is_enough_to_find_all(cluster: RedisCluster, open_: Open) ->
     for number in range(20):
         key, token = f"k{number}", new_id()
         assert isinstance(claim(engine, key, token), Granted)
-        assert run(engine.claims.fill(key, token, some()))
+        assert run(engine.blocking.claims.fill(key, token, some()))
     assert all(int(node.cli("DBSIZE")) > 0 for node in cluster.nodes)
     assert engine.ping() < 1.0
 
@@ -238,9 +238,9 @@ def test_many_claims_are_one_question_to_each_shard(cluster: RedisCluster, open_
     engine = open_(cluster.url)
     keys = [f"k{number}" for number in range(60)]
     for key in keys[::2]:
-        run(engine.store.set(key, some(key.encode())))
+        run(engine.blocking.store.set(key, some(key.encode())))
     replies = engine.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
-    kept = asyncio.run(engine.astore.get(keys)) if colour == "async" else run(engine.store.get(keys))
+    kept = asyncio.run(engine.suspending.store.get(keys)) if colour == "async" else run(engine.blocking.store.get(keys))
     assert [reply.entry and reply.entry.value for reply in replies[::2]] == [key.encode() for key in keys[::2]]
     assert all(isinstance(reply, Granted) for reply in replies[1::2])
     assert [entry and entry.value for entry in kept[::2]] == [key.encode() for key in keys[::2]]
@@ -251,7 +251,7 @@ def test_a_batch_with_a_key_that_has_moved(cluster: RedisCluster, open_: Open, m
     engine = open_(cluster.url)
     keys = ["k", *(f"k{number}" for number in range(20))]
     for key in keys:
-        run(engine.store.set(key, some(key.encode())))
+        run(engine.blocking.store.set(key, some(key.encode())))
     move.whole()
     replies = engine.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
     assert [reply.entry.value for reply in replies] == [key.encode() for key in keys]
@@ -267,9 +267,9 @@ def test_a_moved_key_is_found_where_it_is(cluster: RedisCluster, open_: Open, mo
     assert isinstance(claim(engine, token=token), Granted)
     move.whole()
     assert isinstance(claim(engine), Busy)  # the lease has moved too
-    assert run(engine.claims.fill("k", token, some()))
+    assert run(engine.blocking.claims.fill("k", token, some()))
     assert isinstance(claim(engine), Found)
-    assert run(engine.store.invalidate("k"))
+    assert run(engine.blocking.store.invalidate("k"))
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
@@ -280,10 +280,10 @@ def test_verbs_follow_a_slot_on_its_way(cluster: RedisCluster, open_: Open, move
     move.begin()
 
     async def suspending() -> bool:
-        return await engine.aclaims.fill("k", token, some())
+        return await engine.suspending.claims.fill("k", token, some())
 
     asked = Aside(
-        lambda: asyncio.run(suspending()) if colour == "async" else run(engine.claims.fill("k", token, some()))
+        lambda: asyncio.run(suspending()) if colour == "async" else run(engine.blocking.claims.fill("k", token, some()))
     )
     before = int(stat(move.source, "total_error_replies"))
     wait_until(lambda: int(stat(move.source, "total_error_replies")) > before)  # it has been sent on, or put off
@@ -299,14 +299,14 @@ def stat(server: RedisServer, name: str) -> str:
 def test_one_key_is_asked_for_on_its_way(cluster: RedisCluster, open_: Open, move: Move) -> None:
     """ASK would not be followed: what has been moved already would be unknown until all of its slot has."""
     engine = open_(cluster.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     move.begin()
     move.source.cli("MIGRATE", "127.0.0.1", str(move.target.port), wire.names("k").entry, "0", "5000")
-    (kept,) = run(engine.store.get(["k"]))
+    (kept,) = run(engine.blocking.store.get(["k"]))
     assert kept is not None
     assert kept.value == b"value"
     move.end()
-    (kept,) = run(engine.store.get(["k"]))
+    (kept,) = run(engine.blocking.store.get(["k"]))
     assert kept is not None
 
 
@@ -333,15 +333,15 @@ def test_waiters_hear_of_a_move(
     engine, other, token = open_(cluster.url), open_(cluster.url), new_id()
     assert isinstance(claim(engine, token=token), Granted)
     busy = claim(other)
-    waiter = Aside(lambda: (run(other.claims.wait("k", busy, LONG)), time.monotonic()))
+    waiter = Aside(lambda: (run(other.blocking.claims.wait("k", busy, LONG)), time.monotonic()))
     wait_until(lambda: subscribed(move.source))
     start = time.monotonic()
     move.whole()
     assert waiter.join()[1] - start < LONG / 4
     busy = claim(other)
-    waiter = Aside(lambda: (run(other.claims.wait("k", busy, LONG)), time.monotonic()))
+    waiter = Aside(lambda: (run(other.blocking.claims.wait("k", busy, LONG)), time.monotonic()))
     wait_until(lambda: subscribed(move.target))
-    assert run(engine.claims.fill("k", token, Entry(b"value", token, ttl=LONG, fresh=LONG, keep=LONG)))
+    assert run(engine.blocking.claims.fill("k", token, Entry(b"value", token, ttl=LONG, fresh=LONG, keep=LONG)))
     assert waiter.join()[0].entry.value == b"value"  # the message has brought it along
 
 
@@ -402,35 +402,35 @@ def test_each_shard_tells_of_its_changes(cluster: RedisCluster, open_: Open) -> 
     engine, other = open_(cluster.url), open_(cluster.url)
     keys = [f"k{number}" for number in range(12)]
     for key in keys:
-        run(engine.store.set(key, some()))
+        run(engine.blocking.store.set(key, some()))
     tickets = [ticket_of(engine, key) for key in keys]
     assert len({id(ticket.stamps) for ticket in tickets}) == len(cluster.nodes)
     for key, ticket in zip(keys, tickets, strict=True):
         assert holds(ticket)
-        run(other.store.invalidate(key))
+        run(other.blocking.store.invalidate(key))
         wait_until(lambda ticket=ticket: not holds(ticket))  # type: ignore[misc]
 
 
 def test_a_move_voids_tickets(cluster: RedisCluster, open_: Open, move: Move) -> None:
     """The old shard would never tell of the changes at the new one."""
     engine, other = open_(cluster.url), open_(cluster.url)
-    run(engine.store.set("k", some()))
+    run(engine.blocking.store.set("k", some()))
     ticket = ticket_of(engine)
     move.whole()
     wait_until(lambda: not holds(ticket))
     ticket = ticket_of(engine)
-    run(other.store.set("k", some()))
+    run(other.blocking.store.set("k", some()))
     wait_until(lambda: not holds(ticket))
 
 
 def test_generations_are_known_to_all(cluster: RedisCluster, open_: Open) -> None:
     """`invalidate_all` would reach one process, or one shard."""
     engine, other = open_(cluster.url), open_(cluster.url)
-    first = run(engine.store.generation("f"))
-    assert run(other.store.generation("f")) == first
-    run(other.store.bump("f"))
-    wait_until(lambda: run(engine.store.generation("f")) != first)
-    assert run(engine.store.generation("f")) == run(other.store.generation("f"))
+    first = run(engine.blocking.store.generation("f"))
+    assert run(other.blocking.store.generation("f")) == first
+    run(other.blocking.store.bump("f"))
+    wait_until(lambda: run(engine.blocking.store.generation("f")) != first)
+    assert run(engine.blocking.store.generation("f")) == run(other.blocking.store.generation("f"))
 
 
 def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster, open_: Open) -> None:
@@ -438,13 +438,17 @@ def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster,
     engine, other, home = open_(cluster.url), open_(cluster.url), home_of(cluster)
     keys = {node: key_of(cluster, node) for node in cluster.nodes}
     for key in keys.values():
-        run(engine.store.set(key, some()))
+        run(engine.blocking.store.set(key, some()))
     ticket_of(engine, keys[home])  # from here on its news stand
-    first = run(engine.store.generations("f"))[0]  # which is made by that, and so told as a change
-    wait_until(lambda: run(engine.store.generations("f"))[0] == first == engine.claims.generation_at_hand("f"))
+    first = run(engine.blocking.store.generations("f"))[0]  # which is made by that, and so told as a change
+    wait_until(
+        lambda: (
+            run(engine.blocking.store.generations("f"))[0] == first == engine.blocking.claims.generation_at_hand("f")
+        )
+    )
     tickets = [ticket_of(engine, key) for key in keys.values()]
     assert all(map(holds, tickets))
-    run(other.store.bump("f"))
+    run(other.blocking.store.bump("f"))
     wait_until(lambda: not any(map(holds, tickets)))
 
 
@@ -457,7 +461,7 @@ def test_a_dead_master_takes_only_its_keys_along(cluster: RedisCluster, open_: O
     dead = cluster.nodes[2]
     keys = {node: key_of(cluster, node) for node in cluster.nodes}
     for key in keys.values():
-        run(engine.store.set(key, some()))
+        run(engine.blocking.store.set(key, some()))
     ticket = ticket_of(engine, keys[dead])
     dead.stop()
     try:
@@ -471,7 +475,7 @@ def test_a_dead_master_takes_only_its_keys_along(cluster: RedisCluster, open_: O
         wait_until(cluster.is_whole)
     token = new_id()
     assert isinstance(claim(engine, keys[dead], token), Granted)
-    assert run(engine.claims.fill(keys[dead], token, some()))
+    assert run(engine.blocking.claims.fill(keys[dead], token, some()))
     ticket_of(engine, keys[dead])
 
 
@@ -647,7 +651,7 @@ def test_no_key_is_asked_for_without_its_generation(cluster: RedisCluster, open_
     engine, home = open_(cluster.url), home_of(cluster)
     keys = [key_of(cluster, node) for node in (home, others_of(cluster)[0])]
     for key in keys:
-        run(engine.store.set(key, some()))
+        run(engine.blocking.store.set(key, some()))
     with dead(cluster, home):
         for key in keys:
             with pytest.raises(EngineError) as failure:
@@ -660,7 +664,7 @@ def test_a_dead_shard_voids_no_tickets_of_others(cluster: RedisCluster, open_: O
     engine, (gone, node) = open_(cluster.url), others_of(cluster)
     keys = {each: key_of(cluster, each) for each in (gone, node)}
     for key in keys.values():
-        run(engine.store.set(key, some()))
+        run(engine.blocking.store.set(key, some()))
     lost = ticket_of(engine, keys[gone])
     with dead(cluster, gone):
         wait_until(lambda: not holds(lost))
@@ -676,11 +680,11 @@ def test_a_hung_shard_is_asked_once_a_second(cluster: RedisCluster, open_: Open,
     """Each call for one of its keys would take as long as an answer may."""
     engine, hung = open_(cluster.url, socket_timeout=0.3, tracking=False), others_of(cluster)[0]
     keys, other = [key_of(cluster, hung, number) for number in range(100)], key_of(cluster, home_of(cluster))
-    run(engine.store.set(other, some()))
+    run(engine.blocking.store.set(other, some()))
 
     async def ask(key: str) -> Any:
         if colour == "async":
-            return await engine.aclaims.claim(key, new_id(), Ask(LONG))
+            return await engine.suspending.claims.claim(key, new_id(), Ask(LONG))
         return claim(engine, key)
 
     async def all_of_them() -> float:
@@ -713,7 +717,7 @@ def test_what_was_computed_is_stored_after_a_moments_silence(cluster: RedisClust
             claim(engine, two)
     finally:
         hung.thaw()
-    assert run(engine.claims.fill(one, token, some())) is True
+    assert run(engine.blocking.claims.fill(one, token, some())) is True
     assert isinstance(claim(engine, one), Found)
 
 
@@ -727,7 +731,7 @@ def test_what_was_computed_is_stored_without_the_generations(cluster: RedisClust
             with pytest.raises(EngineError) as failure:
                 claim(engine, each)
             assert not failure.value.partial
-        assert run(engine.claims.fill(key, token, some())) is True
+        assert run(engine.blocking.claims.fill(key, token, some())) is True
 
 
 @pytest.mark.parametrize("refusal", [("maxmemory", "1"), ("min-replicas-to-write", "1")], ids=["full", "alone"])
@@ -737,7 +741,7 @@ def test_a_shard_that_does_not_write_is_a_part(cluster: RedisCluster, open_: Ope
         missing("a script is not refused by a Redis 6 that is without replicas")
     engine, home, other = open_(cluster.url, tracking=False), home_of(cluster), others_of(cluster)[0]
     here, there = key_of(cluster, home), key_of(cluster, other)
-    run(engine.store.set(key_of(cluster, home, 1), some()))
+    run(engine.blocking.store.set(key_of(cluster, home, 1), some()))
     home.cli("CONFIG", "SET", *refusal)
     try:
         asked = [Asked("claim", (key, new_id(), Ask(LONG))) for key in (here, there, key_of(cluster, home, 1))]
@@ -746,10 +750,10 @@ def test_a_shard_that_does_not_write_is_a_part(cluster: RedisCluster, open_: Ope
         assert isinstance(refused, EngineError) and refused.partial
         assert isinstance(granted, Granted) and isinstance(found, Found)
         with pytest.raises(EngineError):
-            run(engine.store.set(here, some()))
+            run(engine.blocking.store.set(here, some()))
         if refusal[0] != "maxmemory":  # which leaves room for that
             with pytest.raises(EngineError) as failure:
-                run(engine.store.generation("f"))
+                run(engine.blocking.store.generation("f"))
             assert not failure.value.partial
     finally:
         home.cli("CONFIG", "SET", refusal[0], "0")
@@ -760,7 +764,7 @@ def test_a_replica_takes_over(open_: Open) -> None:
     mine = RedisCluster(replicas=1)
     try:
         engine = open_(mine.url)
-        run(engine.store.set("k", some()))
+        run(engine.blocking.store.set("k", some()))
         master = mine.owner(key_slot(wire.names("k").entry))
         replica = mine.replica_of(master)
         ticket = ticket_of(engine)
@@ -769,7 +773,7 @@ def test_a_replica_takes_over(open_: Open) -> None:
         wait_until(lambda: "role:slave" in master.cli("INFO", "replication").split())
         token = new_id()
         assert isinstance(claim(engine, token=token, force=True), Granted)
-        assert run(engine.claims.fill("k", token, some(b"new")))
+        assert run(engine.blocking.claims.fill("k", token, some(b"new")))
         wait_until(lambda: not holds(ticket))
         assert claim(engine).entry.value == b"new"
         ticket_of(engine)
@@ -806,7 +810,7 @@ def test_a_forked_child_has_shards_of_its_own(cluster: RedisCluster, open_: Open
     engine = open_(cluster.url)
     keys = [f"k{number}" for number in range(9)]
     for key in keys:
-        run(engine.store.set(key, some(key.encode())))
+        run(engine.blocking.store.set(key, some(key.encode())))
     pid = os.fork()
     if pid == 0:
         right = all(claim(engine, key).entry.value == key.encode() for key in keys for _ in range(20))

@@ -32,7 +32,9 @@ def server() -> Iterator[RedisServer]:
 
 
 async def asked(engine: RedisEngine) -> list[str | BaseException]:
-    return await asyncio.gather(*(engine.astore.generation("shop") for _ in range(100)), return_exceptions=True)
+    return await asyncio.gather(
+        *(engine.suspending.store.generation("shop") for _ in range(100)), return_exceptions=True
+    )
 
 
 def test_a_herd_asks_for_its_generation_once(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +55,7 @@ def test_a_herd_that_asked_in_vain_hears_why(server: RedisServer) -> None:
     engine = RedisEngine(server.url, tracking=False)
     asyncio.run(asked(engine))
     server.stop()
-    engine.store._generations.forget()  # type: ignore[attr-defined]
+    engine.blocking.store._generations.forget()  # type: ignore[attr-defined]
     answers = asyncio.run(asked(engine))
     engine.close()
     assert all(isinstance(answer, EngineError) for answer in answers)
@@ -163,20 +165,20 @@ def test_ended_generations_are_noted_as_long_as_they_are_believed_in(
 ) -> None:
     """Changes would go to ever more keys, or miss one where somebody still looks."""
     engine = RedisEngine(server.url, tracking=False)
-    known = [run(engine.store.generation("f"))]
+    known = [run(engine.blocking.store.generation("f"))]
     for scope in ("f", "", "f"):
-        run(engine.store.bump(scope))
-        known.append(run(engine.store.generations("f"))[0])
-    today, *ended = run(engine.store.generations("f"))
+        run(engine.blocking.store.bump(scope))
+        known.append(run(engine.blocking.store.generations("f"))[0])
+    today, *ended = run(engine.blocking.store.generations("f"))
     assert today == known[-1] and {*known[:-1]} <= {*ended} and today not in ended
     assert server.cli("PTTL", "{stampede}p") != "-1" != server.cli("PTTL", "{stampede}p:f")
     for _ in range(40):
-        run(engine.store.bump("f"))
-    assert len(run(engine.store.generations("f"))) <= 2 * (1 + verbs.MOST)
+        run(engine.blocking.store.bump("f"))
+    assert len(run(engine.blocking.store.generations("f"))) <= 2 * (1 + verbs.MOST)
     monkeypatch.setattr(verbs, "NOTED", 0.001)
-    run(engine.store.bump("f"))
+    run(engine.blocking.store.bump("f"))
     time.sleep(0.01)  # the server's clock goes on, and counts in ms
-    run(engine.store.bump("f"))
+    run(engine.blocking.store.bump("f"))
     assert len(server.cli("GET", "{stampede}p:f").split()) <= 1
     engine.close()
 

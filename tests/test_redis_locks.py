@@ -57,7 +57,7 @@ def ears(engine: RedisEngine) -> int:
 
 def queued(engine: RedisEngine, token: bytes) -> Busy:
     """Refused, and with a place in the queue."""
-    busy = run(engine.locks.acquire("l", token, LONG, waits=True))
+    busy = run(engine.blocking.locks.acquire("l", token, LONG, waits=True))
     assert isinstance(busy, Busy)
     return busy
 
@@ -66,34 +66,34 @@ def test_a_released_lock_is_kept_for_those_who_wait_in_their_order(server: Redis
     """Who comes by at the right moment would get it before those who have waited, again and again."""
     engine = open_(server.url)
     holder, waiters, stranger = new_id(), [new_id() for _ in range(4)], new_id()
-    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
     for token in waiters:
         queued(engine, token)
     for token in reversed(waiters):
         queued(engine, token)  # who came first is first, however often the others ask
     for token in waiters:
-        assert run(engine.locks.release("l", holder))
-        refused = run(engine.locks.acquire("l", stranger, LONG))
+        assert run(engine.blocking.locks.release("l", holder))
+        refused = run(engine.blocking.locks.acquire("l", stranger, LONG))
         assert isinstance(refused, Busy)
         assert refused.token == token
-        assert isinstance(run(engine.locks.acquire("l", token, LONG, waits=True)), Granted)
+        assert isinstance(run(engine.blocking.locks.acquire("l", token, LONG, waits=True)), Granted)
         holder = token
-    assert run(engine.locks.release("l", holder))
-    assert isinstance(run(engine.locks.acquire("l", stranger, LONG)), Granted)
+    assert run(engine.blocking.locks.release("l", holder))
+    assert isinstance(run(engine.blocking.locks.acquire("l", stranger, LONG)), Granted)
 
 
 def test_who_has_left_the_queue_is_not_waited_for(server: RedisServer, open_: Open) -> None:
     """The lock would be kept for it, and from all others, after the next release."""
     engine = open_(server.url)
     holder, gone, named, next_one = (new_id() for _ in range(4))
-    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
     for token in (gone, named, next_one):
         queued(engine, token)
-    assert not run(engine.locks.release("l", gone))
-    assert run(engine.locks.release("l", holder))
+    assert not run(engine.blocking.locks.release("l", gone))
+    assert run(engine.blocking.locks.release("l", holder))
     assert queued(engine, next_one).token == named
-    assert not run(engine.locks.release("l", named))  # it leaves when its turn has come already
-    assert isinstance(run(engine.locks.acquire("l", next_one, LONG, waits=True)), Granted)
+    assert not run(engine.blocking.locks.release("l", named))  # it leaves when its turn has come already
+    assert isinstance(run(engine.blocking.locks.acquire("l", next_one, LONG, waits=True)), Granted)
 
 
 @both
@@ -120,34 +120,34 @@ def test_a_waiter_whose_process_died_costs_nothing(server: RedisServer, open_: O
     """Its place would keep the lock from everybody when its turn comes."""
     engine, doomed = open_(server.url), open_(server.url)
     holder, dead, other = new_id(), new_id(), new_id()
-    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
     busy = queued(doomed, dead)
-    thread = threading.Thread(target=lambda: run(doomed.locks.wait("l", busy, LONG)), daemon=True)
+    thread = threading.Thread(target=lambda: run(doomed.blocking.locks.wait("l", busy, LONG)), daemon=True)
     thread.start()
     until(lambda: ears(doomed) == 1)
     time.sleep(0.35)  # it has been heard of lately
     doomed._servers.news._thread, news = None, doomed._servers.news
     news._closed = True  # (as a process dies: nothing is given back, and nobody listens any more)
     until(lambda: server.cli("PUBSUB", "CHANNELS", "*C" + news.home) == "")
-    assert run(engine.locks.release("l", holder))
-    assert isinstance(run(engine.locks.acquire("l", other, LONG)), Granted)
+    assert run(engine.blocking.locks.release("l", holder))
+    assert isinstance(run(engine.blocking.locks.acquire("l", other, LONG)), Granted)
 
 
 def test_a_waiter_that_hangs_costs_a_turn_and_keeps_its_place(server: RedisServer, open_: Open) -> None:
     """One whose process is frozen would keep the lock from everybody; or have to queue again when it goes on."""
     engine = open_(server.url)
     holder, frozen, *others = (new_id() for _ in range(4))
-    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
     for token in (frozen, *others):
         queued(engine, token)
-    assert run(engine.locks.release("l", holder))
+    assert run(engine.blocking.locks.release("l", holder))
     start = time.monotonic()
-    while isinstance(reply := run(engine.locks.acquire("l", others[0], LONG, waits=True)), Busy):
+    while isinstance(reply := run(engine.blocking.locks.acquire("l", others[0], LONG, waits=True)), Busy):
         assert reply.token == frozen
-        run(engine.locks.wait("l", reply, LONG))
+        run(engine.blocking.locks.wait("l", reply, LONG))
     assert time.monotonic() - start < 0.9
     queued(engine, frozen)
-    assert run(engine.locks.release("l", others[0]))
+    assert run(engine.blocking.locks.release("l", others[0]))
     assert queued(engine, others[1]).token == frozen
 
 
@@ -158,19 +158,19 @@ def test_who_has_a_place_waits_for_its_own_turn(
     monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)  # nobody looks for himself
     engine = open_(server.url)
     holder, first, second = (new_id() for _ in range(3))
-    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
     queued(engine, first)
     busy = queued(engine, second)  # refused for the holder, which has gone when it begins to wait
-    assert run(engine.locks.release("l", holder))
-    assert isinstance(run(engine.locks.acquire("l", first, LONG, waits=True)), Granted)
+    assert run(engine.blocking.locks.release("l", holder))
+    assert isinstance(run(engine.blocking.locks.acquire("l", first, LONG, waits=True)), Granted)
     start = time.monotonic()
-    run(engine.locks.wait("l", busy, 0.1))
+    run(engine.blocking.locks.wait("l", busy, 0.1))
     assert time.monotonic() - start >= 0.1
-    assert run(engine.locks.release("l", first))
+    assert run(engine.blocking.locks.release("l", first))
     start = time.monotonic()
-    run(open_(server.url).locks.wait("l", busy, LONG))  # its own, as another process was told
+    run(open_(server.url).blocking.locks.wait("l", busy, LONG))  # its own, as another process was told
     assert time.monotonic() - start < LONG / 4
-    assert isinstance(run(engine.locks.acquire("l", second, LONG, waits=True)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", second, LONG, waits=True)), Granted)
 
 
 def test_thousands_of_waiters_are_no_more_trouble_than_a_few(server: RedisServer, open_: Open) -> None:
@@ -207,13 +207,13 @@ def calls(server: RedisServer) -> int:
 @pytest.mark.parametrize("places", [1, inf, 3])
 def test_who_holds_it_is_told(server: RedisServer, open_: Open, places: float) -> None:
     """Names alone would be shown, and nobody be found who could be asked; or who came first, after a renewal."""
-    ours = open_(server.url).locks
+    ours = open_(server.url).blocking.locks
     token, began = new_id(), time.time()
     granted = run(ours.acquire("l", token, 20.0, room=places))
     assert isinstance(granted, Granted)
-    run(open_(server.url).locks.acquire("l", new_id(), 20.0, waits=True))
+    run(open_(server.url).blocking.locks.acquire("l", new_id(), 20.0, waits=True))
     for _ in range(2):
-        (held,) = run(open_(server.url).locks.held())
+        (held,) = run(open_(server.url).blocking.locks.held())
         assert (held.host, held.pid) == parts_of(here())
         assert (held.fence, held.waiting) == (granted.fence, 1)
         assert held.since is not None and began - 1 < held.since < time.time() + 1
@@ -224,7 +224,7 @@ def test_who_holds_it_is_told(server: RedisServer, open_: Open, places: float) -
 @pytest.mark.parametrize("places", [1, inf, 3])
 def test_terms_are_as_older_versions_read_them(server: RedisServer, open_: Open, places: float) -> None:
     """They read them to the last byte. One more word, and one of theirs that asks ends the lease of a shared lock."""
-    ours = open_(server.url).locks
+    ours = open_(server.url).blocking.locks
     token, its = new_id(), locks._names("l")
     run(ours.acquire("l", token, 20.0, room=places))
     for _ in range(2):
@@ -239,15 +239,15 @@ def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:
     """A lock for each user would fill the server, with keys that can't even be evicted."""
     engine = open_(server.url)
     holder, waiter = new_id(), new_id()
-    assert isinstance(run(engine.locks.acquire("l", holder, LONG)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
     queued(engine, waiter)
-    assert run(engine.locks.renew("l", holder, LONG))
+    assert run(engine.blocking.locks.renew("l", holder, LONG))
     its = [key for key in server.cli("KEYS", "{*").split("\n") if key.startswith("{" + locks.tag_of("l").decode())]
     assert len(its) == 5
     for key in its:
         assert 0 < int(server.cli("PTTL", key)) <= 1000 * (LONG + locks.QUEUE)
-    run(engine.locks.release("l", waiter))
-    assert run(engine.locks.release("l", holder))
+    run(engine.blocking.locks.release("l", waiter))
+    assert run(engine.blocking.locks.release("l", holder))
     for key in server.cli("KEYS", "{" + locks.tag_of("l").decode() + "*").split():
         assert 0 < int(server.cli("PTTL", key)) <= 10_000
 
@@ -255,9 +255,9 @@ def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:
 def test_a_lock_whose_server_s_clock_was_set_back_ends_in_time(server: RedisServer, open_: Open) -> None:
     """A dead holder would have it for hours: the server keeps ends as moments of its own wall clock."""
     engine, key = open_(server.url), locks._names("l").lock.decode()
-    assert isinstance(run(engine.locks.acquire("l", new_id(), 2.0)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), 2.0)), Granted)
     server.cli("PEXPIRE", key, "3602000")
-    busy = run(engine.locks.acquire("l", new_id(), LONG))
+    busy = run(engine.blocking.locks.acquire("l", new_id(), LONG))
     assert isinstance(busy, Busy)
     assert busy.lease <= 2.0
     assert int(server.cli("PTTL", key)) <= 2000
@@ -288,7 +288,7 @@ def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int)
         nonlocal model
         again = any(each.token == token for each in model.inside)
         model, expected, _ = room.acquire(model, token, LONG, its, now, waits=waits)
-        answer = run(engine.locks.acquire("l", token, LONG, waits=waits, room=its))
+        answer = run(engine.blocking.locks.acquire("l", token, LONG, waits=waits, room=its))
 
         assert isinstance(answer, Granted) == isinstance(expected, Granted)
         if isinstance(answer, Granted) and not again:
@@ -308,10 +308,10 @@ def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int)
                 waiting.append((token, its))
         elif verb == "renew":
             model, stood, _ = room.renew(model, token, LONG, now)
-            assert run(engine.locks.renew("l", token, LONG)) == stood
+            assert run(engine.blocking.locks.renew("l", token, LONG)) == stood
         elif verb == "release":
             model, stood, _ = room.release(model, token, now)
-            assert run(engine.locks.release("l", token)) == stood
+            assert run(engine.blocking.locks.release("l", token)) == stood
             waiting = [each for each in waiting if each[0] != token]
         waiting = [each for each in waiting if not asks(*each, True)]
     assert fences == sorted(set(fences)) and len(fences) > 10
@@ -321,15 +321,15 @@ def test_one_who_was_called_and_died_costs_a_turn(server: RedisServer, open_: Op
     """Readers behind it would wait as long as one is inside."""
     engine, tokens = open_(server.url), [new_id() for _ in range(4)]
     inside, writer, dead, reader = tokens
-    assert isinstance(run(engine.locks.acquire("l", inside, LONG, room=inf)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", inside, LONG, room=inf)), Granted)
     for token, its in ((writer, 1), (dead, inf), (reader, inf)):
-        refused = run(engine.locks.acquire("l", token, LONG, waits=True, room=its))
+        refused = run(engine.blocking.locks.acquire("l", token, LONG, waits=True, room=its))
         assert isinstance(refused, Busy)
-    assert run(engine.locks.release("l", writer)) is False  # it goes, and the next one is called
+    assert run(engine.blocking.locks.release("l", writer)) is False  # it goes, and the next one is called
     start = time.monotonic()
     while isinstance(refused, Busy) and time.monotonic() < start + PATIENCE:
-        run(engine.locks.wait("l", refused, PATIENCE))
-        refused = run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf))
+        run(engine.blocking.locks.wait("l", refused, PATIENCE))
+        refused = run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf))
     assert isinstance(refused, Granted)
     assert time.monotonic() < start + 5
 
@@ -340,20 +340,20 @@ def test_a_dead_writer_keeps_nobody_out_and_one_that_was_silent_keeps_its_place(
     """Readers behind it would wait for two minutes, while one is inside."""
     engine, other, doomed = open_(server.url), open_(server.url), open_(server.url)
     inside, silent, dead, reader = (new_id() for _ in range(4))
-    assert isinstance(run(engine.locks.acquire("l", inside, LONG, room=inf)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", inside, LONG, room=inf)), Granted)
     for each, token in ((other, silent), (doomed, dead)):
-        waits = partial(each.locks.wait, "l", queued(each, token), LONG)
+        waits = partial(each.blocking.locks.wait, "l", queued(each, token), LONG)
         threading.Thread(target=lambda waits=waits: run(waits()), daemon=True).start()
     until(lambda: ears(other) == ears(doomed) == 1)
     doomed._servers.news._thread, news = None, doomed._servers.news
     news._closed = True  # (as a process dies)
     start = time.monotonic()
-    refused = run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf))
+    refused = run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf))
     while isinstance(refused, Busy) and time.monotonic() < start + 8:
-        run(engine.locks.wait("l", refused, PATIENCE))
-        refused = run(engine.locks.acquire("l", reader, LONG, waits=True, room=inf))
+        run(engine.blocking.locks.wait("l", refused, PATIENCE))
+        refused = run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf))
     assert isinstance(refused, Granted)
     assert time.monotonic() - start < 8
     assert queued(other, silent).ahead == 0
-    late = run(engine.locks.acquire("l", new_id(), LONG, waits=True, room=inf))
+    late = run(engine.blocking.locks.acquire("l", new_id(), LONG, waits=True, room=inf))
     assert isinstance(late, Busy)

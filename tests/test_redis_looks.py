@@ -15,7 +15,7 @@ pytest.importorskip("redis")
 from servers import RedisServer, free_port, is_redis_6
 
 from stampede import Cache
-from stampede.colour import run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.redis import RedisEngine, wire
 from stampede.engines.redis.ends import MOST, Ends
 from stampede.engines.redis.wire import LARGE
@@ -47,7 +47,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any
 
 
 def port_of(engine: RedisEngine, run: Any) -> Any:
-    return engine.claims if run is run_blocking else engine.aclaims
+    return engine.side(BLOCKING if run is run_blocking else SUSPENDING).claims
 
 
 def some(value: bytes = b"value", **times: float) -> Entry[Any]:
@@ -56,7 +56,7 @@ def some(value: bytes = b"value", **times: float) -> Entry[Any]:
 
 
 def look(engine: RedisEngine, key: str = "k") -> Found | None:
-    return run_blocking(engine.claims.look(key))
+    return run_blocking(engine.blocking.claims.look(key))
 
 
 def counts(server: RedisServer) -> dict[str, int]:
@@ -147,7 +147,7 @@ def test_a_batch_of_hits_is_a_round_trip(own: RedisServer) -> None:
 def test_a_demoted_master_is_not_believed(own: RedisServer, open_: Open, run: Any, *, tracking: bool) -> None:
     """Of what is invalidated at its successor it may never hear, and it would go on serving that."""
     engine = open_(own.url, tracking=tracking)
-    run_blocking(engine.store.set("k", some()))
+    run_blocking(engine.blocking.store.set("k", some()))
     assert look(engine) is not None
     own.cli("REPLICAOF", "127.0.0.1", str(free_port()))
     with pytest.raises(EngineError) as caught:
@@ -189,7 +189,7 @@ def test_where_looks_are_refused_hits_go_on(own: RedisServer, run: Any, refusal:
 def test_of_a_batch_no_look_is_missed_where_they_are_refused(own: RedisServer, open_: Open) -> None:
     """The claims beside them would be lost, with what they were granted."""
     engine = open_(own.url)
-    run_blocking(engine.store.set("k", some()))
+    run_blocking(engine.blocking.store.set("k", some()))
     own.cli("CONFIG", "SET", "min-replicas-to-write", "1")
     asked = [Asked("look", ("k", LONG)), Asked("claim", ("k", new_id(), Ask(LONG)))]
     nothing, found = engine.many.ask_many(asked)
@@ -206,7 +206,7 @@ def test_what_only_a_script_can_judge(server: RedisServer, open_: Open) -> None:
     server.cli("DEL", name)
     server.cli("RPUSH", name, "x")
     assert look(engine) is None
-    assert isinstance(run_blocking(engine.claims.claim("k", new_id(), Ask(LONG))), Granted)
+    assert isinstance(run_blocking(engine.blocking.claims.claim("k", new_id(), Ask(LONG))), Granted)
     for damage in ({"cost": nan}, {"margin": nan}, {"ttl": nan}, {"fresh": nan}, {"keep": nan}, {"margin": -1.0}):
         entry = some(**damage)
         string = wire.pack(entry, 50_000)
@@ -218,10 +218,10 @@ def test_what_only_a_script_can_judge(server: RedisServer, open_: Open) -> None:
 def test_a_key_with_more_time_than_it_was_given(server: RedisServer, open_: Open, left: str) -> None:
     """As where the server's clock was set back: a value would be fresh for an hour longer. The claim cuts it."""
     engine, name = open_(server.url), wire.names("k").entry
-    run_blocking(engine.store.set("k", some()))
+    run_blocking(engine.blocking.store.set("k", some()))
     server.cli(*(("PERSIST", name) if left == "-1" else ("PEXPIRE", name, left)))
     assert look(engine) is None
-    run_blocking(engine.claims.claim("k", new_id(), Ask(LONG)))
+    run_blocking(engine.blocking.claims.claim("k", new_id(), Ask(LONG)))
     assert int(server.cli("PTTL", name)) <= 1000 * (LONG + 1)
     found = look(engine)
     assert found is not None
@@ -239,7 +239,7 @@ def test_what_came_between_the_two_is_no_longer_fresh_than_it_is(server: RedisSe
     assert found.fresh <= 90.0
     its = wire.names("k")
     for tracking in (False, True):
-        verbs: Any = open_(server.url, tracking=tracking).claims
+        verbs: Any = open_(server.url, tracking=tracking).blocking.claims
         commands = [command[0] for command in verbs._looking(its, None)]
         assert commands[:2] == [b"PTTL", b"GET" if tracking else b"GETEX"]
 
@@ -275,7 +275,7 @@ def test_an_end_that_is_known_is_of_that_entry_only(own: RedisServer, open_: Ope
     """What somebody has changed would be taken for what stood there before, with its time left."""
     engine, other = open_(own.url), open_(own.url)
     looking = port_of(engine, run)
-    run_blocking(other.store.set("k", some()))
+    run_blocking(other.blocking.store.set("k", some()))
 
     def look() -> Any:
         found = run(looking.look("k"))
@@ -285,18 +285,18 @@ def test_an_end_that_is_known_is_of_that_entry_only(own: RedisServer, open_: Ope
     assert spent(own, look) == {"getex": 1}
     first = look().fresh
     assert look().fresh < first <= LONG
-    run_blocking(other.store.set("k", some(b"other", ttl=5.0, fresh=5.0, keep=5.0)))
+    run_blocking(other.blocking.store.set("k", some(b"other", ttl=5.0, fresh=5.0, keep=5.0)))
     assert look().value == b"other"
     assert look().fresh <= 5.0
-    run_blocking(other.store.expire("k"))
+    run_blocking(other.blocking.store.expire("k"))
     assert look() is None
-    run_blocking(other.store.set("k", some()))
+    run_blocking(other.blocking.store.set("k", some()))
     assert look().fresh > 5.0
-    run_blocking(other.store.invalidate("k"))
+    run_blocking(other.blocking.store.invalidate("k"))
     assert look() is None
-    run_blocking(other.store.set("k", some(ttl=inf, fresh=inf, keep=inf)))
+    run_blocking(other.blocking.store.set("k", some(ttl=inf, fresh=inf, keep=inf)))
     assert [look().fresh, look().fresh] == [inf, inf]
-    run_blocking(other.store.expire("k"))
+    run_blocking(other.blocking.store.expire("k"))
     assert look() is None
 
 
@@ -304,7 +304,7 @@ def test_an_end_that_is_known_is_of_that_entry_only(own: RedisServer, open_: Ope
 def test_a_change_voids_the_ticket_of_a_look(server: RedisServer, open_: Open, run: Any, change: str) -> None:
     """A local tier would serve what is gone, until its ttl ends."""
     engine, other = open_(server.url, tracking=True), open_(server.url)
-    run_blocking(other.store.set("k", some()))
+    run_blocking(other.blocking.store.set("k", some()))
     end = time.monotonic() + PATIENCE
 
     async def ticket() -> Ticket:
@@ -321,7 +321,7 @@ def test_a_change_voids_the_ticket_of_a_look(server: RedisServer, open_: Open, r
     if change == "DEL":
         server.cli("DEL", wire.names("k").entry)
     else:
-        run_blocking(getattr(other.store, change)(*(("k", some()) if change == "set" else ("k",))))
+        run_blocking(getattr(other.blocking.store, change)(*(("k", some()) if change == "set" else ("k",))))
     while held.stamps[held.slot] == held.stamp:
         assert time.monotonic() < end
         time.sleep(0.002)
@@ -354,15 +354,15 @@ def test_what_was_made_stale_as_a_whole_is_no_hit(server: RedisServer) -> None:
 def test_large_values_are_not_looked_at_where_others_wait_behind_them(server: RedisServer, open_: Open) -> None:
     """Callers of a loop share its connection: each small hit would wait for the large ones."""
     engine = open_(server.url)
-    run_blocking(engine.store.set("k", some(bytes(LARGE))))
+    run_blocking(engine.blocking.store.set("k", some(bytes(LARGE))))
 
     async def ask() -> None:
-        assert await engine.aclaims.look("k") is not None  # nobody knew
-        assert await engine.aclaims.look("k") is None
-        assert isinstance(await engine.aclaims.claim("k", new_id(), Ask(LONG)), Found)
-        await engine.astore.set("k", some())
-        await engine.aclaims.claim("k", new_id(), Ask(LONG))
-        assert await engine.aclaims.look("k") is not None
+        assert await engine.suspending.claims.look("k") is not None  # nobody knew
+        assert await engine.suspending.claims.look("k") is None
+        assert isinstance(await engine.suspending.claims.claim("k", new_id(), Ask(LONG)), Found)
+        await engine.suspending.store.set("k", some())
+        await engine.suspending.claims.claim("k", new_id(), Ask(LONG))
+        assert await engine.suspending.claims.look("k") is not None
 
     asyncio.run(ask())
     assert look(engine) is not None

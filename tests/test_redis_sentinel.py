@@ -109,7 +109,7 @@ def some(value: bytes = b"value", fresh: float = LONG) -> Entry[Any]:
 
 
 def claim(engine: RedisEngine, key: str = "k", token: bytes | None = None, **terms: Any) -> Any:
-    return run(engine.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
+    return run(engine.blocking.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
 
 
 def holds(ticket: Ticket) -> bool:
@@ -164,7 +164,7 @@ def test_one_sentinel_is_enough(open_: Open) -> None:
         assert shared.master.redis_cli("-n", "3", "DBSIZE") == "1"
 
         async def suspending() -> Any:
-            return await engine.aclaims.claim("k", new_id(), Ask(LONG, force=True))
+            return await engine.suspending.claims.claim("k", new_id(), Ask(LONG, force=True))
 
         assert isinstance(asyncio.run(suspending()), Granted)
     finally:
@@ -208,7 +208,7 @@ def test_a_service_that_nobody_knows_is_an_engine_error(open_: Open) -> None:
 
     async def suspending() -> None:
         with pytest.raises(EngineError, match="other"):
-            await engine.aclaims.claim("k", new_id(), Ask(LONG))
+            await engine.suspending.claims.claim("k", new_id(), Ask(LONG))
 
     asyncio.run(suspending())
 
@@ -222,7 +222,7 @@ def test_a_replica_is_left(own: RedisServer, open_: Open, colour: str) -> None:
     engine, master = open_(own.url, tracking=False), RedisServer()
 
     async def ask() -> Any:
-        return await engine.aclaims.claim("k", new_id(), Ask(LONG, force=True))
+        return await engine.suspending.claims.claim("k", new_id(), Ask(LONG, force=True))
 
     with asyncio.Runner() as runner:
 
@@ -248,7 +248,7 @@ def test_a_sentinel_that_names_a_replica_is_not_believed(own: RedisServer, open_
     sentinel, master = RedisServer("--sentinel", config=config), RedisServer()
     try:
         engine = open_(f"redis+sentinel://127.0.0.1:{sentinel.port}/main")
-        run(engine.store.set("k", some()))
+        run(engine.blocking.store.set("k", some()))
         own.cli("REPLICAOF", "127.0.0.1", str(master.port))
         own.cli("CLIENT", "KILL", "TYPE", "normal")
         with pytest.raises(EngineError, match="no master"):
@@ -281,7 +281,7 @@ def test_a_failover_while_a_value_is_computed() -> None:
             assert cache.get_or_compute("warm", lambda: origin("warm")) == "warm"
             assert runner.run(herd("warm")) == ["warm"] * 20
             assert computed == {"warm": 1}
-            run(engine.store.set("k", some()))
+            run(engine.blocking.store.set("k", some()))
             tickets: list[Ticket] = []
 
             def ticketed() -> bool:
@@ -309,7 +309,7 @@ def test_a_failover_while_a_value_is_computed() -> None:
             wait_until(lambda: kept("sync", lambda: cache.get_or_compute("sync", lambda: origin("sync"))))
             wait_until(lambda: kept("async", lambda: runner.run(herd("async"))))
             new = next(each for each in mine.replicas if each.port == mine.named())
-            answered(lambda: run(engine.store.set("k", some(b"new"))))
+            answered(lambda: run(engine.blocking.store.set("k", some(b"new"))))
             assert new.cli("EXISTS", wire.names("k").entry) == "1"
             wait_until(ticketed)  # the news are the new master's
 
@@ -335,11 +335,11 @@ def test_a_planned_failover(open_: Open) -> None:
     new = next(each for each in shared.replicas if each.port == shared.named())
 
     async def suspending() -> None:
-        await engine.astore.set("async", some())
+        await engine.suspending.store.set("async", some())
 
     def moved() -> bool:
         try:
-            run(engine.store.set("sync", some()))
+            run(engine.blocking.store.set("sync", some()))
             asyncio.run(suspending())
         except EngineError:
             return False
@@ -348,5 +348,7 @@ def test_a_planned_failover(open_: Open) -> None:
     start = time.monotonic()
     wait_until(moved)
     assert time.monotonic() - start < 3.0  # the old one is a master for ten seconds more
-    assert answered(lambda: run(engine.claims.fill("k", token, some()))) is True  # the lease had been replicated
+    assert (
+        answered(lambda: run(engine.blocking.claims.fill("k", token, some()))) is True
+    )  # the lease had been replicated
     assert new.cli("EXISTS", wire.names("k").entry) == "1"

@@ -135,7 +135,7 @@ def test_a_fill_has_no_ticket_where_two_changes_may_be_told_as_one(
     proxy.forge = without(*OTHER[how])
     here = face(proxy.url, local=True)
     warm(here, server)
-    claims, token, entry = here.cache.engine.claims, new_id(), Entry(b"", new_id(), ttl=60, fresh=60, keep=60)
+    claims, token, entry = here.cache.engine.blocking.claims, new_id(), Entry(b"", new_id(), ttl=60, fresh=60, keep=60)
     run(claims.claim("filled", token, Ask(60)))
     assert run(claims.fill("filled", token, entry)) is True
 
@@ -161,8 +161,8 @@ def test_a_question_under_way_when_the_news_begin(server: RedisServer, before: B
     proxy.at(b"BCAST", before=told.wait)
     with closing(RedisEngine(proxy.url)) as engine, closing(RedisEngine(server.url)) as other:
         engine.follow()
-        news, keys = engine._servers.news, engine.aclaims
-        run(other.claims.set("k", entry()))
+        news, keys = engine._servers.news, engine.suspending.claims
+        run(other.blocking.claims.set("k", entry()))
 
         async def scenario() -> None:
             while news.way == REDIRECTED:
@@ -170,7 +170,7 @@ def test_a_question_under_way_when_the_news_begin(server: RedisServer, before: B
             question = asyncio.create_task(keys.claim("k", new_id(), Ask(60.0)))
             proxy.at(b"EVALSHA", after=answered.wait)
             await asyncio.to_thread(until, lambda: proxy.met == 2)
-            run(other.claims.set("k", entry()))
+            run(other.blocking.claims.set("k", entry()))
             told.set()
             await asyncio.to_thread(until, lambda: news.told)
             later = asyncio.create_task(keys.claim("k", new_id(), Ask(60.0)))

@@ -76,7 +76,7 @@ def put_back(cache: Cache, sealed: Entry[bytes], key: str = "k", **changed: Any)
 
 def _store(cache: Cache) -> Any:
     engine: Engine = cache._root.core.engine
-    return engine.store
+    return engine.blocking.store
 
 
 def test_nobody_lengthens_a_life(cache: Cache) -> None:

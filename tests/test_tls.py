@@ -164,17 +164,17 @@ def test_many_at_once(kind: str, make: Make) -> None:
     """Replies that come in one record, or in many, would be taken for those of other questions."""
     engine, keys = make(kind), [f"{new_id().hex()} {number}" for number in range(100)]
     values = {key: os.urandom(20_000) for key in keys}
-    assert engine.astore is not None and engine.store is not None
+    assert engine.suspending.store is not None and engine.blocking.store is not None
 
     async def all_of_them() -> None:
-        assert engine.astore is not None and engine.aclaims is not None
-        await asyncio.gather(*(engine.astore.set(key, some(values[key])) for key in keys))
-        asked = [engine.aclaims.claim(key, new_id(), Ask(LONG)) for key in keys]
+        assert engine.suspending.store is not None and engine.suspending.claims is not None
+        await asyncio.gather(*(engine.suspending.store.set(key, some(values[key])) for key in keys))
+        asked = [engine.suspending.claims.claim(key, new_id(), Ask(LONG)) for key in keys]
         assert {key: reply.entry.value for key, reply in zip(keys, await asyncio.gather(*asked), strict=True)} == values
 
     asyncio.run(all_of_them())
     asyncio.run(all_of_them())  # another loop, another connection
-    kept = run(engine.store.get(keys))
+    kept = run(engine.blocking.store.get(keys))
     assert {key: entry.value for key, entry in zip(keys, kept, strict=True) if entry is not None} == values
 
 
@@ -182,15 +182,15 @@ def test_many_at_once(kind: str, make: Make) -> None:
 def test_news_are_pushed(kind: str, make: Make) -> None:
     """Over TLS, waiters would sleep until their next look, and local tiers keep what is invalidated elsewhere."""
     engine, other, key, token = make(kind, tracking=True), make(kind), new_id().hex(), new_id()
-    assert engine.claims is not None and other.claims is not None and other.store is not None
-    assert isinstance(run(other.claims.claim(key, token, Ask(LONG))), Granted)
-    busy = run(engine.claims.claim(key, new_id(), Ask(LONG)))
+    assert engine.blocking.claims is not None and other.blocking.claims is not None and other.blocking.store is not None
+    assert isinstance(run(other.blocking.claims.claim(key, token, Ask(LONG))), Granted)
+    busy = run(engine.blocking.claims.claim(key, new_id(), Ask(LONG)))
     assert isinstance(busy, Busy)
     woken: list[Any] = []
-    claims = engine.claims
+    claims = engine.blocking.claims
     waiter = threading.Thread(target=lambda: woken.append(run(claims.wait(key, busy, LONG))))
     waiter.start()
-    assert run(other.claims.fill(key, token, some(b"x" * 2000)))
+    assert run(other.blocking.claims.fill(key, token, some(b"x" * 2000)))
     waiter.join(PATIENCE)
     assert woken, "it hangs"
 
@@ -202,7 +202,7 @@ def test_news_are_pushed(kind: str, make: Make) -> None:
     kept = ticket()
     wait_until(lambda: any("cmd=ping" in node.cli("CLIENT", "LIST") for node in nodes(kind)))
     assert kept.stamps[kept.slot] == kept.stamp  # also where nothing but replies to pings has come
-    run(other.store.invalidate(key))
+    run(other.blocking.store.invalidate(key))
     wait_until(lambda: kept.stamps[kept.slot] != kept.stamp)
 
 
@@ -210,8 +210,8 @@ def test_news_are_pushed(kind: str, make: Make) -> None:
 def test_a_forked_child_leaves_the_parents_connections_alone(kind: str, make: Make) -> None:
     """Two processes would go on with one state of one cipher, and each break the other's connection."""
     engine, key = make(kind), new_id().hex()
-    assert engine.store is not None and engine.astore is not None
-    store, astore = engine.store, engine.astore
+    assert engine.blocking.store is not None and engine.suspending.store is not None
+    store, astore = engine.blocking.store, engine.suspending.store
     run(store.set(key, some()))
 
     async def had() -> bool:
@@ -254,9 +254,9 @@ def test_clients_bring_their_trust_along(kind: str) -> None:
     """A client that speaks TLS would lead to an engine that doesn't, or that believes nobody."""
     for client in clients(kind):
         engine = RedisEngine(client=client)
-        assert engine.claims is not None and engine.aclaims is not None
-        assert isinstance(run(engine.claims.claim(new_id().hex(), new_id(), Ask(LONG))), Granted)
-        assert isinstance(asyncio.run(engine.aclaims.claim(new_id().hex(), new_id(), Ask(LONG))), Granted)
+        assert engine.blocking.claims is not None and engine.suspending.claims is not None
+        assert isinstance(run(engine.blocking.claims.claim(new_id().hex(), new_id(), Ask(LONG))), Granted)
+        assert isinstance(asyncio.run(engine.suspending.claims.claim(new_id().hex(), new_id(), Ask(LONG))), Granted)
         engine.close()
 
 
@@ -267,9 +267,9 @@ def test_what_one_colour_can_not_check_it_does_not_believe() -> None:
         host="127.0.0.1", port=made.port, ssl=True, ssl_ca_certs=authority().ca, ssl_validate_ocsp=True
     )
     engine = RedisEngine(client=client)
-    assert engine.aclaims is not None
+    assert engine.suspending.claims is not None
     with pytest.raises(EngineError, match="ssl_validate_ocsp"):
-        asyncio.run(engine.aclaims.claim("key", new_id(), Ask(LONG)))
+        asyncio.run(engine.suspending.claims.claim("key", new_id(), Ask(LONG)))
     engine.close()
 
 
@@ -285,9 +285,9 @@ def test_sentinels_may_speak_without(make: Make, suspending: bool) -> None:
     engine = RedisEngine(f"redis+sentinel://127.0.0.1:{plain.port}/main?{options}")
     try:
         if suspending:
-            reply = asyncio.run(engine.aclaims.claim(new_id().hex(), new_id(), Ask(LONG)))
+            reply = asyncio.run(engine.suspending.claims.claim(new_id().hex(), new_id(), Ask(LONG)))
         else:
-            reply = run(engine.claims.claim(new_id().hex(), new_id(), Ask(LONG)))
+            reply = run(engine.blocking.claims.claim(new_id().hex(), new_id(), Ask(LONG)))
         assert isinstance(reply, Granted)
     finally:
         engine.close()

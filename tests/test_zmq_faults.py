@@ -70,7 +70,7 @@ def until(true: Callable[[], object], within: float = 10.0) -> float:
 
 
 def took(engine: ZmqEngine, name: str = "l", token: bytes | None = None, lease: float = LONG) -> bool:
-    return isinstance(run(engine.locks.acquire(name, token or new_id(), lease)), Granted)
+    return isinstance(run(engine.blocking.locks.acquire(name, token or new_id(), lease)), Granted)
 
 
 HOLDER = """
@@ -170,7 +170,7 @@ def test_nobody_waits_behind_a_frozen_waiter(
     until(lambda: any(session.waits for session in list(broker.broker.machine.sessions.values())))
     freeze(process.pid)
     until(lambda: not any(session.waits for session in list(broker.broker.machine.sessions.values())))
-    assert run(first.locks.release("l", token))
+    assert run(first.blocking.locks.release("l", token))
     assert took(open_(broker.url))
 
 
@@ -185,11 +185,11 @@ def test_locks_outlive_a_broker_that_is_killed(open_: Open) -> None:
         server.restart()
         began, refused = time.monotonic(), new_id()
         while time.monotonic() - began < 3.5:  # the grace, and more
-            assert isinstance(run(other.locks.acquire("l", refused, 1.0)), Busy)
+            assert isinstance(run(other.blocking.locks.acquire("l", refused, 1.0)), Busy)
             time.sleep(0.05)
         assert lock.held
         lock.release()
-        again = run(other.locks.acquire("l", refused, 1.0))
+        again = run(other.blocking.locks.acquire("l", refused, 1.0))
         assert isinstance(again, Granted)
         assert again.fence > fence
     finally:
@@ -323,7 +323,7 @@ def test_a_broker_that_hangs_is_an_error_in_time_and_is_used_again(open_: Open) 
         engine.ping()
         server.freeze()
         with pytest.raises(EngineError, match=r"no answer from zmq://[0-9.:]+ within 0\.3 s$"):
-            run(engine.locks.acquire("l", new_id(), LONG))
+            run(engine.blocking.locks.acquire("l", new_id(), LONG))
         with pytest.raises(EngineError), try_lock("l", on=engine):
             pass
         server.thaw()
@@ -418,8 +418,8 @@ def test_lists_keep_nobody_from_its_lock(broker: BrokerThread, open_: Open) -> N
         counts.take(b"user:%d" % number, Rate(5, 3600.0), 1, 0.0, time.monotonic())
         machine.acquire(session, b"%d:lock" % (number % 2), new_id(), 60.0, math.inf, False, time.monotonic())
     engine = open_(broker.url)
-    assert len(run(engine.limits.listed())) == 2500
-    assert len(run(engine.holds.held("1:"))) == PAGE
+    assert len(run(engine.blocking.limits.listed())) == 2500
+    assert len(run(engine.blocking.holds.held("1:"))) == PAGE
     context: zmq.Context[Any] = zmq.Context()
     try:
         greedy = context.socket(zmq.DEALER)
@@ -525,7 +525,7 @@ def test_keys_let_in_who_has_them(tmp_path: Path, open_: Open) -> None:
         (tmp_path / "mixed" / "client.key_secret").write_text((tmp_path / "wrong" / "client.key_secret").read_text())
         for keys in ("", f"?keys={tmp_path / 'wrong'}", f"?keys={tmp_path / 'mixed'}"):
             with pytest.raises(EngineError):
-                run(open_(f"{broker.url}{keys}", timeout=0.5).locks.acquire("m", new_id(), LONG))
+                run(open_(f"{broker.url}{keys}", timeout=0.5).blocking.locks.acquire("m", new_id(), LONG))
         with pytest.raises(OptionError, match="key"):
             open_(f"{broker.url}?keys={tmp_path}")
         assert took(open_(f"{broker.url}?keys={tmp_path / 'right'}"), "m")
@@ -548,7 +548,7 @@ def test_names_are_spread_over_brokers_and_one_that_is_down_takes_only_its_own(o
         counts = [each.broker.machine.leases for each in brokers]
         assert sum(counts) == 60
         assert min(counts) > 5
-        assert {each.name for each in run(other.holds.held())} == set(names)  # type: ignore[union-attr]
+        assert {each.name for each in run(other.blocking.holds.held())} == set(names)  # type: ignore[union-attr]
         brokers[0].stop()
         lost = [name for name in names if engine.server_of(name) == tuple(brokers[0].place)]
         assert not any(took(engine, name) for name in names if name not in lost)
@@ -569,7 +569,11 @@ def test_a_forked_child_has_a_connection_of_its_own(broker: BrokerThread, open_:
     if child == 0:
         code = 1
         with suppress(BaseException):
-            code = 0 if not took(engine) and took(engine, "m") and run(engine.locks.release("m", b"x")) is False else 2
+            code = (
+                0
+                if not took(engine) and took(engine, "m") and run(engine.blocking.locks.release("m", b"x")) is False
+                else 2
+            )
         os._exit(code)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
@@ -584,7 +588,7 @@ def test_close_wakes_who_waits(broker: BrokerThread, open_: Open, suspending: bo
     """A program would not end."""
     engine = open_(broker.url)
     assert took(open_(broker.url))
-    locks = engine.alocks if suspending else engine.locks
+    locks = engine.suspending.locks if suspending else engine.blocking.locks
 
     async def waiting() -> None:
         token = new_id()

@@ -47,14 +47,14 @@ def test_two_processes_share_a_limit(engines: list[ZmqEngine]) -> None:
     assert Limiter("other", max=5, per=60, on=engines[0]).try_acquire()
     ours.penalize(100)
     assert 95 < theirs.ready_in() <= 100
-    limits = engines[0].limits
+    limits = engines[0].blocking.limits
     assert limits is not None
     assert [name for name, _ in run(limits.listed()) or ()] == ["api", "other"]
 
 
 def test_a_name_that_was_shortened_is_listed_with_the_others(engines: list[ZmqEngine]) -> None:
     """Its end is a hash, and no text: `stampede limits` would end in a traceback, for all who have one."""
-    limits = engines[0].limits
+    limits = engines[0].blocking.limits
     assert limits is not None
     for name in ("api", "x" * 500, "\ud800"):
         assert Limiter(name, max=5, per=60, on=engines[1]).try_acquire()
@@ -147,7 +147,7 @@ def test_what_makes_no_sense_is_refused(broker: BrokerThread, engines: list[ZmqE
     with pytest.raises(Refused, match="--max-limits"):
         counts.take(b"3", FIVE, 1, 0, 2.0)
     assert counts.take(b"3", FIVE, 1, 0, 30.0).booked
-    limits = engines[0].limits
+    limits = engines[0].blocking.limits
     assert limits is not None
     for seconds in (-1.0, float("nan")):
         with pytest.raises(EngineError):

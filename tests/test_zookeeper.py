@@ -52,7 +52,7 @@ Open = Callable[..., ZooKeeperEngine]
 
 
 def waiting(engine: ZooKeeperEngine) -> int:
-    (held,) = run(engine.locks.held())
+    (held,) = run(engine.blocking.locks.held())
     assert held.pid == os.getpid()
     return held.waiting
 
@@ -108,13 +108,13 @@ def test_a_cut_connection_leaves_no_contender(open_: Open, step: str, lost: str)
             pass  # there is a session, and the lock's node
         token = new_id()
         if step == "release":
-            assert isinstance(run(engine.locks.acquire("l", token, LEASE)), Granted)
+            assert isinstance(run(engine.blocking.locks.acquire("l", token, LEASE)), Granted)
         proxy.at(token.hex().encode(), **({"sent": 0} if lost == "question" else {"answered": 0}))  # type: ignore[arg-type]
-        locks = engine.locks
+        locks = engine.blocking.locks
         with pytest.raises(EngineError):
             run(locks.acquire("l", token, LEASE) if step == "acquire" else locks.release("l", token))  # type: ignore[type-var]
-        until(lambda: run(far.locks.holder("l")) == [], LEASE / 2)
-        assert isinstance(run(far.locks.acquire("l", new_id(), LEASE)), Granted)
+        until(lambda: run(far.blocking.locks.holder("l")) == [], LEASE / 2)
+        assert isinstance(run(far.blocking.locks.acquire("l", new_id(), LEASE)), Granted)
         assert not any(each.dead for each in engine._sessions._sessions.values())  # nor did they end it
     finally:
         proxy.close()
@@ -134,7 +134,7 @@ def test_a_killed_holder_blocks_nobody_beyond_its_session(open_: Open) -> None:
     engine = open_()
     with other(hold, shared_zookeeper().url) as one:
         old = one.hear()
-        assert isinstance(run(engine.locks.acquire("l", new_id(), LEASE)), Busy)
+        assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Busy)
         one.kill()
         with Lock("l", on=engine, wait=20) as lock:
             assert lock.fence > old
@@ -145,35 +145,35 @@ def test_a_forked_child_has_a_session_of_its_own(open_: Open) -> None:
     shared_zookeeper().empty()
     engine = open_()
     token = new_id()
-    assert isinstance(run(engine.locks.acquire("l", token, LEASE)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, LEASE)), Granted)
     pid = os.fork()
     if pid == 0:
         try:
-            busy = isinstance(run(engine.locks.acquire("l", new_id(), LEASE)), Busy)
-            mine = isinstance(run(engine.locks.acquire("other", new_id(), LEASE)), Granted)
+            busy = isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Busy)
+            mine = isinstance(run(engine.blocking.locks.acquire("other", new_id(), LEASE)), Granted)
             os._exit(0 if busy and mine else 1)
         except BaseException:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert run(engine.locks.renew("l", token, LEASE))
-    assert run(engine.locks.release("l", token))
+    assert run(engine.blocking.locks.renew("l", token, LEASE))
+    assert run(engine.blocking.locks.release("l", token))
 
 
 def test_a_lock_is_not_extended_beyond_its_session(open_: Open) -> None:
     """A frozen holder would wake up in a lock that the servers have given to another."""
     shared_zookeeper().empty()
     engine, token = open_(), new_id()
-    assert isinstance(run(engine.locks.acquire("l", token, 1.0)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, 1.0)), Granted)
     with pytest.raises(EngineError, match="session="):
-        run(engine.locks.renew("l", token, 60.0))
-    assert run(engine.locks.renew("l", token, 1.0))
-    assert run(engine.locks.release("l", token))
+        run(engine.blocking.locks.renew("l", token, 60.0))
+    assert run(engine.blocking.locks.renew("l", token, 1.0))
+    assert run(engine.blocking.locks.release("l", token))
 
 
 def test_a_lease_that_no_session_outlasts_is_refused(open_: Open) -> None:
     """Its holder would believe in it for longer than the servers do."""
     with pytest.raises(EngineError, match="maxSessionTimeout"):
-        run(open_().locks.acquire("l", new_id(), 1000.0))
+        run(open_().blocking.locks.acquire("l", new_id(), 1000.0))
 
 
 @pytest.mark.parametrize("url", ["zookeeper://", "zookeeper://h?timeout=0", "zookeeper://h?key=k", "zookeeper://h:x"])
@@ -203,12 +203,12 @@ def test_what_has_a_password_is_nobody_else_s(open_: Open) -> None:
             with Cache(own) as cache, lock:
                 cache.set("k", 1)
                 assert Cache(same).get("k") == 1
-                assert [token for token, _ in run(same.locks.holder("l"))] == [lock.token]
+                assert [token for token, _ in run(same.blocking.locks.holder("l"))] == [lock.token]
                 for each in strangers:
                     for act in (
                         lambda each=each: Lock("l", on=each).acquire(),
                         lambda each=each: Lock("another", on=each).acquire(),
-                        lambda each=each: run(each.locks.holder("l")),
+                        lambda each=each: run(each.blocking.locks.holder("l")),
                     ):
                         with pytest.raises(EngineError, match="NoAuth"):
                             act()
@@ -245,11 +245,11 @@ def test_over_tls(open_: Open) -> None:
         place = f"zookeeper://127.0.0.1:{server.port}?timeout=10"
         whole = f"{place}&ca={its.ca}&cert={its.certificate}&key={its.key}"
         with Lock("l", on=opened(whole), lease=10.0) as lock:
-            assert run(opened(whole).locks.holder("l"))[0][0] == lock.token
+            assert run(opened(whole).blocking.locks.holder("l"))[0][0] == lock.token
         other_authority = Authority()
         for wrong in (place, f"{place}&ca={its.ca}", whole.replace(its.ca, other_authority.ca)):
             with pytest.raises(EngineError, match="no server"):
-                run(opened(wrong.replace("timeout=10", "timeout=0.5")).locks.acquire("l", new_id(), 1.0))
+                run(opened(wrong.replace("timeout=10", "timeout=0.5")).blocking.locks.acquire("l", new_id(), 1.0))
         for engine in engines:  # before their server ends, or they would look for it and leave sockets
             engine.close()
         until(lambda: not any(each.name == "stampede-zookeeper-end" for each in threading.enumerate()))
@@ -288,7 +288,7 @@ def test_close_gives_back_what_is_held(open_: Open) -> None:
     """Who waits would wait for the session of one who has said that it has ended."""
     shared_zookeeper().empty()
     engine, far = open_(), open_()
-    assert isinstance(run(engine.locks.acquire("l", new_id(), LEASE)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Granted)
     waiter = Herd(lambda: _visit(far))
     until(lambda: waiting(engine) == 1)
     engine.close()
@@ -318,7 +318,7 @@ def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
             return mine.fence, hold.lost  # type: ignore[union-attr]
 
     herds = [Herd(partial(visit, name)) for name in ("l", "m")]
-    until(lambda: [each.waiting for each in run(holder.locks.held())] == [1, 1])
+    until(lambda: [each.waiting for each in run(holder.blocking.locks.held())] == [1, 1])
     own = holder._desk._owned["l", lock.token]  # type: ignore[index]
     if how == "frozen":
         leader.freeze()
@@ -327,7 +327,7 @@ def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
     began = time.monotonic()
     try:
         with suppress(EngineError):  # a follower alone knows of no session that has ended
-            assert not run(holder.locks.renew("l", lock.token, 20.0)) or any(each.leads for each in followers)
+            assert not run(holder.blocking.locks.renew("l", lock.token, 20.0)) or any(each.leads for each in followers)
         until(lambda: own.end > began + 20.0)
         assert lock.held
         assert herds[0].waiting
@@ -417,7 +417,7 @@ def test_one_server_that_does_not_answer_keeps_nobody_from_the_others(open_: Ope
                 full.connect_ex(("127.0.0.1", port))
         url = f"zookeeper://127.0.0.1:{port},127.0.0.1:{shared_zookeeper().port}?timeout=4"
         engines = [open_(url) for _ in range(5)]  # which one they try first is chance
-        herd = Herd(*[partial(run, each.locks.acquire("l", new_id(), 30.0)) for each in engines])
+        herd = Herd(*[partial(run, each.blocking.locks.acquire("l", new_id(), 30.0)) for each in engines])
         assert sorted(type(each).__name__ for each in herd.join()) == ["Granted"] + ["Queued"] * 4
 
 
@@ -437,7 +437,7 @@ def test_a_reply_to_another_question_is_an_engine_error() -> None:
         proxy.alter = spoil
         while not spoilt:
             with suppress(EngineError):  # what it asks without need of an answer raises nothing
-                run(engine.locks.release("odd", new_id()))
-                run(engine.locks.acquire("odd", new_id(), 1.0))  # it may be granted, and stand until it ends
+                run(engine.blocking.locks.release("odd", new_id()))
+                run(engine.blocking.locks.acquire("odd", new_id(), 1.0))  # it may be granted, and stand until it ends
         with Lock("odd", on=engine, wait=PATIENCE):
             assert kept.held

@@ -211,7 +211,7 @@ def _cached(name: str) -> Cached:
 
 def _without_type(scope: Scope, key: str, settings: CacheSettings, why: str) -> Entry[Any] | None:
     """The entry as far as it can be read without its function: its facts, and its value if that is of plain types."""
-    store = scope.core.engine.store
+    store = scope.core.engine.blocking.store
     assert store is not None
     full = scope.prefix + key
     (sealed,) = run_blocking(store.get([full]))

@@ -34,7 +34,8 @@ def limits(screen: Screen, urls: Sequence[str], *, as_json: bool) -> int:
 
 
 def _listed(engine: Engine) -> list[tuple[str, Usage]]:
-    listed = None if engine.limits is None else run_blocking(engine.limits.listed())
+    limits = engine.blocking.limits
+    listed = None if limits is None else run_blocking(limits.listed())
     if listed is None:
         raise OptionError(f"{engine.called} can't list its limits: file, disk, redis, postgres and zmq can")
     return listed

@@ -76,9 +76,9 @@ def _broken(url: str, name: str) -> int:
     """How many had it."""
     with engine_at(url) as whole:
         engine = whole.lock_engine
-        if engine.locks is None or not engine.breaks:
+        if engine.blocking.locks is None or not engine.breaks:
             raise OptionError(f"nobody can take a lock of {engine.called} from its holder: end that process")
-        return sum(run_blocking(engine.locks.release(name, token)) for token in _inside(engine, name))
+        return sum(run_blocking(engine.blocking.locks.release(name, token)) for token in _inside(engine, name))
 
 
 def _inside(engine: Engine, name: str) -> list[bytes]:

@@ -22,7 +22,7 @@ from stampede.engines.url import options_of, path_of
 from stampede.engines.wake import LOOK, Post
 from stampede.engines.whereabouts import here, parts_of
 from stampede.errors import EngineClosed, EngineError
-from stampede.ports import Busy, Engine, Granted, Held
+from stampede.ports import Busy, Engine, Granted, Held, Side
 from stampede.threads import begun
 
 __all__ = ["FileEngine", "default_directory", "from_url"]
@@ -48,9 +48,10 @@ class FileEngine(Engine):
         self.directory = default_directory() if directory is None else Path(directory).expanduser().absolute()
         names = self._names = _Names(self.directory)
         names.prepare()
-        self.locks = self.holds = NamedLocks(names, BLOCKING)
-        self.alocks = self.aholds = NamedLocks(names, SUSPENDING)
-        self.limits, self.alimits = self._limits = [LimitFiles(self.directory, its) for its in (BLOCKING, SUSPENDING)]
+        self._limits = [LimitFiles(self.directory, colour) for colour in (BLOCKING, SUSPENDING)]
+        locks, alocks = NamedLocks(names, BLOCKING), NamedLocks(names, SUSPENDING)
+        self.blocking = Side(locks=locks, holds=locks, limits=self._limits[0])
+        self.suspending = Side(locks=alocks, holds=alocks, limits=self._limits[1])
         self._closing = forks.closing(self, names.close)
         forks.in_child(names.start_again)
 

@@ -18,7 +18,7 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import OptionError, TooLarge
 from stampede.local import Resident, Tier
 from stampede.policy import nearest
-from stampede.ports import Ask, Busy, Engine, Found, Reply, Shown, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Reply, Shown, Side, Versioned
 from stampede.record import NOTHING, Change, Keeps, Record
 
 __all__ = ["MemoryEngine", "check_url", "from_url"]
@@ -55,11 +55,10 @@ class MemoryEngine(Engine):
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
         keys, line = _Keys(shelf, clock), Queue(clock)
-        self.claims = self.store = self.recalls = self.shows = self.lists = self.softens = _Verbs(keys, BLOCKING)
-        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Verbs(keys, SUSPENDING)
-        self.locks = self.holds = self.hands = HandedLocks(line, BLOCKING)
-        self.alocks = self.aholds = self.ahands = HandedLocks(line, SUSPENDING)
-        self.limits = self.alimits = limits = NamedLimits(clock)
+        limits = NamedLimits(clock)
+        self.recalls = verbs = _Verbs(keys, BLOCKING)
+        self.blocking = _side(verbs, HandedLocks(line, BLOCKING), limits)
+        self.suspending = _side(_Verbs(keys, SUSPENDING), HandedLocks(line, SUSPENDING), limits)
         self._parts = keys, line, limits
         forks.in_child(self._start_again)
 
@@ -77,6 +76,10 @@ class MemoryEngine(Engine):
 
     def _start_again(self) -> None:
         forks.each(part.start_again for part in self._parts)
+
+
+def _side(verbs: _Verbs, locks: HandedLocks, limits: NamedLimits) -> Side:
+    return Side(verbs, verbs, locks, limits, lists=verbs, softens=verbs, shows=verbs, holds=locks, hands=locks)
 
 
 def from_url(url: str, **options: Any) -> MemoryEngine:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stampede.engines.url import options_of
 from stampede.entry import Entry
-from stampede.ports import Ask, Booked, Busy, Engine, Granted, Held, Reply, Usage
+from stampede.ports import Ask, Booked, Busy, Engine, Granted, Held, Reply, Side, Usage
 
 __all__ = ["NullEngine", "from_url"]
 
@@ -23,9 +23,8 @@ class NullEngine(Engine):
     pushes = True
 
     def __init__(self) -> None:
-        self.claims = self.aclaims = self.store = self.astore = self.lists = self.alists = _Nothing()
-        self.locks = self.alocks = self.holds = self.aholds = self.hands = self.ahands = _NoLock()
-        self.limits = self.alimits = _NoLimit()
+        keys, locks = _Nothing(), _NoLock()
+        self.blocking = self.suspending = Side(keys, keys, locks, _NoLimit(), lists=keys, holds=locks, hands=locks)
 
     def ping(self) -> float:
         return 0.0

@@ -18,7 +18,7 @@ from stampede.engines.kit.owned import Owned
 from stampede.engines.story import heard, told
 from stampede.entry import GRACE, Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Locks, Reply, Store, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Locks, Reply, Side, Store, Versioned
 from stampede.record import Kept, Past, Record
 
 __all__ = ["Paired"]
@@ -40,27 +40,29 @@ class Paired(Engine):
     def __init__(
         self, store: Engine, locks: Engine, *, max_hold: float = 3600.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if store.store is None:
+        values, avalues = store.blocking.store, store.suspending.store
+        named, anamed = locks.blocking.locks, locks.suspending.locks
+        if values is None:
             raise OptionError(f"{store.scheme}:// keeps no values: it can't be the store of a pair")
-        if locks.locks is None:
+        if named is None:
             raise OptionError(f"{locks.scheme}:// has no locks: it can't be the lock of a pair")
         self.scheme = f"{store.scheme}+{locks.scheme}"
         self.shared = store.shared
-        self.fenced = isinstance(store.store, Versioned)
+        self.fenced = isinstance(values, Versioned)
         self.pushes = locks.pushes
-        self.fair = locks.fair and locks.alocks is not None
+        self.fair = locks.fair and anamed is not None
         self.rooms = locks.rooms
         self.coherent = False
         self.timeless = store.timeless
-        self.locks = locks.locks
-        self.alocks = locks.alocks or Errands().face(locks.locks)
+        anamed = anamed or Errands().face(named)
+        avalues = _versioned(avalues) if avalues else Errands().face(_versioned(values))
         self._computations = _Computations(max_hold, clock)
-        self.claims = self.store = _Verbs(_versioned(store.store), self.locks, self._computations)
-        astore = _versioned(store.astore) if store.astore else Errands().face(_versioned(store.store))
-        self.aclaims = self.astore = _Verbs(astore, self.alocks, self._computations)
-        counts = store if store.limits else locks
-        self.limits, self.alimits = counts.limits, counts.alimits
-        self.softens, self.asoftens = store.softens, store.asoftens  # whose generations ours are
+        counts = store if store.blocking.limits else locks
+        keys = _Verbs(_versioned(values), named, self._computations)
+        akeys = _Verbs(avalues, anamed, self._computations)
+        # Generations are the store's, and so is `softens`.
+        self.blocking = Side(keys, keys, named, counts.blocking.limits, softens=store.blocking.softens)
+        self.suspending = Side(akeys, akeys, anamed, counts.suspending.limits, softens=store.suspending.softens)
         self._engines = store, locks
 
     @property

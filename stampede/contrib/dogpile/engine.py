@@ -15,7 +15,7 @@ from dogpile.cache.util import PluginLoader
 
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
-from stampede.ports import Engine, Store
+from stampede.ports import Engine, Side, Store
 
 __all__ = ["DogpileEngine"]
 
@@ -61,7 +61,7 @@ class DogpileEngine(Engine):
             raise OptionError(f"backend is {backend!r}: give a backend of dogpile's, or its name")
         self.backend = backend
         self._asks = _Asks(backend)
-        self.store = _Store(self._asks)
+        self.blocking, self.suspending = Side(store=_Store(self._asks)), Side()
 
     def ping(self) -> float:
         start = time.perf_counter()

@@ -15,7 +15,7 @@ from stampede.engines.cells.protocol import Cell, Version
 from stampede.engines.cells.records import Common, Records
 from stampede.engines.cells.verbs import CellKeys
 from stampede.engines.cells.ways import BesideWay, HereWay, OpenCell
-from stampede.ports import Engine
+from stampede.ports import Engine, Side
 from stampede.window import Window
 
 __all__ = ["CellEngine"]
@@ -45,13 +45,14 @@ class CellEngine(Engine):
         self._beside = BesideWay(opened)
         way = HereWay(opened)
         records, arecords = Records(way, common, BLOCKING), Records(self._beside, common, SUSPENDING)
-        keys = CellKeys(records, generations)
-        self.claims = self.store = self.recalls = self.shows = self.softens = keys
-        self.aclaims = self.astore = self.ashows = self.asoftens = CellKeys(arecords, generations, keys)
-        self.locks = self.holds = self.hands = locks = CellLocks(records)
-        self.alocks = self.aholds = self.ahands = CellLocks(arecords, locks)
+        self.recalls = keys = CellKeys(records, generations)
+        akeys = CellKeys(arecords, generations, keys)
+        locks = CellLocks(records)
+        alocks = CellLocks(arecords, locks)
         seen: dict[str, tuple[Version, Window]] = {}
-        self.limits, self.alimits = CellLimits(records, seen), CellLimits(arecords, seen)
+        limits, alimits = CellLimits(records, seen), CellLimits(arecords, seen)
+        self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, hands=locks)
+        self.suspending = Side(akeys, akeys, alocks, alimits, softens=akeys, shows=akeys, holds=alocks, hands=alocks)
         self.many = Together(way, common, generations)
         self._common = common
         forks.in_child(self._start_again)

@@ -20,7 +20,7 @@ from stampede.engines.kit.errands import Errands, Run, here
 from stampede.engines.url import integer, number, options_of, path_of, safe_url
 from stampede.engines.wake import LOOK
 from stampede.errors import OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Ticket, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Side, Ticket, Versioned
 
 __all__ = ["DiskEngine", "from_url"]
 
@@ -53,13 +53,9 @@ class DiskEngine(Engine):
             raise OptionError(f"timeout is {timeout!r}: give seconds, more than 0")
         self.directory = Path(directory).expanduser().absolute()
         rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
-        beside = Errands().run
-        self.claims = self.store = self.shows = self.lists = self.softens = _Keys(rows, BLOCKING, here)
-        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = _Keys(rows, SUSPENDING, beside)
         self.near = self.recalls = rows
-        self.locks = self.holds = self.hands = _Locks(rows, BLOCKING, here)
-        self.alocks = self.aholds = self.ahands = _Locks(rows, SUSPENDING, beside)
-        self.limits, self.alimits = DiskLimits(rows.database, here), DiskLimits(rows.database, beside)
+        self.blocking = _side(rows, BLOCKING, here)
+        self.suspending = _side(rows, SUSPENDING, Errands().run)
         self._closing = forks.closing(self, rows.close)
         forks.on_fork(rows.database.before_fork)
         forks.in_parent(rows.database.after_fork)
@@ -78,6 +74,12 @@ class DiskEngine(Engine):
         start = time.perf_counter()
         self._rows.ping()
         return time.perf_counter() - start
+
+
+def _side(rows: Rows, colour: Colour, way: Any) -> Side:
+    keys, locks = _Keys(rows, colour, way), _Locks(rows, colour, way)
+    limits = DiskLimits(rows.database, way)
+    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=locks, hands=locks)
 
 
 def from_url(url: str, **options: Any) -> DiskEngine:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -53,8 +54,10 @@ class EtcdEngine(CellEngine):
         self._leases, self._hub, names = Leases(gateway), Hub(gateway), Names(prefix)
         self._desk = desk = Desk(gateway, self._leases, names)
         super().__init__(EtcdCell(gateway, self._leases, self._hub, names), "etcd")
-        self.locks = self.holds = self.hands = EtcdLocks(desk, self._hub, gateway, here, BLOCKING)
-        self.alocks = self.aholds = self.ahands = EtcdLocks(desk, self._hub, gateway, Errands(THREADS).run, SUSPENDING)
+        locks = EtcdLocks(desk, self._hub, gateway, here, BLOCKING)
+        alocks = EtcdLocks(desk, self._hub, gateway, Errands(THREADS).run, SUSPENDING)
+        self.blocking = replace(self.blocking, locks=locks, holds=locks, hands=locks)
+        self.suspending = replace(self.suspending, locks=alocks, holds=alocks, hands=alocks)
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
         return self._gateway.facts()

@@ -23,7 +23,7 @@ from stampede.engines.memcached.verbs import Keys
 from stampede.engines.memcached.witnesses import Witnesses
 from stampede.engines.url import anything, flag, number, options_of, parts_of, safe_url
 from stampede.errors import OptionError
-from stampede.ports import Engine
+from stampede.ports import Engine, Side
 
 __all__ = ["MemcachedEngine", "from_url"]
 
@@ -67,14 +67,15 @@ class MemcachedEngine(Engine):
         self._signer = Signer(sign, Keys(self._line, *common, BLOCKING).sign)
         self._witnesses = Witnesses(self._line, self._signer)
         alone, together = (self._signer.keep, self._witnesses.add) if sign > 0 else (None, None)
-        self.claims = self.store = self.recalls = self.shows = self.softens = Keys(self._line, *common, BLOCKING, alone)
+        self.recalls = keys = Keys(self._line, *common, BLOCKING, alone)
         self.many = Together(self._line, *common, together)
-        self.aclaims = self.astore = self.ashows = self.asoftens = Keys(self._aline, *common, SUSPENDING, together)
-        self.locks = self.holds = self.hands = MemcachedLocks(self._line, self._owned, BLOCKING)
-        self.alocks = self.aholds = self.ahands = MemcachedLocks(self._aline, self._owned, SUSPENDING)
+        akeys = Keys(self._aline, *common, SUSPENDING, together)
+        locks = MemcachedLocks(self._line, self._owned, BLOCKING)
+        alocks = MemcachedLocks(self._aline, self._owned, SUSPENDING)
         seen: Seen = {}
-        self.limits = MemcachedLimits(self._line, BLOCKING, seen)
-        self.alimits = MemcachedLimits(self._aline, SUSPENDING, seen)
+        limits, alimits = MemcachedLimits(self._line, BLOCKING, seen), MemcachedLimits(self._aline, SUSPENDING, seen)
+        self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, hands=locks)
+        self.suspending = Side(akeys, akeys, alocks, alimits, softens=akeys, shows=akeys, holds=alocks, hands=alocks)
         forks.in_child(self._start_again)
 
     def server_of(self, name: str, *, lock: bool = False) -> Hashable:

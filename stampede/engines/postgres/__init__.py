@@ -37,7 +37,7 @@ from stampede.engines.postgres.suspending import Suspending
 from stampede.engines.postgres.sweep import Reaper, Sweeper
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import Keys
-from stampede.ports import Engine, Hears, Ticket
+from stampede.ports import Engine, Hears, Side, Ticket
 
 __all__ = ["PostgresEngine", "check_url", "from_url", "of_client"]
 
@@ -62,14 +62,11 @@ class PostgresEngine(Engine):
         self.url = server.name
         self.audience = WeakSet[Hears]()
         self._all = all = _All(server, self.audience)
-        self.claims = self.store = self.shows = self.lists = self.softens = self.recalls = self.many = all.claims
-        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = all.aclaims
-        self.locks = self.hands = all.locks
-        self.alocks = self.ahands = all.alocks
-        self.limits, self.alimits = PostgresLimits(all.line), PostgresLimits(all.aline)
+        self.recalls = self.many = all.claims
+        self.blocking = _side(all.claims, all.locks, all.line)
+        self.suspending = _side(all.aclaims, all.alocks, all.aline)
         self.records = all.history
         self.reports, self.sessions = PostgresReports(all.line), PostgresSessions(server)
-        self.holds, self.aholds = PostgresHolds(all.line), PostgresHolds(all.aline)
         self._closing = forks.closing(self, all.close)
         forks.in_child(self._start_again)
 
@@ -96,6 +93,11 @@ class PostgresEngine(Engine):
 
     def _start_again(self) -> None:
         self._all.start_again()
+
+
+def _side(keys: Any, locks: Any, line: Any) -> Side:
+    limits, holds = PostgresLimits(line), PostgresHolds(line)
+    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=holds, hands=locks)
 
 
 class _All:

@@ -32,7 +32,7 @@ from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
 from stampede.engines.redis.shard import Shard
 from stampede.engines.url import flag, parts_of, scheme_of
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Engine, Ticket
+from stampede.ports import Engine, Limits, Side, Ticket
 
 __all__ = ["RedisEngine", "from_url", "of_client"]
 
@@ -68,11 +68,8 @@ class RedisEngine(Engine):
         self.audience = servers.scripts.audience
         self.many = servers.claims
         self.recalls = servers.claims
-        self.claims = self.store = self.shows = self.lists = self.softens = servers.claims
-        self.aclaims = self.astore = self.ashows = self.alists = self.asoftens = servers.aclaims
-        self.locks = self.holds = self.hands = servers.locks
-        self.alocks = self.aholds = self.ahands = servers.alocks
-        self.limits, self.alimits = servers.limits, servers.alimits
+        self.blocking = _side(servers.claims, servers.locks, servers.limits)
+        self.suspending = _side(servers.aclaims, servers.alocks, servers.alimits)
         self._closing = forks.closing(self, servers.close)
         forks.in_child(self._start_again)
 
@@ -118,6 +115,10 @@ class RedisEngine(Engine):
 
     def _start_again(self) -> None:
         self._servers.start_again()
+
+
+def _side(keys: Any, locks: Any, limits: Limits) -> Side:
+    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=locks, hands=locks)
 
 
 def _servers(url: str | None, client: Any, options: dict[str, Any], tracking: bool) -> Shard | Cluster:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from stampede import forks
-from stampede.colour import BLOCKING, SUSPENDING, run_blocking
+from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 from stampede.engines.url import Kind, number, options_of, parts_of, safe_url, text
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import client_keys
@@ -25,7 +25,7 @@ from stampede.engines.zmq.lists import ZmqLists
 from stampede.engines.zmq.locks import Links, ZmqLocks
 from stampede.engines.zmq.server import PORT
 from stampede.errors import OptionError
-from stampede.ports import Engine
+from stampede.ports import Engine, Side
 
 __all__ = ["ZmqEngine", "check_url", "from_url"]
 
@@ -52,10 +52,7 @@ class ZmqEngine(Engine):
             raise OptionError(f"timeout is {timeout!r}: give more than 0 seconds")
         known = None if keys is None else client_keys(Path(keys).expanduser())
         self._links = links = Links([Link(place, known, timeout, alone=len(places) == 1) for place in places])
-        self.locks = self.hands = ZmqLocks(links, BLOCKING)
-        self.alocks = self.ahands = ZmqLocks(links, SUSPENDING)
-        self.limits, self.alimits = ZmqLimits(links, BLOCKING), ZmqLimits(links, SUSPENDING)
-        self.holds, self.aholds = ZmqLists(links, BLOCKING), ZmqLists(links, SUSPENDING)
+        self.blocking, self.suspending = _side(links, BLOCKING), _side(links, SUSPENDING)
         self._closing = forks.closing(self, links.close)
         forks.in_child(links.start_again)
 
@@ -79,6 +76,11 @@ class ZmqEngine(Engine):
 
 
 _EXAMPLE = "give a URL such as 'zmq://localhost', or 'zmq://lock1:7867,lock2:7867'"
+
+
+def _side(links: Links, colour: Colour) -> Side:
+    locks = ZmqLocks(links, colour)
+    return Side(locks=locks, limits=ZmqLimits(links, colour), holds=ZmqLists(links, colour), hands=locks)
 
 
 def _parsed(url: str, **options: Any) -> tuple[list[Place], dict[str, Any]]:

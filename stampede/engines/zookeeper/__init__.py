@@ -7,6 +7,7 @@ cell.py      values
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -44,9 +45,11 @@ class ZooKeeperEngine(CellEngine):
         self._sessions = sessions
         self._desk = desk = Desk(sessions, root)
         super().__init__(ZooKeeperCell(sessions, root), "zookeeper")
-        self.locks = self.holds = ZooKeeperLocks(desk, here, BLOCKING)
-        self.alocks = self.aholds = ZooKeeperLocks(desk, Errands(THREADS).run, SUSPENDING)
-        self.hands = self.ahands = None  # a node of a lock ends with its session, which is this process's
+        locks = ZooKeeperLocks(desk, here, BLOCKING)
+        alocks = ZooKeeperLocks(desk, Errands(THREADS).run, SUSPENDING)
+        # A node of a lock ends with its session, which is this process's: it can't be handed over.
+        self.blocking = replace(self.blocking, locks=locks, holds=locks, hands=None)
+        self.suspending = replace(self.suspending, locks=alocks, holds=alocks, hands=None)
 
     def close(self) -> None:
         self._sessions.close()

@@ -577,7 +577,7 @@ class ClaimsSuite(KeyedSuite):
 
     async def test_the_colours_wake_each_other(self) -> None:
         """Sync callers would sleep through what async callers do, or the other way round."""
-        blocking, suspending = there(self.engine.claims), there(self.engine.aclaims)
+        blocking, suspending = there(self.engine.blocking.claims), there(self.engine.suspending.claims)
 
         async def scenario() -> None:
             for first, second in ((blocking, suspending), (suspending, blocking)):

@@ -30,21 +30,21 @@ class LocksSuite(Suite):
 
     @property
     def locks(self) -> Locks:
-        return there(self.engine.alocks if self.suspending else self.engine.locks)
+        return there(self.side(self.engine).locks)
 
     @property
     def far_locks(self) -> Locks:
-        return there(self.peer.alocks if self.suspending else self.peer.locks)
+        return there(self.side(self.peer).locks)
 
     @property
     def holds(self) -> Holds:
-        self.declared(self.engine.lock_engine.holds is not None, "one that says who has its locks")
-        return there(self.peer.lock_engine.aholds if self.suspending else self.peer.lock_engine.holds)
+        self.declared(self.engine.lock_engine.blocking.holds is not None, "one that says who has its locks")
+        return there(self.side(self.peer.lock_engine).holds)
 
     @property
     def hands(self) -> Hands:
-        self.declared(self.engine.lock_engine.hands is not None, "one whose locks go from hand to hand")
-        return there(self.engine.lock_engine.ahands if self.suspending else self.engine.lock_engine.hands)
+        self.declared(self.engine.lock_engine.blocking.hands is not None, "one whose locks go from hand to hand")
+        return there(self.side(self.engine.lock_engine).hands)
 
     async def held(self, name: str = "l", lease: float = LONG) -> bytes:
         """A new token that has just taken the lock."""

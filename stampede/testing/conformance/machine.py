@@ -211,4 +211,5 @@ class _Machine(RuleBasedStateMachine):
 
 
 def _ports(engine: Any, suspending: bool) -> tuple[Any, Any]:
-    return (engine.aclaims, engine.astore) if suspending else (engine.claims, engine.store)
+    side = engine.suspending if suspending else engine.blocking
+    return side.claims, side.store

@@ -60,14 +60,14 @@ class StoreSuite(KeyedSuite):
         """What is set and taken away in one round trip would be lost, or end no computation."""
         many = there(self.engine.many)
         await self.store.set("gone", some())
-        token = await self.granted("computed") if self.engine.claims is not None else b""
+        token = await self.granted("computed") if self.engine.blocking.claims is not None else b""
         asked = [Asked("set", (f"k{number}", some(b"%d" % number))) for number in range(300)]
         asked += [Asked("set", ("computed", some())), Asked("invalidate", ("gone",)), Asked("invalidate", ("never",))]
         *_, first, second = many.ask_many(asked)
         assert (bool(first), bool(second)) == (True, False)
         left = await self.far_store.get(["k0", "k299", "gone"])
         assert [entry and entry.value for entry in left] == [b"0", b"299", None]
-        if self.engine.claims is not None:
+        if self.engine.blocking.claims is not None:
             assert not await self.claims.fill("computed", token, some(b"late"))
 
     async def test_many_expire_at_once(self) -> None:
@@ -75,19 +75,19 @@ class StoreSuite(KeyedSuite):
         many = there(self.engine.many)
         await self.store.set("fresh", some())
         await self.store.set("stale", some(fresh=0.0, keep=LONG))
-        token = await self.granted("computed") if self.engine.claims is not None else b""
+        token = await self.granted("computed") if self.engine.blocking.claims is not None else b""
         asked = [Asked("expire", (key,)) for key in ("fresh", "stale", "computed", "never")]
         assert [bool(answer) for answer in many.ask_many(asked)] == [True, False, False, False]
         left = await self.far_store.get(["fresh", "stale", "computed", "never"])
         assert [entry is not None for entry in left] == [True, True, False, False]
         assert all(entry.fresh <= 0 for entry in left if entry is not None)
-        if self.engine.claims is not None:
+        if self.engine.blocking.claims is not None:
             assert not await self.claims.fill("computed", token, some(b"late"))
 
     async def test_get_gives_no_leave_to_compute(self) -> None:
         """Looking would keep others from computing."""
         assert await self.kept() is None
-        if self.engine.claims is not None:
+        if self.engine.blocking.claims is not None:
             await self.granted()
 
     async def test_get_gives_what_is_stale(self) -> None:
@@ -137,7 +137,7 @@ class StoreSuite(KeyedSuite):
         """Those who have been waiting would get what was invalidated meanwhile."""
         await self.store.set("k", some(fresh=0.0))
         await self.store.invalidate("k")
-        if self.engine.claims is not None:
+        if self.engine.blocking.claims is not None:
             await self.granted(since=SOON)
 
     async def test_invalidate_says_whether_there_was_a_value(self) -> None:
@@ -211,7 +211,7 @@ class StoreSuite(KeyedSuite):
 
     async def test_a_look_sees_what_is_fresh(self) -> None:
         """Hits that need no claim would be given what is stale, changed or gone."""
-        far, claims = self.far_store, self.engine.aclaims if self.suspending else self.engine.claims
+        far, claims = self.far_store, self.side(self.engine).claims
 
         async def look() -> Found | None:
             if self.engine.near is not None:
@@ -273,7 +273,7 @@ class StoreSuite(KeyedSuite):
 
     async def test_a_scope_is_softened(self) -> None:
         """`expire_all` would be heard of by nobody, concern others' keys, or take away what is kept."""
-        softens = there(self.engine.asoftens if self.suspending else self.engine.softens)
+        softens = there(self.side(self.engine).softens)
         scopes = ("f", "g", "")
         before = [await self.store.generation(scope) for scope in scopes]
         seen = set(before)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from stampede.colour import run_blocking
 from stampede.entry import Entry, new_id
-from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Lists, Shows, Store
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Lists, Shows, Side, Store
 from stampede.testing.clock import FakeClock
 
 __all__ = [
@@ -104,6 +104,10 @@ class Suite:
             assert 0 <= self.engine.ping() < SOON
 
     # -- colour
+
+    def side(self, engine: Engine) -> Side:
+        """Return what `engine` does for callers of this suite's colour."""
+        return engine.suspending if self.suspending else engine.blocking
 
     def _run(self, scenario: Coroutine[Any, Any, None]) -> None:
         if self.suspending:
@@ -234,15 +238,15 @@ class KeyedSuite(Suite):
 
     @property
     def claims(self) -> Claims:
-        return there(self.engine.aclaims if self.suspending else self.engine.claims)
+        return there(self.side(self.engine).claims)
 
     @property
     def store(self) -> Store:
-        return there(self.engine.astore if self.suspending else self.engine.store)
+        return there(self.side(self.engine).store)
 
     @property
     def far_lists(self) -> Lists:
-        return there(self.peer.alists if self.suspending else self.peer.lists)
+        return there(self.side(self.peer).lists)
 
     async def listed(self, prefix: str) -> list[str]:
         """The keys that the peer has, from the first page to the last."""
@@ -254,16 +258,16 @@ class KeyedSuite(Suite):
 
     @property
     def far_shows(self) -> Shows:
-        return there(self.peer.ashows if self.suspending else self.peer.shows)
+        return there(self.side(self.peer).shows)
 
     @property
     def far_claims(self) -> Claims:
         """The same of the peer."""
-        return there(self.peer.aclaims if self.suspending else self.peer.claims)
+        return there(self.side(self.peer).claims)
 
     @property
     def far_store(self) -> Store:
-        return there(self.peer.astore if self.suspending else self.peer.store)
+        return there(self.side(self.peer).store)
 
     async def told(
         self, kind: type[T], key: str = "k", port: Claims | None = None, *, token: bytes = b"", **terms: Any
