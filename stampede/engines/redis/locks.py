@@ -1,12 +1,10 @@
 """Locks that are no cache, one port for each colour.
 
-Fair by a queue on the server: who waits takes a place with the first refusal, in the order of arrival, and gives it up
-when it goes. Whenever the lock comes free it is kept for the first of the queue, for a fifth of a second, and only that
-one is told. So a holder that comes back at once finds the lock taken, a waiter costs three commands however many there
-are, one whose process died costs nothing, and one that is frozen a fifth of a second.
-Who never waits (`try_lock`) has no place, and the lock is kept from nobody for it.
-Where those inside have room for others, the first of the queue is told that fits among them, and once it is inside the
-next.
+A queue on the server keeps them fair. A waiter takes a place with its first refusal and gives it up when it leaves.
+Whenever there is room for the first of the queue, its place is kept for a fifth of a second, and only that waiter is
+told; once it is inside, the next. So a holder that comes back at once finds the lock taken. A waiter costs three
+commands however many there are; one whose process died costs nothing, and one that is frozen costs a fifth of a second.
+A caller that never waits (`try_lock`) has no place in the queue.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from math import inf
 from random import uniform
 from time import monotonic
 from typing import NamedTuple
@@ -35,31 +32,18 @@ from stampede.ports import Busy, Granted, Held
 __all__ = ["RedisLocks", "listed", "tag_of"]
 
 TURN = 0.2
-"""Seconds for which a lock that came free is kept for the one whose turn it is (as queue.lua says)."""
-
-FENCED = 10.0
-"""Seconds for which the server remembers a fence beyond its lease: after that, its clock keeps fences growing, and what
-the process that takes the lock has seen."""
+"""Seconds for which a lock that came free is kept for the one whose turn it is (as lock.lua says)."""
 
 QUEUE = 4 * FARTHEST
 """Seconds for which a queue stands of which nobody is heard."""
 
-_REMEMBERED = 1 << 16
-
 
 class _Names(NamedTuple):
-    """The keys of one lock, all in one slot of a cluster."""
+    """The keys of one lock, all in one slot of a cluster, and its channel."""
 
     lock: bytes
-    fence: bytes
     queue: bytes
-    homes: bytes
-    turn: bytes
-    done: bytes
-    inside: bytes
-    rooms: bytes
-    terms: bytes
-    whose: bytes
+    notes: bytes
     channel: bytes
 
 
@@ -85,9 +69,7 @@ async def listed(line: Line, kind: bytes, prefix: str = "") -> list[str]:
 def _names(name: str) -> _Names:
     raw = name.encode("utf-8", "surrogatepass")
     tag = b"{%s}" % tag_of(name)
-    return _Names(
-        tag + b"L:" + raw, *(tag + part for part in (b"F", b"Q", b"H", b"T", b"D", b"I", b"R", b"E", b"W", b"C"))
-    )
+    return _Names(tag + b"L:" + raw, tag + b"Q", tag + b"H", tag + b"C")
 
 
 @dataclass(slots=True)
@@ -106,50 +88,29 @@ class RedisLocks:
         self._scripts = scripts
         self._news = news
         self._colour = colour
-        self._arrivals: dict[bytes, bytes] = {}  # of tokens that wait: who missed its turn is the next again
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        its = _names(name)
-        home, arrival = (self._news.home.encode(), self._arrivals.get(token, b"")) if waits else (b"", b"")
-        keys = (its.lock, its.fence, its.queue, its.homes, its.turn, its.inside, its.rooms, its.terms, its.whose)
-        places = b"inf" if room == inf else b"%d" % room
-        terms = token, ms(lease), its.channel, home, arrival, ms(QUEUE), places, here().encode("utf-8", "replace")
-        command = self._scripts.acquire(keys, *terms, b"%d" % self._scripts.fence)
+        its, home = _names(name), self._news.home.encode() if waits else b""
+        terms = token, ms(lease), b"%.0f" % room, here().encode("utf-8", "replace"), its.channel, home, ms(QUEUE)
+        command = self._scripts.acquire(its[:3], *terms, b"%d" % self._scripts.fence)
         taken, what, *place = await self._line.ask(command)
         if taken:
-            self._arrivals.pop(token, None)
             with decisions.lock:
                 self._scripts.fence = max(self._scripts.fence, what)
             return Granted(fence=what)
-        left, arrival, ahead = place
+        left, ahead = place
         if not waits:
             return Busy(what, left / 1000)
-        self._remember(token, b"%d" % arrival)
         return _Queued(what, left / 1000, mine=token, ahead=ahead)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        its = _names(name)
-        keys = (its.lock, its.fence, its.inside, its.rooms, its.terms, its.whose)
-        return bool(await self._line.ask(self._scripts.renew(keys, token, ms(lease), ms(lease + FENCED))))
+        return bool(await self._line.ask(self._scripts.renew(_names(name)[:1], token, ms(lease))))
 
     async def release(self, name: str, token: bytes) -> bool:
         its = _names(name)
-        self._arrivals.pop(token, None)
-        keys = (
-            its.lock,
-            its.queue,
-            its.homes,
-            its.turn,
-            its.done,
-            its.fence,
-            its.inside,
-            its.rooms,
-            its.terms,
-            its.whose,
-        )
-        return bool(await self._line.ask(self._scripts.release(keys, token, its.channel, os.urandom(8))))
+        return bool(await self._line.ask(self._scripts.release(its[:3], token, its.channel, os.urandom(8))))
 
     hand_over = renew
 
@@ -162,18 +123,15 @@ class RedisLocks:
             (waiting, now), those = await self._inside(name)
             for _, left, fence, home in those:
                 host, pid = parts_of(home.decode("utf-8", "replace"))
-                since = (
-                    fence / 1e6 if 0 < fence <= now else None
-                )  # that is when it was given, or the clock was set back
+                # A fence is the moment in which it was given, unless the clock was set back.
+                since = fence / 1e6 if fence <= now else None
                 seconds = None if since is None else now / 1e6 - since
-                found.append(Held(name, host, pid, None, fence or None, since, seconds, left / 1000, False, waiting))
+                found.append(Held(name, host, pid, None, fence, since, seconds, left / 1000, False, waiting))
         return found
 
     async def _inside(self, name: str) -> tuple[tuple[int, int], list[tuple[bytes, int, int, bytes]]]:
         """How many wait and the server's microseconds; and of each who is inside token, ms left, fence, who it is."""
-        its = _names(name)
-        keys = its.lock, its.inside, its.fence, its.terms, its.queue, its.whose
-        waiting, now, *told = await self._line.ask(self._scripts.holder(keys))
+        waiting, now, *told = await self._line.ask(self._scripts.holder(_names(name)[:2]))
         return (waiting, now), list(zip(told[::4], told[1::4], told[2::4], told[3::4], strict=True))
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
@@ -189,15 +147,8 @@ class RedisLocks:
                 return  # who asks for it now needs no look
             # What was released before we listened was told to nobody here. (Who has a place is told when its turn has
             # come: that the lock has gone from hand to hand since then is no reason to ask again.)
-            keys = (its.lock, its.turn, its.queue, its.homes, its.inside, its.rooms)
-            if await self._line.ask(self._scripts.standing(keys, busy.token, mine)):
+            if await self._line.ask(self._scripts.standing(its[:2], busy.token, mine)):
                 hears = ready and ear.hears
                 ahead, safety = (ahead, SAFETY * uniform(0.9, 1.1)) if hears else (0, look)
                 longest = look_again(ahead, busy.lease, TURN, safety)
                 await self._colour.park(ear.bell, min(end - monotonic(), longest))
-
-    def _remember(self, token: bytes, arrival: bytes) -> None:
-        if len(self._arrivals) >= _REMEMBERED:
-            for old in list(self._arrivals)[: _REMEMBERED // 2]:
-                self._arrivals.pop(old, None)
-        self._arrivals[token] = arrival

@@ -53,9 +53,10 @@ class Scripts:
 
         self._readonly = ReadOnlyError
         folder = files(__package__) / "lua"
-        entry, queue = ((folder / name).read_bytes() for name in ("entry.lua", "queue.lua"))
+        entry, lock = ((folder / name).read_bytes() for name in ("entry.lua", "lock.lua"))
         if sharded:
-            entry, queue = (source.replace(b"'PUBLISH'", b"'SPUBLISH'") for source in (entry, queue))
+            entry, lock = (source.replace(b"'PUBLISH'", b"'SPUBLISH'") for source in (entry, lock))
+            lock = lock.replace(b"'NUMSUB'", b"'SHARDNUMSUB'")
         parts = {name: (folder / f"{name.decode()}.lua").read_bytes() for name in (b"lease", b"told")}
         self.sharded = sharded
         self._by_hash: dict[bytes, Script] = {}
@@ -75,9 +76,9 @@ class Scripts:
         # A server forgets scripts when it ends, and nothing else of them is kept: the first call is one of a new run.
         self.generation, self.bump = load("generation", first=[b"first"]), load("bump")
         self.soften = load("soften")
-        self.acquire, self.release = load("acquire", before=entry + queue), load("release", before=entry + queue)
-        self.renew, self.standing = load("renew", before=entry + queue), load("standing", before=entry + queue)
-        self.holder = load("holder", before=entry + queue)
+        self.acquire, self.release = load("acquire", before=entry + lock), load("release", before=entry + lock)
+        self.renew, self.standing = load("renew", before=entry + lock), load("standing", before=entry + lock)
+        self.holder = load("holder", before=entry + lock)
         self.mend = load("mend")
         self.limit = load("limit", before=b"")
         self.audience: WeakSet[Hears] = WeakSet()

@@ -67,13 +67,13 @@ _CLAIMED = {
 
 
 def _locked(reply: Any) -> bool:
-    """{1, fence} or {0, token, ms left, arrival, how many are before it}."""
+    """{1, fence} or {0, token, ms left, how many are before it}."""
     if type(reply) is not list or len(reply) < 2 or type(reply[0]) is not int:
         return False
     told, *more = reply[1:]
     if reply[0]:
         return type(told) is int and not more
-    return type(told) is bytes and len(more) == 3 and all(type(each) is int for each in more)
+    return type(told) is bytes and len(more) == 2 and all(type(each) is int for each in more)
 
 
 def _inside(reply: Any) -> bool:

@@ -1,48 +1,23 @@
--- Give the lock back (or the turn, or the place in the queue), and keep it for the one who has waited longest.
+-- Give the lock back (or the turn, or the place in the queue), and call the next. 1: it was ours.
 --
--- KEYS: lock, queue, homes, turn, done, fence, inside, rooms, terms, whose
--- ARGV: token, channel, this call's id
--- 1: it was ours.
-local done = glance(KEYS[5])
-if done and string.find(done, ARGV[3], 1, true) then
+-- KEYS: lock, queue, notes of who waits   ARGV: token, channel, this call's id
+local its = loaded()
+if string.find(its.done, ARGV[3], 1, true) then
   return 1  -- this very call, sent again
 end
-local holder = glance(KEYS[1])
-if holder == '' then
-  roomy()
-  local its, now = {lock = KEYS[1], inside = KEYS[7], rooms = KEYS[8], terms = KEYS[9]}, clock()
-  local some = first_of(its, now)
-  local ours = some and redis.call('ZSCORE', its.inside, ARGV[1])
-  if ours then
-    go(its, ARGV[1])
-    some = first_of(its, now)
-    -- Some may leave at once: the ids of the last ones.
-    redis.call('SET', KEYS[5], ARGV[3] .. string.sub(done or '', 1, 504), 'PX', 10000)
-  elseif glance(KEYS[4]) == ARGV[1] then
-    redis.call('DEL', KEYS[4])
-  else
-    leave(KEYS[2], KEYS[3], ARGV[1])
-  end
-  if not glance(KEYS[4]) then
-    local called, full = hand_on(KEYS[2], KEYS[3], KEYS[4], ARGV[2], now, some and its)
-    if not (called or full) then
-      wake(ARGV[2], '')
-    end
-  end
-  return ours and 1 or 0
+local mine = place_of(its, ARGV[1])
+if mine then
+  table.remove(its.inside, mine)
+  its.done = ARGV[3] .. string.sub(its.done, 1, 120)  -- of those that leave at once
+elseif its.turn == ARGV[1] then
+  its.turn = nil
 end
-local ours = holder == ARGV[1]
-if ours then
-  redis.call('DEL', KEYS[1], KEYS[10])
-  redis.call('SET', KEYS[5], ARGV[3], 'PX', 10000)
-  redis.call('PEXPIRE', KEYS[6], FENCED)
-elseif glance(KEYS[4]) == ARGV[1] then
-  redis.call('DEL', KEYS[4])
-else
-  leave(KEYS[2], KEYS[3], ARGV[1])
-  return 0
+if not mine then
+  leave(ARGV[1])
 end
-if not hand_on(KEYS[2], KEYS[3], KEYS[4], ARGV[2], clock()) then
-  wake(ARGV[2], '')  -- whoever waits without a place
+call_next(its, ARGV[2])
+if not its.turn then
+  wake(ARGV[2], '')  -- who waits without a place
 end
-return ours and 1 or 0
+save(its)
+return mine and 1 or 0

@@ -1,0 +1,102 @@
+-- In front of the scripts of locks: who is inside, who waits, and whose turn it is. It decides as room.py does, which
+-- says why; a test holds one to the other. An exclusive lock is a room for one.
+--
+-- KEYS[1], the lock, packed: `inside`, of each token when it ends (in ms), the ms of its lease, its room, its fence and
+-- its holder; `turn`, the token that was called, until `till`; `fence`, the last one; `done`, the last releases;
+-- `queued`, whether some may wait. It outlives those inside, so that fences go on growing.
+-- KEYS[2], the queue: a sorted set of tokens, by the microsecond of their arrival.
+-- KEYS[3], of each who waits, packed: its arrival, when it asked last (in ms), its room, and where its process listens.
+-- One that was called has left the queue, and its arrival is still here: if it misses its turn it is the first again.
+local TURN, LATELY, SILENCE, FENCED = 200, 300, 40000, 10000
+
+local time = redis.call('TIME')
+local micros = time[1] * 1000000 + time[2]
+local now = math.floor(micros / 1000)
+local lapsed = false  -- somebody's lease has ended by itself
+
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+-- GETEX counts as a write: what comes behind it is done even when memory is full. Who enters reads by GET.
+local function loaded(command)
+  local raw = redis.call(command or 'GETEX', KEYS[1])
+  local sound, its = pcall(cmsgpack.unpack, raw or '')
+  if not (sound and type(its) == 'table' and its.inside) then
+    return {inside = {}, fence = 0, done = ''}
+  end
+  local inside = {}
+  for _, each in ipairs(its.inside) do
+    each.ends = math.min(each.ends, now + each.lease)  -- a clock that was set back gives nobody more time
+    if each.ends > now then
+      inside[#inside + 1] = each
+    end
+  end
+  lapsed = #inside < #its.inside
+  its.inside = inside
+  if its.turn and (its.till <= now or its.till > now + TURN) then
+    its.turn = nil
+  end
+  return its
+end
+
+local function save(its)
+  local ends = now
+  for _, each in ipairs(its.inside) do
+    ends = math.max(ends, each.ends)
+  end
+  redis.call('SET', KEYS[1], cmsgpack.pack(its), 'PX', whole(ends - now + FENCED))
+end
+
+local function place_of(its, token)
+  for number, each in ipairs(its.inside) do
+    if each.token == token then
+      return number
+    end
+  end
+end
+
+-- May one of this room join those inside?
+local function fits(its, room)
+  for _, each in ipairs(its.inside) do
+    room = math.min(room, each.room)
+  end
+  return #its.inside < room
+end
+
+local function leave(token)
+  redis.call('ZREM', KEYS[2], token)
+  redis.call('HDEL', KEYS[3], token)
+end
+
+-- Call the first of the queue if it may enter: its place is kept for a moment, and its process told. A process that does
+-- not listen is dead, unless it has asked so lately that it may be about to, or may not listen at all. One that has to
+-- wait for those inside, and has not asked for so long as no waiter sleeps, keeps nobody else out.
+local function call_next(its, channel)
+  while its.queued and not its.turn do
+    local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+    if not first then
+      its.queued = nil
+      return
+    end
+    local note, ears = redis.call('HGET', KEYS[3], first), 0
+    if note then
+      local _, asked, room, home = cmsgpack.unpack(note)
+      local may = fits(its, room)
+      if may then
+        ears = redis.pcall('PUBLISH', channel .. home, first)
+      else
+        ears = redis.pcall('PUBSUB', 'NUMSUB', channel .. home)[2]
+      end
+      local listens = type(ears) == 'number' and ears > 0
+      if math.abs(now - asked) < (listens and (may and math.huge or SILENCE) or LATELY) then
+        if may then
+          its.turn, its.till = first, now + TURN
+          redis.call('ZREM', KEYS[2], first)
+        end
+        return
+      end
+    end
+    leave(first)
+  end
+end
