@@ -42,7 +42,6 @@ SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq", "etcd
 """Marks of tests that start a server."""
 
 SLOW = {
-    "test_cell_processes.py",
     "test_chaos.py",
     "test_deadlines.py",
     "test_disk_conformance.py",

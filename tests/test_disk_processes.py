@@ -1,4 +1,4 @@
-"""The disk engine among processes: herds, and holders that are killed, frozen and forked."""
+"""The disk engine among processes: what its kernel, its files and its transactions do when one is killed or forked."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disk_world import PATIENCE, Connection, Other, other, others
+from disk_world import PATIENCE, Connection, other, others
 
 from stampede.colour import run_blocking
 from stampede.engines import disk, flock
 from stampede.engines.disk import DiskEngine
 from stampede.engines.disk.rows import bell_of, key_number
-from stampede.entry import Entry, Verdict, new_id
+from stampede.entry import Entry, new_id
 from stampede.errors import EngineError
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
+from stampede.ports import Ask, Busy, Found, Granted, Reply
 
 KEY = "k"
 LEASE = 60.0
@@ -44,67 +44,6 @@ def fill(engine: DiskEngine, token: bytes, value: bytes = b"value", key: str = K
 
 def value_of(value: bytes, fresh: float = 600.0) -> Entry[bytes]:
     return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)
-
-
-def compute_or_wait(engine: DiskEngine, work: Any) -> tuple[bytes, float]:
-    """One caller of a herd: the value, and the moment at which it had it."""
-    token = new_id()
-    while True:
-        reply = claim(engine, token)
-        if isinstance(reply, Found):
-            return reply.entry.value, time.monotonic()
-        if isinstance(reply, Granted):
-            work()
-            fill(engine, token)
-        elif isinstance(reply, Busy):
-            run_blocking(engine.blocking.claims.wait(KEY, reply, PATIENCE))
-
-
-def herd_of_threads(pipe: Connection, directory: Path, threads: int) -> None:
-    disk.SAFETY = 2 * PATIENCE  # nobody looks for himself
-    engine = DiskEngine(directory)
-    computed: list[float] = []
-    served: list[float] = []
-
-    def work() -> None:
-        pipe.send("computing")
-        pipe.recv()
-        computed.append(time.monotonic())
-
-    callers = [threading.Thread(target=lambda: served.append(compute_or_wait(engine, work)[1])) for _ in range(threads)]
-    for caller in callers:
-        caller.start()
-    pipe.send("called")
-    for caller in callers:
-        caller.join()
-    pipe.send((computed, max(served)))
-
-
-def leader_of(herd: list[Other]) -> Other:
-    """The process that computes, when all callers of all processes are on their way."""
-    computing = []
-    for each in herd:
-        word = each.hear()
-        if word == "computing":
-            computing.append(each)
-            word = each.hear()
-        assert word == "called"
-    deadline = time.monotonic() + PATIENCE
-    while not computing and time.monotonic() < deadline:
-        computing = [each for each in herd if each.pipe.poll(0.01) and each.hear() == "computing"]
-    assert len(computing) == 1
-    return computing[0]
-
-
-def test_herd_of_processes(engine: DiskEngine) -> None:
-    """Two processes would compute one key, or waiters would sleep on after the value is there."""
-    with others(8, herd_of_threads, engine.directory, 8) as herd:
-        leader = leader_of(herd)
-        stored = time.monotonic()
-        leader.tell()
-        reports = [each.hear() for each in herd]
-    assert sum(len(computed) for computed, _ in reports) == 1
-    assert max(last for _, last in reports) - stored < PATIENCE / 3  # the figure is in benchmarks/disk.py
 
 
 def herd_of_tasks(pipe: Connection, directory: Path, tasks: int) -> None:
@@ -231,41 +170,6 @@ def hold_lock(pipe: Connection, directory: Path) -> None:
     pipe.recv()
 
 
-def test_frozen_holder_never_fills_late(engine: DiskEngine) -> None:
-    """A holder that slept past its lease would store over what was computed after it."""
-    with others(6, hold_and_report, engine.directory) as holders:
-        for number, holder in enumerate(holders * 6):
-            key = f"k{number}"
-            holder.tell((key, 0.02))
-            assert holder.hear() == "Granted"
-            holder.freeze()
-            token = new_id()
-            while isinstance(reply := claim(engine, token, key), Busy):
-                assert reply.lease <= 0.02
-                run_blocking(engine.blocking.claims.wait(key, reply, PATIENCE))
-            assert isinstance(reply, Granted)
-            if number % 2:
-                assert fill(engine, token, b"new", key)  # it wakes after the new value, or while that is computed
-            holder.thaw()
-            holder.tell()
-            assert holder.hear() is False
-            if number % 2 == 0:
-                assert fill(engine, token, b"new", key)
-            found = claim(engine, key=key)
-            assert isinstance(found, Found)
-            assert found.entry.value == b"new"
-
-
-def hold_and_report(pipe: Connection, directory: Path) -> None:
-    engine = DiskEngine(directory)
-    while True:
-        key, lease = pipe.recv()
-        token = new_id()
-        pipe.send(type(claim(engine, token, key, lease=lease)).__name__)
-        pipe.recv()
-        pipe.send(fill(engine, token, b"late", key))
-
-
 def freeze_inside_a_write(pipe: Connection, directory: Path) -> None:
     engine = DiskEngine(directory)
     with engine._rows.database.writing() as write:
@@ -302,29 +206,6 @@ def test_frozen_inside_a_write(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_verdict_crosses_processes(engine: DiskEngine) -> None:
-    """Waiters in other processes would try a failing origin one after another."""
-    with other(fail, engine.directory) as holder:
-        assert holder.hear() == "Granted"
-        busy = claim(engine)
-        assert isinstance(busy, Busy)
-        holder.tell()
-        run_blocking(engine.blocking.claims.wait(KEY, busy, PATIENCE))
-        reply = claim(engine, awaited=busy.token)
-    assert isinstance(reply, Failed)
-    assert reply.verdict == Verdict("failed", "ValueError", r"no \udcff such thing")
-
-
-def fail(pipe: Connection, directory: Path) -> None:
-    engine = DiskEngine(directory)
-    token = new_id()
-    pipe.send(type(claim(engine, token)).__name__)
-    pipe.recv()
-    run_blocking(engine.blocking.claims.abandon(KEY, token, Verdict("failed", "ValueError", "no \udcff such thing")))
-    pipe.send("done")
-    pipe.recv()
-
-
 # -- forks ----------------------------------------------------------------------------------------------------------
 
 
@@ -352,27 +233,6 @@ def test_a_child_does_not_keep_its_dead_parents_lease(engine: DiskEngine, monkey
             assert isinstance(claim(engine), Granted)
         finally:
             os.kill(child, signal.SIGKILL)
-
-
-def fork_and_use_both(pipe: Connection, directory: Path) -> None:
-    engine = DiskEngine(directory)
-    token = new_id()
-    claim(engine, token, "mine")
-    child = os.fork()
-    if child == 0:
-        busy = claim(engine, new_id(), "mine")
-        theirs = new_id()
-        granted = claim(engine, theirs, "child's")
-        stored = fill(engine, theirs, b"child", "child's")
-        os._exit([type(busy), type(granted), stored] != [Busy, Granted, True])
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    pipe.send((status, fill(engine, token, b"parent", "mine"), type(claim(engine, key="child's")).__name__))
-
-
-def test_both_sides_of_a_fork_go_on(engine: DiskEngine) -> None:
-    """gunicorn with preload: the child would hold the parent's leases, or its end would release them."""
-    with other(fork_and_use_both, engine.directory) as parent:
-        assert parent.hear() == (0, True, "Found")
 
 
 def daemonize(pipe: Connection, directory: Path) -> None:
@@ -441,13 +301,3 @@ def test_forks_while_others_write(tmp_path: Path) -> None:
             writer.join()
     assert None not in run_blocking(engine.blocking.store.get([f"child {number}" for number in range(10)]))
     engine.close()
-
-
-def test_an_end_nobody_noticed_is_an_end(engine: DiskEngine) -> None:
-    """A holder that slept would store what it computed long ago, because nobody happened to ask meanwhile."""
-    token = new_id()
-    assert isinstance(claim(engine, token, lease=0.01), Granted)
-    time.sleep(0.02)
-    assert not fill(engine, token)
-    assert not run_blocking(engine.blocking.claims.renew(KEY, token, LEASE))
-    assert run_blocking(engine.blocking.store.get([KEY])) == [None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import gc
 import os
@@ -10,13 +11,16 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bare import never
+from disk_world import Connection, other
 from herd import PATIENCE, Herd, Origin, had, until
 from postgres_server import prepared_postgres
-from servers import shared_redis
+from servers import RedisServer, shared_redis
 
 from stampede import Cache, Lock, cached, forks, try_lock
 from stampede.testing import isolated
@@ -405,3 +409,61 @@ def test_a_refresh_that_was_to_begin_is_left_to_the_parent() -> None:
             os._exit(0 if waiting() is not None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert done.wait(10)
+
+
+# -- while a loop runs ------------------------------------------------------------------------------------------------
+
+
+def open_sockets() -> set[str]:
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return {name for name in map(os.readlink, filter(os.path.islink, links)) if name.startswith("socket:")}
+
+
+def fork_in_a_loop(pipe: Connection, url: str, uvloop: bool) -> None:
+    """A server of asyncio's that forks while it serves; its child asks, and is to be told, in threads."""
+    caches = [Cache(f"{url}?client_name={number}", local=True, early=0) for number in range(3)]
+    plain, ours = Cache(url, early=0), set[str]()
+
+    def child() -> None:
+        assert ours and not ours & open_sockets()
+        assert [cache.get_or_compute("k", never) for cache in caches] == ["old"] * 3
+        for _ in range(3):  # local by now
+            assert [cache.get("k") for cache in caches] == ["old"] * 3
+        pipe.send("asked")
+        until(lambda: [cache.get_or_compute("k", never) for cache in caches] == ["new"] * 3, 3.0)
+
+    async def main() -> None:
+        caches[0].set("k", "old")
+        for cache in caches:
+            for _ in range(3):
+                assert await cache.aget_or_compute("k", never) == "old"
+        before = open_sockets()
+        await plain.aget("k")
+        ours.update(open_sockets() - before)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os._exit(0 if Herd(child).join() == [None] else 1)
+            finally:
+                os._exit(1)
+        pipe.recv()
+        await caches[0].aset("k", "new")
+        code = os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1])
+        end = time.monotonic() + 3.0  # it may be told later than its child
+        while (seen := [await cache.aget("k") for cache in caches]) != ["new"] * 3 and time.monotonic() < end:
+            await asyncio.sleep(0.001)
+        pipe.send((code, seen, [cache.stats().engine_downs for cache in caches]))
+
+    with asyncio.Runner(loop_factory=import_module("uvloop").new_event_loop if uvloop else None) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("uvloop", [False, True], ids=["asyncio", "uvloop"])
+def test_a_fork_in_a_running_loop(server: RedisServer, uvloop: bool) -> None:
+    """Promise 13: parent and child would read each other's replies, and the child would hear no news."""
+    if uvloop:
+        pytest.importorskip("uvloop")
+    with other(fork_in_a_loop, server.url, uvloop) as parent:
+        assert parent.hear() == "asked"
+        parent.tell()
+        assert parent.hear() == (0, ["new"] * 3, [0] * 3)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,13 +23,7 @@ pytest.importorskip("urllib3")
 pytest.importorskip("kazoo")
 pytest.importorskip("zmq")
 
-from broker_server import BrokerThread
-from dynamodb_server import shared_moto
-from etcd_server import shared_etcd
-from memcached_server import shared_memcached
-from postgres_server import shared_postgres
-from servers import shared_redis
-from zookeeper_server import shared_zookeeper
+from places import EMPTY
 
 from stampede.engines import open_engine
 from stampede.engines.memory import MemoryEngine
@@ -38,52 +31,8 @@ from stampede.engines.paired import Paired
 from stampede.ports import Engine
 from stampede.testing.conformance import ClaimsSuite
 
-
-def emptied(server: Any, url: str) -> str:
-    server.empty()
-    return url
-
-
-def redis(path: Path) -> str:
-    shared_redis().cli("FLUSHALL")
-    return shared_redis().url
-
-
-def postgres(path: Path) -> str:
-    shared_postgres().prepare()
-    return shared_postgres().postgres_url
-
-
-def zookeeper(path: Path) -> str:  # of sessions that are long enough for the suite's leases
-    return emptied(shared_zookeeper(), f"{shared_zookeeper().url}?session=64")
-
-
-def zmq(path: Path) -> str:
-    while _brokers:
-        _brokers.pop().stop()
-    _brokers.append(BrokerThread())
-    return _brokers[0].url
-
-
-_brokers: list[BrokerThread] = []
-
-EMPTY: dict[str, Callable[[Path], str]] = {
-    "memory": lambda path: "memory://",
-    "disk": lambda path: f"disk://{path}/disk",
-    "file": lambda path: f"file://{path}/file",
-    "redis": redis,
-    "memcached": lambda path: emptied(shared_memcached(), shared_memcached().url),
-    "postgres": postgres,
-    "sql": lambda path: f"sql+sqlite:///{path}/cache.db",
-    "dynamodb": lambda path: emptied(shared_moto(), shared_moto().url),
-    "etcd": lambda path: emptied(shared_etcd(), shared_etcd().url),
-    "zookeeper": zookeeper,
-    "zmq": zmq,
-}
-"""The address of each engine, with nothing in it; files are below that path."""
-
-STORES = [name for name in EMPTY if name not in ("file", "zmq")]
-LOCKS = list(EMPTY)
+LOCKS = [name for name in EMPTY if name != "cell"]
+STORES = [name for name in LOCKS if name not in ("file", "zmq")]
 
 STANDS_LONGER = {"test_granted_again_stands_from_then_on", "test_renew_moves_the_end", "test_renew_counts_from_now"}
 """In which it is told how long a lock stands: etcd and ZooKeeper tell others how long it was to stand at first."""

@@ -1,25 +1,62 @@
-"""`@cached` among real processes: herds, and holders that are killed, frozen, forked, overtaken and slow.
+"""One cache among real processes, over every engine: herds, and holders that are killed, frozen, forked, overtaken.
 
-Everything here goes through the public face; what the engine does by itself is tested beside the engine.
+Everything here goes through the public face. What an engine does in its own way is tested beside that engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
+pytest.importorskip("psycopg")
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("boto3")
+pytest.importorskip("moto")
+pytest.importorskip("urllib3")
+pytest.importorskip("kazoo")
+pytest.importorskip("zmq")
+
 from disk_world import Connection, other, others
+from herd import Herd, until, until_async
+from interleaving import Plan, check, played
+from places import EMPTY, cache_at
 
 from stampede import Cache, ComputationFailed, WaitTimeout
-from stampede.colour import BLOCKING
-from stampede.engines import disk
 
 LEASE = 60.0
 """So long that no test here ends by it."""
+
+ALL = ["disk", "redis", "memcached", "postgres", "sql", "etcd", "zookeeper", "cell"]
+SERVERS = ["redis", "memcached", "postgres"]
+TELL_OF_DEATHS = ("disk", "postgres")
+TELL_OF_CHANGES = ("disk", "redis", "postgres")
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return EMPTY[request.param](tmp_path)
+
+
+def over(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("url", names, ids=names, indirect=True)
+
+
+def short(url: str) -> float:
+    """A lease that ends soon. memcached counts in seconds."""
+    return 1.0 if url.startswith("memcached") else 0.3
+
+
+# -- one function, the same in every process ------------------------------------------------------------------------
 
 
 class Answer:
@@ -34,32 +71,48 @@ class Answer:
         return self.value
 
 
-def report_of(directory: Path, compute: Any, **options: Any) -> Any:
-    """One function, the same in every process, with a computation of the process's own."""
-    cache, where = Cache(f"disk://{directory}/cache", local=True), str(directory)
-    computes[where] = compute
+computes: dict[str, Callable[[], str]] = {}
+"""What this process computes, by the cache's address: the function must not differ from that of other processes."""
+
+
+def report_of(url: str, compute: Callable[[], str], **options: Any) -> Any:
+    cache = cache_at(url, local=url.startswith(TELL_OF_CHANGES))
+    computes[url] = compute
 
     @cache.cached(**{"ttl": 600, "early": 0, "lease": LEASE, **options})
     def report(customer: int) -> str:
-        value: str = computes[where]()
-        return value
+        return computes[url]()
 
     return report
 
 
-computes: dict[str, Any] = {}  # not captured by the function, which would be another one in each process
+@pytest.fixture
+def mine(url: str) -> Iterator[Callable[..., Any]]:
+    """The function in this process, where it gives this value at once; as of one process more with each call."""
+    made: list[Any] = []
+
+    def report(value: str = "mine", **options: Any) -> Any:
+        made.append(report_of(url, lambda: value, **options))
+        return made[-1]
+
+    yield report
+    for each in made:
+        each.cache.close()
+
+
+Mine = Callable[..., Any]
 
 
 def told(pipe: Connection) -> str:
-    """A computation that tells that it has begun, and ends as it is told."""
+    """Compute: say that it has begun, and end as told."""
     pipe.send("computing")
     answer: Answer = pipe.recv()
     return answer.give()
 
 
-def ask(pipe: Connection, directory: Path, options: dict[str, Any]) -> None:
+def ask(pipe: Connection, url: str, options: dict[str, Any]) -> None:
     """One caller: what it got or met, and whether its lease was lost."""
-    report = report_of(directory, lambda: told(pipe), **options)
+    report = report_of(url, lambda: told(pipe), **options)
     try:
         got: Any = report(1)
     except Exception as error:
@@ -68,62 +121,95 @@ def ask(pipe: Connection, directory: Path, options: dict[str, Any]) -> None:
     pipe.recv()  # stay until the test's end: a process that ends wakes those who wait for it
 
 
-def mine(directory: Path, value: str = "mine", **options: Any) -> Any:
-    """The same function in this process, where it gives this value at once."""
-    return report_of(directory, lambda: value, **options)
+def says_when_it_waits(report: Any, say: Callable[[], object]) -> None:
+    """Have `say` called when a caller has found the lease taken, just before it waits."""
+    claims = report.cache.engine.blocking.claims
+    wait = claims.wait
+
+    async def tell_and_wait(*args: Any) -> Any:
+        say()
+        return await wait(*args)
+
+    claims.wait = tell_and_wait
 
 
-def ask_in_threads(pipe: Connection, directory: Path, threads: int) -> None:
-    lock = threading.Lock()
+def ask_and_wait(pipe: Connection, url: str, options: dict[str, Any]) -> None:
+    """One caller that finds the lease taken: what it got or met."""
+    report, waits = report_of(url, lambda: told(pipe), **options), threading.Event()
+
+    def say() -> None:
+        if not waits.is_set():
+            waits.set()
+            pipe.send("waiting")
+
+    says_when_it_waits(report, say)
+    try:
+        pipe.send(report(1))
+    except Exception as error:
+        pipe.send(error)
+
+
+# -- herds ----------------------------------------------------------------------------------------------------------
+
+
+def ask_together(pipe: Connection, url: str, count: int, suspends: bool) -> None:
+    """So many threads, or tasks, that ask for one key: what they got, and how often it was computed."""
+    cache = cache_at(url, early=0, lease=LEASE)
 
     def compute() -> str:
-        with lock:
-            pipe.send("computing")
-        value: str = pipe.recv().give()
-        return value
+        return told(pipe)
 
-    report, got = report_of(directory, compute), []
-    callers = [threading.Thread(target=lambda: got.append(report(1))) for _ in range(threads)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    with lock:
-        pipe.send((got, report.stats().computations))
+    async def suspending() -> str:
+        return await asyncio.to_thread(compute)
+
+    async def tasks() -> list[str]:
+        return list(await asyncio.gather(*[cache.aget_or_compute("k", suspending) for _ in range(count)]))
+
+    got = asyncio.run(tasks()) if suspends else Herd(*[lambda: cache.get_or_compute("k", compute)] * count).join()
+    pipe.send((got, cache.stats().computations))
+    pipe.recv()
 
 
-def test_a_herd_of_processes_computes_once(tmp_path: Path) -> None:
-    """Promise 1: every process, or every thread, would ask the origin."""
-    with others(4, ask_in_threads, tmp_path, 4) as herd:
+@over(*ALL)
+def test_a_herd_of_processes_computes_once(url: str) -> None:
+    """Promise 1: every process, or every thread or task, would ask the origin."""
+    with others(2, ask_together, url, 8, False) as threads, others(2, ask_together, url, 40, True) as tasks:
+        herd = threads + tasks
         computing = []
         while not computing:
             computing = [each for each in herd if each.pipe.poll(0.01)]
         assert [each.hear() for each in computing] == ["computing"]
         computing[0].tell(Answer("value"))
         ends = [each.hear() for each in herd]
-    assert [got for got, _ in ends] == [["value"] * 4] * 4
+    assert [set(got) for got, _ in ends] == [{"value"}] * 4
     assert sum(computations for _, computations in ends) == 1
 
 
-def test_a_killed_holder_holds_nobody_up(tmp_path: Path) -> None:
-    """Promise 3: the herd would wait for the dead one's lease, a minute."""
-    with other(ask, tmp_path, {}) as holder:
+# -- holders that die, that sleep, and that hang -----------------------------------------------------------------------
+
+
+@over(*ALL)
+def test_a_killed_holder_holds_nobody_up(url: str, mine: Mine) -> None:
+    """Promise 3: the herd would wait for the dead one: for its lease, or where its death is told, for a minute."""
+    lease = LEASE if url.startswith(TELL_OF_DEATHS) else short(url)
+    waiting, report = threading.Event(), mine(lease=lease)
+    says_when_it_waits(report, waiting.set)
+    with other(ask, url, {"lease": lease}) as holder:
         assert holder.hear() == "computing"
-        with other(ask_and_wait, tmp_path, {}) as waiter:
-            assert waiter.hear() == "waiting"
-            holder.kill()
-            assert waiter.hear() == "computing"
-            waiter.tell(Answer("value"))
-            assert waiter.hear() == "value"
-    assert mine(tmp_path).peek(1).value == "value"
+        herd = Herd(*[lambda: report(1)] * 4)
+        assert waiting.wait(20)
+        holder.kill()
+        assert herd.join() == ["mine"] * 4
+    assert report.stats().computations == 1
 
 
-def test_a_frozen_holder_stores_nothing_late(tmp_path: Path) -> None:
+@over(*ALL)
+def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
     """Promises 3 and 5: it would hold all up, or store what is old by now; and its caller would get an error."""
-    with other(ask, tmp_path, {"lease": 0.2}) as holder:
+    with other(ask, url, {"lease": short(url)}) as holder:
         assert holder.hear() == "computing"
         holder.freeze()
-        report = mine(tmp_path, "new")
+        report = mine("new")
         assert report(1) == "new"
         holder.thaw()
         holder.tell(Answer("late"))
@@ -131,8 +217,44 @@ def test_a_frozen_holder_stores_nothing_late(tmp_path: Path) -> None:
         assert report.peek(1).value == "new"
 
 
-def block_the_loop(pipe: Connection, directory: Path) -> None:
-    cache = Cache(f"disk://{directory}/cache")
+def compute_in_rounds(pipe: Connection, url: str, keys: int, lease: float) -> None:
+    """In each round, a caller for each key, whose computation takes a moment."""
+    cache, dice = cache_at(url, early=0, lease=lease), random.Random(1)
+    pipe.send("ready")
+    while True:
+        number = pipe.recv()
+
+        def compute(number: int = number) -> list[Any]:
+            time.sleep(dice.random() / 100)
+            return ["old", number]
+
+        calls = [lambda key=key: cache.get_or_compute(str(key), compute) for key in range(keys)]
+        pipe.send([tuple(value) for value in Herd(*calls).join()])
+
+
+@over("redis", "postgres")
+def test_a_holder_that_is_frozen_anywhere_stores_nothing_late(url: str) -> None:
+    """Promise 5: what it computed before its sleep would replace what others computed meanwhile."""
+    keys, lease, rounds, dice, caught = 8, 0.025, 15, random.Random(2), 0
+    with other(compute_in_rounds, url, keys, lease) as holder, cache_at(url, early=0, lease=LEASE) as cache:
+        assert holder.hear() == "ready"
+        for number in range(rounds):
+            for key in range(keys):
+                cache.invalidate(str(key))
+            holder.tell(number)
+            time.sleep(dice.random() / 80)  # anywhere: before, in, or behind a claim, a computation, a fill
+            holder.freeze()
+            new = ["new", number]
+            kept = [cache.get_or_compute(str(key), lambda new=new: new) for key in range(keys)]
+            holder.thaw()
+            assert {key for _, key in holder.hear()} == {number}
+            assert [cache.get(str(key)) for key in range(keys)] == kept
+            caught += kept.count(new)
+    assert caught >= 2 * rounds
+
+
+def block_the_loop(pipe: Connection, url: str) -> None:
+    cache = cache_at(url)
 
     async def main() -> str:
         async def compute() -> str:
@@ -144,9 +266,10 @@ def block_the_loop(pipe: Connection, directory: Path) -> None:
     pipe.send(asyncio.run(main()))
 
 
-def test_a_blocked_loop_keeps_its_lease(tmp_path: Path) -> None:
+@over("disk")
+def test_a_blocked_loop_keeps_its_lease(url: str) -> None:
     """Promise 3: renewed by a task, it would end, and a second process compute."""
-    with other(block_the_loop, tmp_path) as holder, Cache(f"disk://{tmp_path}/cache") as cache:
+    with other(block_the_loop, url) as holder, cache_at(url) as cache:
         assert holder.hear() == "computing"
         with pytest.raises(WaitTimeout):
             cache.get_or_compute("k", lambda: "computed twice", wait=1.0)
@@ -155,76 +278,69 @@ def test_a_blocked_loop_keeps_its_lease(tmp_path: Path) -> None:
         assert cache.get("k") == "value"
 
 
-def test_a_hung_holder_ends_with_max_hold(tmp_path: Path) -> None:
+@over("disk")
+def test_a_hung_holder_ends_with_max_hold(url: str, mine: Mine) -> None:
     """Promise 3: one hung origin would hang its key for ever."""
-    with other(ask, tmp_path, {"lease": 0.1, "max_hold": 0.3}) as holder:
+    with other(ask, url, {"lease": 0.1, "max_hold": 0.3}) as holder:
         assert holder.hear() == "computing"
-        assert mine(tmp_path)(1) == "mine"
+        assert mine()(1) == "mine"
         holder.tell(Answer("late"))
         assert holder.hear() == ("late", 1)
 
 
+# -- changes and failures, told to other processes ---------------------------------------------------------------------
+
+
+@over("disk", *SERVERS, "sql", "etcd", "zookeeper")
 @pytest.mark.parametrize("verb", ["invalidate", "set", "invalidate_all"])
-def test_invalidation_wins_over_a_computation_elsewhere(tmp_path: Path, verb: str) -> None:
-    """Promise 4: what was computed from the old data would be stored after the invalidation."""
-    report = mine(tmp_path, "new")
-    with other(ask, tmp_path, {}) as holder:
+def test_a_change_elsewhere_ends_a_computation(url: str, mine: Mine, verb: str) -> None:
+    """Promises 2 and 4: what was computed from old data would be stored after the change, or its waiters sleep on."""
+    asked, changer, waiting = mine("new"), mine("new"), threading.Event()
+    says_when_it_waits(asked, waiting.set)
+    with other(ask, url, {}) as holder:
         assert holder.hear() == "computing"
-        if verb == "set":
-            report.set("new", 1)
-        else:
-            getattr(report, verb)(*([1] if verb == "invalidate" else []))
-        assert report(1) == "new"  # does not wait for the old one either
+        herd = Herd(lambda: asked(1)) if verb != "invalidate_all" else None  # whose waiters have asked before
+        assert herd is None or waiting.wait(20)
+        getattr(changer, verb)(*{"invalidate": [1], "set": ["new", 1], "invalidate_all": []}[verb])
+        assert changer(1) == "new"
+        assert herd is None or herd.join() == ["new"]
         holder.tell(Answer("old"))
-        assert holder.hear()[0] == "old"
-        assert report(1) == report.peek(1).value == "new"
+        value, lost = holder.hear()
+        assert value == "old"
+        assert lost == 1 or verb == "invalidate_all"  # under a generation of its own, it may keep it
+        assert changer(1) == changer.peek(1).value == "new"
 
 
-def test_invalidation_wakes_the_herd(tmp_path: Path) -> None:
-    """Promises 2 and 4: a waiter in another process would sleep until the old computation's end."""
-    report = mine(tmp_path)
-    with other(ask, tmp_path, {}) as holder:
-        assert holder.hear() == "computing"
-        with other(ask_and_wait, tmp_path, {}) as waiter:
-            assert waiter.hear() == "waiting"
-            report.invalidate(1)
-            assert waiter.hear() == "computing"
-            waiter.tell(Answer("new"))
-            assert waiter.hear() == "new"
-        holder.tell(Answer("old"))
-        assert holder.hear() == ("old", 1)
-    assert report.peek(1).value == "new"
+def hit_when_told(pipe: Connection, url: str) -> None:
+    report = report_of(url, lambda: "computed")
+    while True:
+        expected = pipe.recv()
+        until(lambda expected=expected: report(1) == expected, 5.0)
+        pipe.send([report(1) for _ in range(3)])  # from the engine, from the local tier, from the function's own table
 
 
-def test_a_change_is_seen_by_hits_elsewhere(tmp_path: Path) -> None:
-    """Promise 4: a local tier would go on serving what another process has invalidated."""
-    report = mine(tmp_path, "new")
-    with other(hit_when_told, tmp_path) as reader:
-        assert reader.hear() == ["old"] * 3
+@over("disk", *SERVERS)
+def test_a_change_is_seen_by_hits_elsewhere(url: str, mine: Mine) -> None:
+    """Promise 4: a local tier would go on serving what another process has changed."""
+    report = mine("new")
+    with other(hit_when_told, url) as reader:
         for verb in (lambda: report.invalidate(1), report.invalidate_all, lambda: report.expire(1)):
             report.set("old", 1)
-            reader.tell()
+            reader.tell("old")
             assert reader.hear() == ["old"] * 3
             verb()
-            reader.tell()
+            reader.tell("computed")
             assert reader.hear() == ["computed"] * 3
 
 
-def hit_when_told(pipe: Connection, directory: Path) -> None:
-    report = report_of(directory, lambda: "computed")
-    report.set("old", 1)
-    while True:
-        pipe.send([report(1) for _ in range(3)])  # from the engine, from the local tier, from the function's own table
-        pipe.recv()
-
-
+@over("disk", *SERVERS, "sql", "etcd", "zookeeper")
 @pytest.mark.parametrize("declared", [False, True])
-def test_a_failure_is_told_to_waiters_elsewhere(tmp_path: Path, declared: bool) -> None:
+def test_a_failure_is_told_to_waiters_elsewhere(url: str, declared: bool) -> None:
     """Promise 6: each waiter would try the failing origin, one after another; or wait for the lease's end."""
     options = {"raises": LookupError} if declared else {}
-    with other(ask, tmp_path, options) as holder:
+    with other(ask, url, options) as holder:
         assert holder.hear() == "computing"
-        with others(2, ask_and_wait, tmp_path, options) as waiters:
+        with others(2, ask_and_wait, url, options) as waiters:
             assert [each.hear() for each in waiters] == ["waiting", "waiting"]
             holder.tell(Answer(error=LookupError("no such customer")))
             met = [each.hear() for each in waiters]
@@ -237,63 +353,43 @@ def test_a_failure_is_told_to_waiters_elsewhere(tmp_path: Path, declared: bool) 
         ] * 2
 
 
-def ask_and_wait(pipe: Connection, directory: Path, options: dict[str, Any]) -> None:
-    """One caller that tells when it has found the lease taken, just before it waits."""
-    report = report_of(directory, lambda: told(pipe), **options)
-    port = report.cache.engine.blocking.claims
-    wait = port.wait
-
-    async def tell_and_wait(key: str, busy: Any, timeout: float) -> Any:
-        pipe.send("waiting")
-        port.wait = wait
-        return await wait(key, busy, timeout)
-
-    port.wait = tell_and_wait
-    try:
-        pipe.send(report(1))
-    except Exception as error:
-        pipe.send(error)
+LOOKS = ["disk.SAFETY", "redis.verbs.LOOK", "redis.verbs.SAFETY", "postgres.verbs.LOOK", "postgres.verbs.SAFETY"]
+"""How often waiters look by themselves. The first look comes soon, and is not meant here."""
 
 
+@over("disk", "redis", "postgres")
 @pytest.mark.parametrize("news", ["fill", "abandon", "invalidate", "set"])
-def test_news_are_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, news: str) -> None:
+def test_news_are_pushed(url: str, mine: Mine, monkeypatch: pytest.MonkeyPatch, news: str) -> None:
     """Promise 2: waiters would sleep until their next look, a second later; here, half a minute."""
-    monkeypatch.setattr(disk, "SAFETY", 30.0)
-    asleep, got = threading.Event(), []
-    report = mine(tmp_path)
-    park = type(BLOCKING).park
-
-    async def note_and_park(*args: Any) -> bool:
-        asleep.set()  # the lease has been looked at, and stood: nothing but news will end this
-        return await park(*args)
-
-    monkeypatch.setattr(type(BLOCKING), "park", note_and_park)
-
-    def call() -> None:
-        try:
-            got.append(report(1))
-        except ComputationFailed as error:
-            got.append(error.type_name)
-
-    with other(ask, tmp_path, {}) as holder:
+    for each in LOOKS:
+        monkeypatch.setattr(f"stampede.engines.{each}", 30.0)
+    report, waiting = mine(), threading.Event()
+    says_when_it_waits(report, waiting.set)
+    with other(ask, url, {}) as holder:
         assert holder.hear() == "computing"
-        caller = threading.Thread(target=call, daemon=True)
-        caller.start()
-        assert asleep.wait(10)
+        caller = Herd(lambda: report(1))
+        assert waiting.wait(20)
+        time.sleep(0.1)  # it falls asleep; if it has not by then, it needs no news
         match news:
             case "fill":
                 holder.tell(Answer("theirs"))
             case "abandon":
                 holder.tell(Answer(error=LookupError()))
             case "invalidate":
-                mine(tmp_path).invalidate(1)
+                mine().invalidate(1)
             case "set":
-                mine(tmp_path).set("set", 1)
-        caller.join(10)
-        assert got == [{"fill": "theirs", "abandon": "builtins.LookupError", "invalidate": "mine", "set": "set"}[news]]
+                mine().set("set", 1)
+        (got,) = caller.join()
+    if news == "abandon":
+        assert got.type_name == "builtins.LookupError"
+    else:
+        assert got == {"fill": "theirs", "invalidate": "mine", "set": "set"}[news]
 
 
-def fork_and_compute(pipe: Connection, directory: Path) -> None:
+# -- forks ----------------------------------------------------------------------------------------------------------
+
+
+def fork_and_compute(pipe: Connection, url: str) -> None:
     """gunicorn with preload: the cache was used before the fork, and a computation is under way at it."""
     pids: list[int] = []
 
@@ -304,7 +400,7 @@ def fork_and_compute(pipe: Connection, directory: Path) -> None:
         _, status = os.waitpid(pids[-1], 0)
         return f"the parent's, whose child ended with {os.waitstatus_to_exitcode(status)}"
 
-    report = report_of(directory, compute)
+    report = report_of(url, compute)
     report.set("of before", 2)
     value = report(1)
     if pids[-1] == 0:
@@ -313,34 +409,142 @@ def fork_and_compute(pipe: Connection, directory: Path) -> None:
     pipe.send((value, report.stats().lease_lost, report.peek(1).value))
 
 
-def test_a_child_leaves_its_parents_lease_alone(tmp_path: Path) -> None:
+@over(*ALL)
+def test_a_child_leaves_its_parents_lease_alone(url: str) -> None:
     """Promise 13: the child would store, or release the lease of, what its parent computes."""
-    with other(fork_and_compute, tmp_path) as parent:
+    with other(fork_and_compute, url) as parent:
         value, lost, kept = parent.hear()
     assert value == kept == "the parent's, whose child ended with 7"
     assert lost == 0
 
 
-def preload_and_fork(pipe: Connection, directory: Path) -> None:
-    report = report_of(directory, lambda: (os.write(computations, b"."), "value")[1])
-    came, computations = os.pipe()
-    report.set("warm", 2)
-    report(2)
+def fork_after_use(pipe: Connection, url: str) -> None:
+    """gunicorn with preload: connections, news, a loop and a local tier were in use before the fork."""
+    cache = cache_at(url, local=url.startswith(TELL_OF_CHANGES), early=0, lease=LEASE)
+    counted, counter = os.pipe()
+
+    def compute() -> str:
+        os.write(counter, b".")
+        time.sleep(0.05)
+        return "value"
+
+    async def both_colours(key: str) -> str:
+        return str(await cache.aget_or_compute(key, compute))
+
+    cache.set("warm", "warm")
+    runner = asyncio.Runner()
+    for _ in range(3):
+        cache.get("warm")
+        runner.run(both_colours("warm"))
     start, go = os.pipe()
     pids = []
-    for _ in range(4):
+    for number in range(4):
         pid = os.fork()
         if pid == 0:
-            os.close(go)
-            os.read(start, 1)  # until the parent closes its end
-            os._exit(0 if report(1) == "value" and report(2) == "warm" else 1)
+            code = 1
+            try:
+                os.close(go)
+                os.read(start, 1)  # until the parent closes its end
+                fine = [
+                    cache.get_or_compute("k", compute) if number % 2 else asyncio.run(both_colours("k")),
+                    asyncio.run(both_colours("l")),
+                    cache.get("warm"),
+                ]
+                cache.set(f"child {number}", number)
+                code = 0 if fine == ["value", "value", "warm"] else 2
+            finally:
+                os._exit(code)
         pids.append(pid)
     os.close(go)
+    ours = [cache.get_or_compute("k", compute), runner.run(both_colours("l"))]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    pipe.send((codes, os.read(came, 10)))
+    stored = [cache.get(f"child {number}") for number in range(4)]
+    os.set_blocking(counted, False)
+    pipe.send((codes, ours, stored, len(os.read(counted, 100)), runner.run(both_colours("warm"))))
+    runner.close()
 
 
-def test_forked_workers_share_one_computation(tmp_path: Path) -> None:
-    """Promise 13: workers would use their parent's connections and flights; or each compute."""
-    with other(preload_and_fork, tmp_path) as parent:
-        assert parent.hear() == ([0, 0, 0, 0], b".")
+@over(*ALL)
+def test_both_sides_of_a_fork_go_on(url: str) -> None:
+    """Promise 13: parent and children would read each other's replies and news, or each compute."""
+    with other(fork_after_use, url) as parent:
+        assert parent.hear() == ([0] * 4, ["value"] * 2, [0, 1, 2, 3], 2, "warm")
+
+
+# -- loops and cancellations ----------------------------------------------------------------------------------------
+
+
+@over(*ALL)
+def test_one_event_loop_after_the_other(url: str) -> None:
+    """Promise 13: a loop per test, or per request: the second would be given the connections of the first."""
+    with cache_at(url, early=0, lease=LEASE) as cache:
+
+        async def ask(number: int) -> Any:
+            cancelled = asyncio.ensure_future(cache.aget_or_compute("c", lambda: asyncio.sleep(10)))
+            got = await asyncio.gather(*[cache.aget_or_compute(f"k{number % 2}", lambda: number) for _ in range(10)])
+            cancelled.cancel()
+            return set(got)
+
+        assert [asyncio.run(ask(number)) for number in range(5)] == [{0}, {1}, {0}, {1}, {0}]
+        assert asyncio.run(cache.aget_or_compute("c", lambda: "free", wait=LEASE / 4)) == "free"
+
+
+@over("disk", *SERVERS)
+def test_storms_of_cancellations(url: str) -> None:
+    """Promises 11 and 12: a cancelled caller would take others with it, take their replies, or leave its lease."""
+    dice, running = random.Random(3), 0
+
+    async def storm(cache: Cache, number: int) -> None:
+        async def compute(key: int) -> list[int]:
+            nonlocal running
+            running += 1
+            try:
+                await asyncio.sleep(dice.random() / 100)
+                return [number, key]
+            finally:
+                running -= 1
+
+        keys = [dice.randrange(8) for _ in range(120)]
+        calls = [
+            asyncio.ensure_future(cache.aget_or_compute(f"{number} {key}", lambda key=key: compute(key)))
+            for key in keys
+        ]
+        doomed = [call for call in calls if dice.random() < 0.8]
+        for call in doomed:
+            if dice.random() < 0.3:
+                await asyncio.sleep(dice.random() / 1000)
+            call.cancel()
+        for key, call in zip(keys, calls, strict=True):
+            try:
+                assert list(await call) == [number, key]
+            except asyncio.CancelledError:
+                assert call in doomed
+        await until_async(lambda: running == 0)
+        for key in range(8):  # no lease is left
+            assert number in await cache.aget_or_compute(f"{number} {key}", lambda: [number], wait=5)
+
+    async def storms(cache: Cache) -> None:
+        for number in range(5):
+            await storm(cache, number)
+
+    before = threading.active_count()  # other tests' daemons are still here
+    with cache_at(url, early=0, lease=LEASE) as cache:
+        asyncio.run(storms(cache))
+    assert threading.active_count() < before + 50
+
+
+# -- everything at once ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url, local",
+    [("disk", True), ("redis", True), ("redis", False), ("memcached", False), ("postgres", True), ("postgres", False)],
+    indirect=["url"],
+)
+def test_random_interleavings(url: str, local: bool) -> None:
+    """Promises 1 and 4: a value that was invalidated would come back by some order of steps that nobody thought of."""
+    plans = [Plan(url, number, 7, local, 4, 160, 0.003, clears=local) for number in range(4)]
+    found = check(*played(plans), 0.5 if local else 0.05)
+    assert (found.old, found.twice, found.apart) == ([], [], [])
+    assert found.calls > 2200
+    assert found.computations > 50
