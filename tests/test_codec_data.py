@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "number of Arrow's": (lambda: pa.scalar(1), "as_py"),
     "categories without a series": (lambda: pd.Categorical(["a"]), "pd.Series(it)"),
     "moments without a series": (lambda: DAYS.array, "pd.Series(it)"),
-    "a class on a frame": (lambda: Sub({"a": [1]}), "pd.DataFrame(it)"),
+    "a class on a frame": (lambda: Sub({"a": [1]}), "pandas.DataFrame(it)"),
     "a class on an array": (lambda: np.arange(3).view(Quantity), "np.array(it)"),
     "lazy": (lambda: pl.DataFrame({"a": [1]}).lazy(), "collect"),
     "polars objects": (lambda: pl.DataFrame({"o": [object()]}), "to_dicts"),

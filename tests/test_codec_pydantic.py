@@ -161,11 +161,11 @@ def test_which_fields_were_given_is_part_of_a_model() -> None:
 @pytest.mark.parametrize(
     "value, why",
     [
-        (Excluded(a=1, hidden="h"), "leaves out Excluded.hidden, which is Field"),
-        (private(), "leaves out the private attribute '_seen' of a Private"),
-        (Secret(secret="s"), "writes Secret.secret, a SecretStr, as stars"),
-        (Louder(text="a"), "Louder.text comes back as another, by a validator or a serializer of it: 'a!!'"),
-        (Raw(raw=b"\xff"), "Raw.raw is bytes that are no UTF-8"),
+        (Excluded(a=1, hidden="h"), "hidden\n  Field required"),
+        (private(), "Private that would come back from .* without something"),
+        (Secret(secret="s"), r"its .*\.secret\._secret_value is a str that would come back"),
+        (Louder(text="a"), r"its .*\.text is a str that would come back from .* as another"),
+        (Raw(raw=b"\xff"), "pydantic can't write this Raw .*utf-8"),
     ],
 )
 def test_what_pydantic_changes_is_refused_for_that_reason(name: str, value: Any, why: str) -> None:

@@ -18,7 +18,7 @@ from types import MemberDescriptorType
 from typing import Any
 from uuid import UUID
 
-from stampede.codec.data import package_of
+from stampede.codec.packages import package_of
 
 __all__ = ["alike", "lazy", "slots_of"]
 

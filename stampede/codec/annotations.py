@@ -6,17 +6,16 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
 from inspect import getclosurevars
 from types import NoneType, SimpleNamespace
 from typing import Any, ForwardRef, TypeVar, get_args, get_origin
 
-from stampede.codec.data import package_of
-from stampede.codec.rows import is_row, related
+from stampede.codec.packages import is_row, package_of, related
 from stampede.codec.values import STANDARD
 from stampede.definitions import annotations_of
+from stampede.keys.models import field_names, is_pydantic
 from stampede.keys.names import inmost_of
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "fields_of",
     "fingerprint_of",
     "is_namedtuple",
-    "is_pydantic",
     "reach",
     "returns_of",
     "unresolved",
@@ -72,7 +70,7 @@ def _resolve(annotation: Any, globalns: dict[str, Any], localns: dict[str, Any])
     holder: Any = SimpleNamespace(__annotations__={"it": annotation})
     try:
         return typing.get_type_hints(holder, globalns, localns, include_extras=True)["it"]
-    except Exception:  # an annotation is any code: it must not break a decoration
+    except (NameError, AttributeError, TypeError, SyntaxError, ValueError, LookupError):
         return None
 
 
@@ -89,40 +87,27 @@ def _bare(annotation: Any) -> Any:
             return annotation
 
 
-def fields_of(kind: type) -> dict[str, Any]:
-    """The names of a type's fields, with their annotations: resolved where that is possible, else as written."""
-    if kind in BUILTIN or is_row(kind):
+def fields_of(kind: Any) -> dict[str, Any]:
+    """Return the names of a type's fields, with their annotations: resolved where that is possible, else as written."""
+    if kind in BUILTIN or is_row(kind) or hasattr(kind, "__struct_fields__"):
         return {}
-    if is_dataclass(kind):
-        names: Iterable[str] = (field.name for field in fields(kind))
-    elif hasattr(kind, "__attrs_attrs__"):
-        names = (a.name for a in kind.__attrs_attrs__)
-    elif is_pydantic(kind):
-        return {name: field.annotation for name, field in kind.__pydantic_fields__.items()}  # type: ignore[attr-defined]
-    elif is_namedtuple(kind):
-        names = kind._fields  # type: ignore[attr-defined]
+    names: Iterable[str] | None = field_names(kind)
+    if names is not None and is_pydantic(kind) and not hasattr(kind, "__dataclass_fields__"):
+        return {name: field.annotation for name, field in kind.__pydantic_fields__.items()}
+    if is_namedtuple(kind):
+        names = kind._fields
     elif typing.is_typeddict(kind):
         names = annotations_of(kind)
-    else:
+    if not names:
         return {}
-    hints = _hints(kind)
-    return {name: hints.get(name, Any) for name in names}
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__ if not typing.is_typeddict(kind) else (kind,)):
         globalns = vars(sys.modules.get(base.__module__, typing))
         localns = {**vars(base), base.__name__: base}
         for name, annotation in annotations_of(base).items():
             resolved = _resolve(annotation, globalns, localns)
-            found[name] = annotation if resolved is None else resolved
-    return found
-
-
-def is_pydantic(kind: type) -> bool:
-    pydantic = sys.modules.get("pydantic")
-    return pydantic is not None and issubclass(kind, pydantic.BaseModel) and kind is not pydantic.BaseModel
+            hints[name] = annotation if resolved is None else resolved
+    return {name: hints.get(name, Any) for name in names}
 
 
 def is_namedtuple(kind: type) -> bool:

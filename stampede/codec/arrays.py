@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from math import prod
 from pickle import PickleBuffer
 from typing import Any
 
 import numpy as np
 
-from stampede.codec.values import Raise, Shapes, expect, tagged
+from stampede.codec.packages import ADVICE
+from stampede.codec.values import Shapes, expect, plain, tagged
 from stampede.errors import CodecError
 
 __all__ = ["array_of", "dtype_of", "dtype_parts", "of", "parts_of"]
 
 
 def of(package: str) -> Shapes:
-    return Shapes(_SHAPES, _ADVICE, _like)
-
-
-_ADVICE = {
-    "MaskedArray": "return its .data and its .mask, or .filled()",
-    "matrix": "return np.asarray(it)",
-    "recarray": "return np.array(it.tolist(), it.dtype.descr), a plain structured array",
-    "record": "return it.item(), a tuple",
-    "memmap": "return np.array(it), which holds what the file does",
-    "object_": "return it.item()",
-}
+    return Shapes(_SHAPES, _like)
 
 
 def _like(kind: type) -> type | None:
@@ -63,7 +53,7 @@ def dtype_parts(dtype: Any, left: int = DEEPEST) -> Any:
         return ("sub", dtype_parts(base, left - 1), tuple(map(int, shape)))
     if dtype.names is not None:
         if dtype.type is not np.void:
-            raise CodecError(f"an array of {dtype.type.__name__} can't be stored: {_ADVICE['recarray']}")
+            raise CodecError(f"an array of {dtype.type.__name__} can't be stored: {ADVICE['numpy.recarray']}")
         fields = [
             (name, dtype.fields[name][1], dtype_parts(dtype.fields[name][0], left - 1), *dtype.fields[name][2:])
             for name in dtype.names
@@ -192,18 +182,10 @@ def _make_scalar(dtype: Any, raw: Any) -> Any:
     return made
 
 
-def _exactly(kind: type, make: Callable[[Any], Any]) -> Raise:
-    def rebuild(*args: Any) -> Any:
-        expect(args, kind)
-        return make(*args)
-
-    return rebuild
-
-
 _SHAPES = (
     tagged("numpy.array", np.ndarray, parts_of, array_of),
     tagged("numpy.scalar", np.generic, _scalar, _make_scalar),
-    tagged("numpy.str", np.str_, lambda value: (str.__str__(value),), _exactly(str, np.str_)),
-    tagged("numpy.bytes", np.bytes_, lambda value: (bytes(value),), _exactly(bytes, np.bytes_)),
+    plain("numpy.str", np.str_, lambda value: (str.__str__(value),), str),
+    plain("numpy.bytes", np.bytes_, lambda value: (bytes(value),), bytes),
     tagged("numpy.dtype", np.dtype, lambda value: (dtype_parts(value),), dtype_of),
 )

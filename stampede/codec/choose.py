@@ -1,22 +1,93 @@
-"""From options to a codec."""
+"""From options to a codec; and the bodies that others make: pickle's, and those of a codec of one's own."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from stampede.codec.annotations import fingerprint_of, unresolved
 from stampede.codec.envelope import Body, Codec
-from stampede.codec.own import Own, ValueCodec, is_own
-from stampede.codec.pickled import Pickled
 from stampede.codec.sealed import Sealed
 from stampede.codec.shapes import shapes_of, trusted
 from stampede.codec.structured import Structured
-from stampede.errors import OptionError
+from stampede.errors import CodecError, OptionError
 from stampede.policy import nearest
 
+__all__ = ["Pickled", "ValueCodec", "make_codec", "sealing"]
+
 NAMES = ["sealed", "msgpack", "json", "pickle"]
+
+
+@runtime_checkable
+class ValueCodec(Protocol):
+    """What `codec=` takes beside the names of ours: how values become bytes, and values again.
+
+    Both methods are called by any thread. Whatever they raise is a `CodecError`: of `encode`, the value is served and
+    not kept; of `decode`, it is a miss. What `decode` gives must equal what `encode` was given
+    (`stampede.testing.CodecSuite` tries it). The bytes come in our envelope: a seal, the signature of a `signing_key`,
+    compression. A codec of another name, or a function with another return annotation, doesn't read them.
+
+    >>> import marshal
+    >>> class Marshal:
+    ...     name = "marshal-4"  # another name for each change of its bytes
+    ...
+    ...     def encode(self, value):
+    ...         return marshal.dumps(value, 4)
+    ...
+    ...     def decode(self, data):
+    ...         return marshal.loads(data)
+    >>> @cached(codec=Marshal())
+    ... def report(customer: int) -> dict:
+    ...     return {"customer": customer}
+    >>> report(5)
+    {'customer': 5}
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def encode(self, value: Any, /) -> bytes: ...
+
+    def decode(self, data: bytes, /) -> Any: ...
+
+
+class _Own:
+    """The body of a `ValueCodec`. An exception of `raises` is none of its values."""
+
+    number = 5
+
+    def __init__(self, codec: ValueCodec, returns: Any = None) -> None:
+        self.fingerprint = fingerprint_of(f"codec {codec.name}", *(() if returns is None else (returns,)))
+        self._codec = codec
+        self._raised = Sealed()
+
+    def dump(self, value: Any, raised: bool) -> bytes:
+        if raised:
+            return self._raised.dump(value, raised)
+        data = self._codec.encode(value)
+        if not isinstance(data, (bytes, bytearray)):
+            raise CodecError(f"the codec {self._codec.name!r} has made a {type(data).__name__} of it, and no bytes")
+        return bytes(data)
+
+    def load(self, body: bytes | memoryview, raised: bool) -> Any:
+        return self._raised.load(body, raised) if raised else self._codec.decode(bytes(body))
+
+
+class Pickled:
+    """A body that may hold anything pickle can. The envelope has checked the signature before it is loaded."""
+
+    number = 4
+
+    def __init__(self, fingerprint: int = 0) -> None:
+        self.fingerprint = fingerprint
+
+    def dump(self, value: Any, raised: bool) -> bytes:
+        return pickle.dumps(value, 5)
+
+    def load(self, body: bytes | memoryview, raised: bool) -> Any:
+        return pickle.loads(body)
 
 
 def make_codec(
@@ -28,29 +99,33 @@ def make_codec(
     compress: int | None = None,
     max_bytes: int | None = None,
 ) -> Codec:
-    """The codec of these options; OptionError names the wrong one, MissingExtra the package to install."""
-    if not is_own(name) and name not in NAMES:
-        raise OptionError(f"codec is {name!r}: {nearest(str(name), NAMES)}, or give an object with encode and decode")
+    """Return the codec of these options. OptionError names the wrong one, MissingExtra the package to install."""
     keys = _keys(signing_key)
-    body = _body(name, None if unresolved(returns) else returns, *_types(name, trust), bool(keys))
+    body = _body(name, None if unresolved(returns) else returns, trust, bool(keys))
     at, most = _size("compress", compress, 0), _size("max_bytes", max_bytes, 1)
     return Codec(body, keys=keys, compress=at, max_bytes=most)
 
 
 def sealing(trust: Iterable[type | ModuleType] = ()) -> Body:
-    """The sealed codec's body alone, for who keeps bytes of his own."""
-    return _body("sealed", None, *_types("sealed", trust), signed=False)
+    """Return the body of the sealed codec alone."""
+    return _body("sealed", None, trust, signed=False)
 
 
-def _body(
-    name: str | ValueCodec, returns: Any, trust: tuple[type, ...], modules: tuple[str, ...], signed: bool
-) -> Body:
-    if not isinstance(name, str):
-        return Own(name, returns)
-    known = (() if returns is None else (returns,)) + trust + tuple(f"module {each}" for each in modules)
+def _body(name: str | ValueCodec, returns: Any, trust: Iterable[type | ModuleType], signed: bool) -> Body:
+    if isinstance(trust, (str, type, ModuleType)) or not isinstance(trust, Iterable):
+        raise OptionError(f"trust is {trust!r}: give a list of types and modules")
+    given = tuple(trust)
+    if given and name != "sealed":
+        raise OptionError(f"trust is an option of codec='sealed': with codec={name!r} leave it out")
+    if name not in NAMES:
+        return _Own(_checked(name), returns)
+    assert isinstance(name, str)
+    modules = tuple(each.__name__ for each in given if isinstance(each, ModuleType))
+    types = tuple(each for each in given if not isinstance(each, ModuleType))
+    known = (() if returns is None else (returns,)) + types + tuple(f"module {each}" for each in modules)
     if name == "sealed":
         found = trusted(modules) if modules else None
-        return Sealed(shapes_of(returns, trust, modules), fingerprint_of(*known), found)
+        return Sealed(shapes_of(returns, types, modules), fingerprint_of(*known), found)
     if name != "pickle":
         return Structured(name, returns)
     if not signed:
@@ -58,35 +133,33 @@ def _body(
     return Pickled(fingerprint_of(*known))
 
 
-def _types(name: object, trust: Iterable[type | ModuleType]) -> tuple[tuple[type, ...], tuple[str, ...]]:
-    if isinstance(trust, (str, type, ModuleType)) or not isinstance(trust, Iterable):
-        raise OptionError(f"trust is {trust!r}: give a list of types and modules")
-    given = tuple(trust)
-    if given and name != "sealed":
-        raise OptionError(f"trust is an option of codec='sealed': with codec={name!r} leave it out")
-    modules = tuple(each.__name__ for each in given if isinstance(each, ModuleType))
-    return tuple(each for each in given if not isinstance(each, ModuleType)), modules
+def _checked(given: Any) -> ValueCodec:
+    """Return a codec of the user's. OptionError says what it lacks."""
+    if isinstance(given, type):
+        raise OptionError(f"codec is the class {given.__qualname__}: give an instance of it")
+    lacking = [verb for verb in ("encode", "decode") if not callable(getattr(given, verb, None))]
+    name = getattr(given, "name", None)
+    if not isinstance(name, str) or not name:
+        lacking.append("name, a text")
+    if isinstance(given, str) or len(lacking) == 3:
+        raise OptionError(f"codec is {given!r}: {nearest(str(given), NAMES)}, or give an object with encode and decode")
+    if lacking:
+        raise OptionError(f"codec is a {type(given).__name__}, which has no {' and no '.join(lacking)}")
+    made: ValueCodec = given
+    return made
 
 
-def _keys(given: object) -> tuple[bytes, ...]:
-    if given is None:
-        return ()
-    several = given if isinstance(given, (list, tuple)) else (given,)
-    if not several:
+def _keys(given: Any) -> tuple[bytes, ...]:
+    keys = [] if given is None else [*given] if isinstance(given, (list, tuple)) else [given]
+    if given is not None and not keys:
         raise OptionError("signing_key is an empty list: give a key, or None")
-    return tuple(map(_key, several))
-
-
-def _key(given: object) -> bytes:
-    key = given.encode() if isinstance(given, str) else given
-    if not isinstance(key, bytes) or not key:
+    keys = [key.encode() if isinstance(key, str) else key for key in keys]
+    if not all(isinstance(key, bytes) and key for key in keys):
         raise OptionError("signing_key must be bytes or str, and not empty; several of them, the newest first")
-    return key
+    return tuple(keys)
 
 
 def _size(name: str, given: object, least: int) -> int | None:
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < least):
         raise OptionError(f"{name} is {given!r}: give a number of bytes, at least {least}, or None")
     return given

@@ -25,8 +25,8 @@ from io import BytesIO
 from types import MethodType
 from typing import Any
 
-from stampede.codec.data import rebuilder, shape_for
 from stampede.codec.depth import deep_pickle
+from stampede.codec.packages import rebuilder, shape_for
 from stampede.codec.remedies import foreign
 from stampede.codec.values import STANDARD, Lower, Raise, Shape
 from stampede.errors import CodecError

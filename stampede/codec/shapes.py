@@ -11,13 +11,14 @@ from types import NoneType
 from typing import Any
 
 from stampede.codec.alike import lazy, slots_of
-from stampede.codec.annotations import BUILTIN, fields_of, is_namedtuple, is_pydantic, reach
-from stampede.codec.data import package_of
-from stampede.codec.pydantics import plain_shape
+from stampede.codec.annotations import BUILTIN, fields_of, is_namedtuple, reach
+from stampede.codec.packages import package_of, row_shape
+from stampede.codec.pydantic import plain_shape
 from stampede.codec.reduced import class_in, reduced_shape, within
-from stampede.codec.rows import row_shape
-from stampede.codec.values import Lower, Shape, text_shape
+from stampede.codec.values import Lower, Shape, lost, plain, text_shape
 from stampede.errors import CodecError, OptionError
+from stampede.keys.models import is_pydantic
+from stampede.keys.names import found_for_good
 
 __all__ = ["is_model", "is_text", "shapes_of", "trusted"]
 
@@ -68,7 +69,7 @@ def is_text(kind: type) -> bool:
     return issubclass(kind, str) and not issubclass(kind, Enum) and package_of(kind) is None
 
 
-def _shape(kind: type, tag: str) -> Shape | None:
+def _shape(kind: Any, tag: str) -> Shape | None:
     row = row_shape(kind, tag)  # which may be a dataclass or a pydantic model, too
     if row is not None:
         return row
@@ -78,38 +79,19 @@ def _shape(kind: type, tag: str) -> Shape | None:
         return _model(kind, tag)
     if is_text(kind):
         return text_shape(kind, tag)
-    plain = plain_shape(kind, tag)
-    if plain is not None:
-        return plain
+    if (shape := plain_shape(kind, tag)) is not None:
+        return shape
     if is_namedtuple(kind):
         return _namedtuple(kind, tag)
-    if (is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")) and _is_plain_object(kind):
-        return _record(kind, tag)
-    return None
-
-
-def _is_plain_object(kind: Any) -> bool:
-    """Whether `object.__new__` can make one: not for a dataclass that is also a dict or an exception."""
-    return all(base.__new__ is object.__new__ or not _is_c(base) for base in kind.__mro__)
-
-
-def _is_c(kind: type) -> bool:
-    return not kind.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
+    # `object.__new__` makes the value: not one of a dataclass that is also a dict or an exception.
+    makes = all(base.__new__ is object.__new__ or not found_for_good(base) for base in kind.__mro__)
+    return _record(kind, tag) if makes and (is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")) else None
 
 
 def _enum(kind: type[Enum], tag: str) -> Shape:
     members = kind.__members__
-
-    def lower_flag(value: Any) -> tuple[Any, ...]:
-        return tag, int(value.value)
-
-    def rebuild_flag(number: int) -> Any:
-        if type(number) is not int:
-            raise CodecError(f"a flag of {tag} that is no number")
-        return kind(number)
-
     if issubclass(kind, Flag):
-        return Shape(tag, kind, lower_flag, rebuild_flag)
+        return plain(tag, kind, lambda value: (int(value.value),), int)
     return Shape(tag, kind, lambda value: (tag, value._name_), lambda name: members[name])
 
 
@@ -124,17 +106,13 @@ def _namedtuple(kind: Any, tag: str) -> Shape:
 
     def lower(value: Any) -> tuple[Any, ...]:
         if open_ended and value.__dict__:
-            raise _lost(tag, value.__dict__)
+            raise lost(tag, value.__dict__, _NO_FIELD)
         return (tag, *value)
 
     return Shape(tag, kind, lower, rebuild)
 
 
-def _lost(tag: str, names: Iterable[str]) -> CodecError:
-    return CodecError(
-        f"a {tag} has an attribute {min(names)!r} that is no field and would be lost: "
-        f"declare it as a field, or make it a cached_property"
-    )
+_NO_FIELD = ": declare it as a field, or make it a cached_property"
 
 
 def _record(kind: Any, tag: str) -> Shape:
@@ -148,9 +126,9 @@ def _record(kind: Any, tag: str) -> Shape:
 
     def lower(value: Any) -> tuple[Any, ...]:
         if open_ended and value.__dict__.keys() != inside and (extra := value.__dict__.keys() - may_have):
-            raise _lost(tag, extra)
+            raise lost(tag, extra, _NO_FIELD)
         if beside and (extra := {name for name in beside if hasattr(value, name)}):
-            raise _lost(tag, extra)
+            raise lost(tag, extra, _NO_FIELD)
         return (tag, *get(value))
 
     return Shape(tag, kind, lower, _rebuilder(kind, names))
@@ -190,7 +168,7 @@ def _model(kind: Any, tag: str) -> Shape:
             undefined = sys.modules["pydantic_core"].PydanticUndefined
             held = {name: item for name, item in held.items() if item is not undefined}
         if extra := value.__dict__.keys() - may_have:
-            raise _lost(tag, extra)
+            raise lost(tag, extra, _NO_FIELD)
         given = tuple(sorted(value.__pydantic_fields_set__))
         return tag, given, value.__pydantic_extra__, held, *(value.__dict__[name] for name in names)
 

@@ -7,15 +7,14 @@ from functools import partial
 from typing import Any, get_origin
 
 from stampede.codec.alike import alike
-from stampede.codec.annotations import fingerprint_of, is_pydantic, reach
-from stampede.codec.data import package_of, shape_for
+from stampede.codec.annotations import fingerprint_of, reach
 from stampede.codec.depth import deep_bytes
-from stampede.codec.models import model_of, tree_of_model
-from stampede.codec.pydantics import plain_shape
-from stampede.codec.remedies import foreign, left_out, not_alike, where
-from stampede.codec.rows import is_row
+from stampede.codec.packages import is_row, package_of, shape_for
+from stampede.codec.pydantic import model_of, plain_shape, tree_of_model
+from stampede.codec.remedies import foreign, not_alike, where
 from stampede.codec.trees import tree_of, value_of, without_scalars
 from stampede.errors import CodecError, MissingExtra, OptionError
+from stampede.keys.models import is_pydantic
 from stampede.threads import on_stack
 
 
@@ -32,6 +31,7 @@ class Structured:
         self.number = {"msgpack": 2, "json": 3}[name]
         self.fingerprint = 0 if returns is None else fingerprint_of(returns)
         self._name, self._form = name, form
+        self._refusal = importlib.import_module("msgspec").ValidationError
         self._encode = form.Encoder(enc_hook=partial(_give, name == "json")).encode
         kind = Any if returns is None else returns
         try:
@@ -58,15 +58,13 @@ class Structured:
     def _read(self, value: Any, body: bytes, raised: bool) -> Any:
         try:
             return self.load(body, raised)
-        except Exception as error:  # a model has validators of its own
+        except (CodecError, ValueError, TypeError, self._refusal) as error:
             plain = self._form.decode(body)
             given, read, _ = where(value, plain)
             if read is None and given is not None:  # JSON's word for what it has no word for
                 raise CodecError(not_alike(value, plain, self._name)) from error
             if is_row(type(given)):
                 raise CodecError(foreign(given, self._name)) from error
-            if (left := left_out(value)) is not None:
-                raise CodecError(left) from error
             why = f"a {type(value).__qualname__} is not what the function's return annotation says"
             raise CodecError(f"{why}: {error}. Mend the annotation, or use codec='sealed'") from error
 
@@ -90,16 +88,16 @@ def _hashable(part: Any) -> bool:
 
 def _give(json: bool, value: Any) -> Any:
     """What msgspec knows nothing of, in its words."""
-    if is_pydantic(type(value)):
+    kind: Any = type(value)
+    if is_pydantic(kind):
         return tree_of_model(value)
-    shape = plain_shape(type(value), "")
-    if shape is not None:
+    if (shape := plain_shape(kind, "")) is not None:
         return shape.lower(value)[1]
-    if package_of(type(value)) is not None:
+    if package_of(kind) is not None:
         plain = without_scalars(value)
         if plain is not value:
             return plain
-        if shape_for(type(value)) is not None:
+        if shape_for(kind) is not None:
             return tree_of(value, json=json)
     raise CodecError(foreign(value, "json" if json else "msgpack"))
 

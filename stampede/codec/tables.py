@@ -4,7 +4,7 @@ of their readers is let near: what they claim to hold must be there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from io import BytesIO
 from struct import error as StructError
@@ -127,101 +127,88 @@ def _arrow() -> Any:
 
 
 def write(table: Any) -> bytes:
-    """A pyarrow table as a stream."""
+    """Return a pyarrow table as a stream."""
     pa = _arrow()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
         writer.write_table(table)
-    return _believed(sink.getvalue().to_pybytes())
-
-
-def read(blob: Any) -> Any:
-    """The table of a stream; it lies in these bytes."""
-    pa = _arrow()
-    table = pa.ipc.open_stream(checked(blob)).read_all()
-    table.validate(full=True)
-    return table
-
-
-def _believed(blob: bytes) -> bytes:
     try:
-        return bytes(checked(blob))
+        return bytes(checked(sink.getvalue().to_pybytes()))
     except CodecError as error:
         raise CodecError("a table with no other columns than nulls can't be stored: return its .to_pylist()") from error
 
 
+def read(blob: Any) -> Any:
+    """Return the table of a stream; it lies in these bytes."""
+    table = _arrow().ipc.open_stream(checked(blob)).read_all()
+    table.validate(full=True)
+    return table
+
+
 def pack(array: Any) -> bytes:
-    """A pyarrow array, or some in a row, as a stream."""
+    """Return a pyarrow array, or some in a row, as a stream."""
     return write(_arrow().table({"": array}))
 
 
 def unpack(blob: Any) -> Any:
-    table = read(blob)
-    if table.num_columns != 1:
-        raise CodecError("no column")
-    return table.column(0)
+    (column,) = read(blob).columns  # ValueError: there are none, or several
+    return column
+
+
+def _batch(value: Any) -> tuple[Any, ...]:
+    if not value.num_rows:
+        raise CodecError("a RecordBatch without rows can't be stored: return a Table")
+    return (write(_arrow().Table.from_batches([value])),)
+
+
+def _make_batch(blob: Any) -> Any:
+    (batch,) = read(blob).combine_chunks().to_batches()
+    return batch
 
 
 def _pyarrow() -> Shapes:
     pa = _arrow()
-
-    def make_batch(blob: Any) -> Any:
-        batches = read(blob).combine_chunks().to_batches()
-        if len(batches) != 1:
-            raise CodecError("no batch")
-        return batches[0]
-
-    def batch(value: Any) -> tuple[Any, ...]:
-        if not value.num_rows:
-            raise CodecError("a RecordBatch without rows can't be stored: return a Table")
-        return (write(pa.Table.from_batches([value])),)
-
-    shapes = (
-        tagged("pyarrow.Table", pa.Table, lambda value: (write(value),), read),
-        tagged("pyarrow.RecordBatch", pa.RecordBatch, batch, make_batch),
-        tagged("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: (pack(value),), unpack),
+    return Shapes(
+        [
+            tagged("pyarrow.Table", pa.Table, lambda value: (write(value),), read),
+            tagged("pyarrow.RecordBatch", pa.RecordBatch, _batch, _make_batch),
+            tagged("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: (pack(value),), unpack),
+        ]
     )
-    advice = {"Array": "return pa.chunked_array([it]), or its .to_pylist()", "Scalar": "return its .as_py()"}
-    return Shapes(shapes, advice)
 
 
 # -- polars -----------------------------------------------------------------------------------------------------------
 
 
-def _quietly(read: Callable[..., Any], *what: Any) -> Any:
-    """What a reader in Rust gives; its panics, which are no Exceptions, are bytes that are not believed."""
-    try:
-        return read(*what)
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise CodecError("a stream that polars can't read") from None
-
-
 def _polars() -> Shapes:
     pl = import_module("polars")
 
-    def lower(frame: Any) -> bytes:
+    def lower(frame: Any) -> tuple[bytes]:
         if any("Object" in repr(kind) for kind in frame.dtypes):
             raise CodecError("a polars frame with a column of objects can't be stored: cast it, or return .to_dicts()")
         sink = BytesIO()
-        _quietly(lambda: frame.write_ipc_stream(sink, compression="uncompressed"))
+        try:
+            frame.write_ipc_stream(sink, compression="uncompressed")
+        except pl.exceptions.PanicException as error:  # which is no Exception
+            raise CodecError(f"a polars frame that can't be written: {error}") from None
         blob = sink.getvalue()
-        if not _quietly(make, blob).equals(frame, null_equal=True):
+        if not make(blob).equals(frame, null_equal=True):
             raise CodecError("a polars frame that would not come back: return .to_dicts(), or .to_arrow()")
-        return blob
+        return (blob,)
 
     def make(blob: Any) -> Any:
-        return _quietly(pl.read_ipc_stream, BytesIO(checked(blob)))
+        try:
+            return pl.read_ipc_stream(BytesIO(checked(blob)))
+        except pl.exceptions.PanicException:
+            raise CodecError("a stream that polars can't read") from None
 
     def make_series(blob: Any) -> Any:
-        frame = make(blob)
-        if frame.width != 1:
-            raise CodecError("no series")
-        return frame.to_series()
+        (series,) = make(blob).get_columns()
+        return series
 
-    shapes = (
-        tagged("polars.DataFrame", pl.DataFrame, lambda value: (lower(value),), make),
-        tagged("polars.Series", pl.Series, lambda value: (lower(value.to_frame()),), make_series),
+    return Shapes(
+        [
+            tagged("polars.DataFrame", pl.DataFrame, lower, make),
+            tagged("polars.Series", pl.Series, lambda value: lower(value.to_frame()), make_series),
+        ]
     )
-    return Shapes(shapes, {"LazyFrame": "return its .collect()"})

@@ -14,7 +14,7 @@ from math import isfinite
 from pickle import PickleBuffer
 from typing import Any
 
-from stampede.codec.data import rebuilder, shape_for
+from stampede.codec.packages import rebuilder, shape_for
 from stampede.codec.values import STANDARD
 from stampede.errors import CodecError
 

@@ -6,7 +6,7 @@ Pickle's own names for them differ between Python versions; a tag never changes 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -14,6 +14,7 @@ from functools import partial
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from itertools import chain
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
@@ -35,19 +36,16 @@ class Shape(NamedTuple):
 
 
 class Shapes:
-    """How the types of one package travel; of those that don't, what to return instead."""
+    """How the types of one package travel."""
 
-    def __init__(
-        self, shapes: Iterable[Shape], advice: Mapping[str, str], like: Callable[[type], Any] = lambda kind: None
-    ) -> None:
-        shapes = list(shapes)
+    def __init__(self, shapes: Iterable[Shape], like: Callable[[type], Any] = lambda kind: None) -> None:
+        """`like` gives the type whose shape is also that of another one, which has none of its own."""
         self._shapes = {shape.type: shape for shape in shapes}
-        self._like = like  # which of these types stands for one that is none of them
-        self.rebuild: Mapping[str, Raise] = {shape.tag: shape.rebuild for shape in shapes}
-        self.advice = advice
+        self._like = like
+        self.rebuild = {shape.tag: shape.rebuild for shape in self._shapes.values()}
 
     def of(self, kind: type) -> Shape | None:
-        """How values of exactly this type travel."""
+        """Return how values of exactly this type travel."""
         shape = self._shapes.get(kind)
         if shape is None and (alike := self._shapes.get(self._like(kind))) is not None:
             shape = self._shapes[kind] = alike._replace(type=kind)
@@ -56,25 +54,28 @@ class Shapes:
 
 FACTORIES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, bool, list, tuple, dict, set, frozenset)}
 
-_NoneType = type(None)
-_ZONES = (_NoneType, timezone, ZoneInfo)
+_ZONES = (NoneType, timezone, ZoneInfo)
 
 
 def expect(args: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> None:
-    """Constructors are given exactly what they expect: none of them may ask a value of the bytes to convert itself."""
+    """Raise CodecError unless the arguments are of exactly these types; `object` stands for any.
+
+    Constructors are given what they expect: none of them may ask a value of the bytes to convert itself.
+    """
     if len(args) != len(kinds):
         raise CodecError("a value with too many or too few arguments")
     for arg, kind in zip(args, kinds, strict=True):
-        if type(arg) is not kind and (type(kind) is not tuple or type(arg) not in kind):
+        if type(arg) is not kind and kind is not object and (type(kind) is not tuple or type(arg) not in kind):
             raise CodecError(f"a value with an argument of type {type(arg).__name__}")
 
 
 def tagged(tag: str, type_: type, lower: Lower, rebuild: Raise) -> Shape:
-    """The shape of a lowering that gives the arguments only."""
+    """Return the shape of a lowering that gives the arguments only."""
     return Shape(tag, type_, lambda value: (tag, *lower(value)), rebuild)
 
 
-def _plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...], make: Raise | None = None) -> Shape:
+def plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...], make: Raise | None = None) -> Shape:
+    """Return a shape whose arguments are of exactly these types; `make` takes them, or else the type itself."""
     make = make or type_
 
     def rebuild(*args: Any) -> Any:
@@ -84,17 +85,21 @@ def _plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...],
     return tagged(tag, type_, lower, rebuild)
 
 
-def _text(tag: str, type_: Any) -> Shape:
-    if type_.__dictoffset__ == 0:
-        return _plain(tag, type_, lambda value: (str(value),), str)
-    own = {*vars(type_("0.0.0.0/0" if tag.startswith("ipv4") else "::/0")), *lazy(type_)}
+def lost(name: str, attributes: Iterable[str], remedy: str = "") -> CodecError:
+    """Return the error that says which attribute of a value would not come back."""
+    return CodecError(f"a {name} has an attribute {min(attributes)!r} of its own, which would be lost{remedy}")
+
+
+def _text(tag: str, type_: Any, example: str = "") -> Shape:
+    """A type that its text makes again. `example`, for types of Python code: the text of any value."""
+    own = {*vars(type_(example)), *lazy(type_)} if example else frozenset()
 
     def lower(value: Any) -> tuple[Any, ...]:
-        if lost := vars(value).keys() - own:
-            raise _lost(value, lost)
+        if example and (more := vars(value).keys() - own):
+            raise lost(type(value).__name__, more)
         return (str(value),)
 
-    return _plain(tag, type_, lower, str)
+    return plain(tag, type_, lower, str)
 
 
 def text_shape(kind: Any, tag: str) -> Shape:
@@ -102,20 +107,16 @@ def text_shape(kind: Any, tag: str) -> Shape:
     slots = slots_of(kind)
 
     def lower(value: Any) -> tuple[Any, ...]:
-        if lost := {*getattr(value, "__dict__", ()), *(name for name in slots if hasattr(value, name))}:
-            raise CodecError(f"{_lost(value, lost)}: return str.__str__(it)")
+        if more := {*getattr(value, "__dict__", ()), *(name for name in slots if hasattr(value, name))}:
+            raise lost(kind.__name__, more, ": return str.__str__(it)")
         return (str.__str__(value),)
 
-    return _plain(tag, kind, lower, str, make=partial(str.__new__, kind))
-
-
-def _lost(value: Any, names: Iterable[str]) -> CodecError:
-    return CodecError(f"a {type(value).__name__} has an attribute {min(names)!r} of its own, which would be lost")
+    return plain(tag, kind, lower, str, make=partial(str.__new__, kind))
 
 
 def _bare(value: Any) -> Iterable[tuple[Any, Any]]:
     if vars(value):
-        raise _lost(value, vars(value))
+        raise lost(type(value).__name__, vars(value))
     items: Iterable[tuple[Any, Any]] = value.items()
     return items
 
@@ -136,14 +137,6 @@ def _moment(value: Any) -> tuple[Any, ...]:
 
 def _datetime(value: datetime) -> tuple[Any, ...]:
     return (value.year, value.month, value.day, *_moment(value))
-
-
-def _make_datetime(*args: Any) -> datetime:
-    return datetime(*args[:-1], fold=args[-1])
-
-
-def _make_time(*args: Any) -> time:
-    return time(*args[:-1], fold=args[-1])
 
 
 def _timezone(value: timezone) -> tuple[Any, ...]:
@@ -187,21 +180,21 @@ def _make_defaultdict(name: str | None, *flat: Any) -> Any:
 
 
 def _make_deque(maxlen: int | None, *items: Any) -> Any:
-    expect((maxlen,), (int, _NoneType))
+    expect((maxlen,), (int, NoneType))
     return deque(items, maxlen)
 
 
 STANDARD: tuple[Shape, ...] = (
-    _plain("complex", complex, lambda v: (v.real, v.imag), float, float),
-    _plain("range", range, lambda v: (int(v.start), int(v.stop), int(v.step)), int, int, int),
-    _plain("date", date, lambda v: (v.year, v.month, v.day), int, int, int),
-    _plain("time", time, _moment, int, int, int, int, _ZONES, int, make=_make_time),
-    _plain("datetime", datetime, _datetime, *[int] * 7, _ZONES, int, make=_make_datetime),
-    _plain("timedelta", timedelta, lambda v: (v.days, v.seconds, v.microseconds), int, int, int),
-    _plain("timezone", timezone, _timezone, timedelta, (str, _NoneType), make=_make_timezone),
-    _plain("zone", ZoneInfo, _zone, str),
+    plain("complex", complex, lambda v: (v.real, v.imag), float, float),
+    plain("range", range, lambda v: (int(v.start), int(v.stop), int(v.step)), int, int, int),
+    plain("date", date, lambda v: (v.year, v.month, v.day), int, int, int),
+    plain("time", time, _moment, int, int, int, int, _ZONES, int, make=lambda *v: time(*v[:-1], fold=v[-1])),
+    plain("datetime", datetime, _datetime, *[int] * 7, _ZONES, int, make=lambda *v: datetime(*v[:-1], fold=v[-1])),
+    plain("timedelta", timedelta, lambda v: (v.days, v.seconds, v.microseconds), int, int, int),
+    plain("timezone", timezone, _timezone, timedelta, (str, NoneType), make=_make_timezone),
+    plain("zone", ZoneInfo, _zone, str),
     _text("decimal", Decimal),
-    _plain("fraction", Fraction, lambda v: (v.numerator, v.denominator), int, int),
+    plain("fraction", Fraction, lambda v: (v.numerator, v.denominator), int, int),
     tagged("uuid", UUID, _uuid, _make_uuid),
     _text("posixpath", PosixPath),
     _text("windowspath", WindowsPath),
@@ -209,10 +202,10 @@ STANDARD: tuple[Shape, ...] = (
     _text("purewindowspath", PureWindowsPath),
     _text("ipv4", IPv4Address),
     _text("ipv6", IPv6Address),
-    _text("ipv4net", IPv4Network),
-    _text("ipv6net", IPv6Network),
-    _text("ipv4if", IPv4Interface),
-    _text("ipv6if", IPv6Interface),
+    _text("ipv4net", IPv4Network, "0.0.0.0"),
+    _text("ipv6net", IPv6Network, "::"),
+    _text("ipv4if", IPv4Interface, "0.0.0.0"),
+    _text("ipv6if", IPv6Interface, "::"),
     tagged("ordered", OrderedDict, lambda v: _pairs(_bare(v)), lambda *f: _fill(OrderedDict(), f)),
     tagged("counter", Counter, lambda v: _pairs(_bare(v)), lambda *f: _fill(Counter(), f)),
     tagged("defaultdict", defaultdict, _defaultdict, _make_defaultdict),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import fields
 from functools import cached_property
 from types import MemberDescriptorType
@@ -12,23 +11,21 @@ from typing import Any
 
 def attributes(value: Any) -> dict[str, object] | None:
     """The fields of a model's instance by name; None if its class is no model."""
-    names = _fields(type(value))
-    return None if names is None else _filled(value, names) | extras(value)
+    names = field_names(type(value))
+    if names is None:
+        return None
+    return {name: getattr(value, name) for name in names if hasattr(value, name)} | extras(value)
 
 
-def _fields(cls: Any) -> list[str] | None:
+def field_names(cls: Any) -> list[str] | None:
+    """Return the names of a model's fields; None if the class is no model."""
     if hasattr(cls, "__dataclass_fields__"):
         return [field.name for field in fields(cls)]
     if hasattr(cls, "__attrs_attrs__"):
         return [field.name for field in cls.__attrs_attrs__]
     if hasattr(cls, "__struct_fields__"):
         return list(cls.__struct_fields__)
-    return list(cls.__pydantic_fields__) if _is_pydantic(cls) else None
-
-
-def _filled(value: Any, names: Iterable[str]) -> dict[str, object]:
-    """Those attributes that are set."""
-    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return list(cls.__pydantic_fields__) if is_pydantic(cls) else None
 
 
 def is_frozen(value: Any) -> bool:
@@ -40,7 +37,7 @@ def is_frozen(value: Any) -> bool:
         return bool(cls.__setattr__.__name__ == "_frozen_setattrs") and not extras(value)
     if hasattr(cls, "__struct_fields__"):
         return bool(cls.__struct_config__.frozen)
-    return _is_pydantic(cls) and bool(cls.model_config.get("frozen"))
+    return is_pydantic(cls) and bool(cls.model_config.get("frozen"))
 
 
 def is_row(cls: Any) -> bool:
@@ -65,19 +62,19 @@ def beside(value: Any, base: type) -> dict[str, object]:
 def extras(value: Any) -> dict[str, object]:
     """What a model's instance holds beside its fields: pydantic's extras, or what an undecorated subclass added."""
     cls: Any = type(value)
-    if _is_pydantic(cls):
+    if is_pydantic(cls):
         more = value.__pydantic_extra__ or {}
         return {name: more[name] for name in sorted(more)}
     model = next((base for base in cls.__mro__ if vars(base).keys() & _MARKS), cls)
     if model is cls:
         return {}
-    names = _fields(model) or ()
+    names = field_names(model) or ()
     return {name: part for name, part in beside(value, model).items() if name not in names}
 
 
 def hidden(value: Any) -> dict[object, object]:
     """A pydantic model's private attributes, which are part of its identity, too."""
-    private = value.__pydantic_private__ if _is_pydantic(type(value)) else None
+    private = value.__pydantic_private__ if is_pydantic(type(value)) else None
     undefined = getattr(sys.modules.get("pydantic_core"), "PydanticUndefined", None)
     return {name: part for name, part in (private or {}).items() if part is not undefined}
 
@@ -91,6 +88,5 @@ def generic(cls: Any) -> tuple[Any, tuple[Any, ...]]:
 _MARKS = frozenset({"__dataclass_fields__", "__attrs_attrs__"})
 
 
-def _is_pydantic(cls: Any) -> bool:
-    pydantic = sys.modules.get("pydantic.main")
-    return pydantic is not None and issubclass(cls, pydantic.BaseModel)
+def is_pydantic(cls: Any) -> bool:
+    return hasattr(cls, "__pydantic_fields_set__")
