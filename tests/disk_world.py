@@ -16,7 +16,7 @@ AFRESH = multiprocessing.get_context("forkserver")
 """Processes without anything of ours, forked off one that has imported what most of them need."""
 
 AFRESH.set_forkserver_preload(
-    ["asyncio", "pymemcache", "pymysql", "pytest", "redis.asyncio", "rich.table", "stampede.cli"]
+    ["asyncio", "pymemcache", "pymysql", "pytest", "redis.asyncio", "stampede.cli"]
     + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql")]
 )
 PATIENCE = 30.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import socket
 import subprocess
@@ -512,45 +511,3 @@ def test_stats_of_an_engine_out_of_reach(home: Path) -> None:
     (home / "file").write_text("")
     (home / "stampede.toml").write_text(f'[caches.default]\nurl = "disk://{home}/file/cache"\n')
     assert "can't use" in stampede(home, "stats", code=2)
-
-
-# -- terminals ------------------------------------------------------------------------------------------------------
-
-
-def on_a_terminal(home: Path, program: str) -> str:
-    """What a program writes to a terminal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=home,
-        env=environment(home) | {"TERM": "xterm"},
-        stdout=theirs,
-        stderr=theirs,
-        stdin=subprocess.DEVNULL,
-    )
-    os.close(theirs)
-    written = b""
-    try:
-        while some := os.read(ours, 65536):
-            written += some
-    except OSError:
-        pass  # how Linux says that the other side is closed
-    os.close(ours)
-    assert process.wait(30) == 0, written.decode()
-    return written.decode()
-
-
-MAIN = "import sys; from stampede.__main__ import main; sys.exit(main(['check']))"
-
-
-def test_a_terminal_gets_tables(home: Path) -> None:
-    """The extra would bring nothing."""
-    pytest.importorskip("rich")
-    said = on_a_terminal(home, MAIN)
-    assert "median ping" in said and "────" in said
-
-
-def test_all_works_without_rich(home: Path) -> None:
-    """An optional package would be mandatory."""
-    said = on_a_terminal(home, f"import sys; sys.modules['rich'] = None; {MAIN}")
-    assert "default: engine disk://" in said and "────" not in said

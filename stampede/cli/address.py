@@ -15,8 +15,8 @@ from stampede import events
 from stampede.cache import Cache
 from stampede.cached import Cached
 from stampede.codec import Codec, header_of
+from stampede.codec.choose import Pickled
 from stampede.codec.envelope import Body
-from stampede.codec.pickled import Pickled
 from stampede.codec.sealed import Sealed
 from stampede.codec.structured import Structured
 from stampede.colour import BLOCKING, run_blocking

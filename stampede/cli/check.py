@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from stampede.cache import Cache
-from stampede.cli.screen import Screen
+from stampede.cli.show import say
 from stampede.engines import safe_url
 from stampede.errors import StampedeError
 from stampede.registry import Registry
@@ -17,7 +17,6 @@ from stampede.settings import CacheSettings, Settings
 __all__ = ["check"]
 
 PINGS = 7
-COLUMNS = ["cache", "engine", "median ping", "local tier", "codec"]
 
 
 class Health(NamedTuple):
@@ -28,7 +27,7 @@ class Health(NamedTuple):
     notes: list[str]
 
 
-def check(screen: Screen, settings: Settings, name: str | None, *, as_json: bool) -> int:
+def check(settings: Settings, name: str | None, *, as_json: bool) -> int:
     """Every cache of the settings, or the named one; 1 if an engine can't be used."""
     names = [name] if name else sorted(settings.caches) or ["default"]
     caches = {name: settings.cache(name) for name in names}
@@ -38,20 +37,18 @@ def check(screen: Screen, settings: Settings, name: str | None, *, as_json: bool
         seen = {each: _examine(cache) for each, cache in caches.items()}
         rows = [{"cache": each, **_described(caches[each]), **its._asdict()} for each, its in seen.items()]
         said = {"settings": settings.source, "notes": notes, "caches": rows}
-        screen.say(json.dumps(said, indent=2))
+        say(json.dumps(said, indent=2))
         return 1 if wrong or not all(its.well for its in seen.values()) else 0
-    screen.say(f"settings: {settings.source}")
+    say(f"settings: {settings.source}")
     failed = 1 if wrong else 0
-    with screen.board(COLUMNS) as board:
-        for each, cache in caches.items():
-            engine = _engine(cache)
-            board.show(each, engine, "?", "", "")
-            its = _examine(cache)
-            notes += [f"{each}: {note}" for note in its.notes]
-            failed += not its.well
-            board.show(each, engine, _latency(its.ping), _local(cache), cache.codec)
+    for each, cache in caches.items():
+        its = _examine(cache)
+        notes += [f"{each}: {note}" for note in its.notes]
+        failed += not its.well
+        ping, local = _latency(its.ping), f"{cache.local.entries} entries" if cache.local else "none"
+        say(f"{each}: engine {_engine(cache)}, median ping {ping}, local tier {local}, codec {cache.codec}")
     for note in notes:
-        screen.say(note)
+        say(note)
     return 1 if failed else 0
 
 
@@ -85,10 +82,6 @@ def _latency(seconds: float | None) -> str:
     if seconds is None:
         return "none"
     return f"{seconds * 1e6:.0f} µs" if seconds < 0.001 else f"{seconds * 1e3:.1f} ms"
-
-
-def _local(settings: CacheSettings) -> str:
-    return f"{settings.local.entries} entries" if settings.local else "none"
 
 
 def _notes(cache: Cache) -> Iterator[str]:

@@ -13,7 +13,6 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stampede.cli.screen import screen
 from stampede.engines import check_url, safe_url
 from stampede.errors import MissingExtra, OptionError, StampedeError
 from stampede.policy import seconds
@@ -162,31 +161,31 @@ def _check(options: argparse.Namespace) -> int:
     from stampede.cli.address import settings_of
     from stampede.cli.check import check
 
-    return check(screen(), settings_of(options.settings), options.cache, as_json=options.json)
+    return check(settings_of(options.settings), options.cache, as_json=options.json)
 
 
 def _get(options: argparse.Namespace) -> int:
     from stampede.cli.keys import get
 
-    return get(screen(), _cache(options), options.key, options.function, as_json=options.json)
+    return get(_cache(options), options.key, options.function, as_json=options.json)
 
 
 def _keys(options: argparse.Namespace) -> int:
     from stampede.cli.keys import keys
 
-    return keys(screen(), _cache(options), options.prefix, as_json=options.json)
+    return keys(_cache(options), options.prefix, as_json=options.json)
 
 
 def _invalidate(options: argparse.Namespace) -> int:
     from stampede.cli.keys import forget
 
-    return forget(screen(), _cache(options), options.key, options.function)
+    return forget(_cache(options), options.key, options.function)
 
 
 def _stats(options: argparse.Namespace) -> int:
     from stampede.cli.stats import stats
 
-    return stats(screen(), _cache(options).settings, as_json=options.json)
+    return stats(_cache(options).settings, as_json=options.json)
 
 
 def _locks(options: argparse.Namespace) -> int:
@@ -198,19 +197,19 @@ def _locks(options: argparse.Namespace) -> int:
     if options.name is not None:
         if options.history or options.json:
             raise OptionError("--break takes a lock from its holder, and shows nothing: leave --history and --json out")
-        return break_lock(screen(), _where(options, urls_of_locks), options.name)
+        return break_lock(_where(options, urls_of_locks), options.name)
     if not options.history:
-        return locks(screen(), _where(options, urls_of_locks), as_json=options.json)
+        return locks(_where(options, urls_of_locks), as_json=options.json)
     since = inf if options.since is None else options.since
     chosen = {"failed": options.failed, "since": since, "most": options.most}
-    return history(screen(), _where(options, urls_of_locks), **chosen, as_json=options.json)
+    return history(_where(options, urls_of_locks), **chosen, as_json=options.json)
 
 
 def _limits(options: argparse.Namespace) -> int:
     from stampede.cli.address import urls_of_limits
     from stampede.cli.limits import limits
 
-    return limits(screen(), _where(options, urls_of_limits), as_json=options.json)
+    return limits(_where(options, urls_of_limits), as_json=options.json)
 
 
 def _postgres_init(options: argparse.Namespace) -> int:
@@ -223,14 +222,14 @@ def _postgres_init(options: argparse.Namespace) -> int:
         raise MissingExtra(f"postgres:// needs the package {missing.name!r}: {line}") from missing
 
     if options.sql:
-        return print_sql(screen(), durable=options.durable, role=options.grant)
+        return print_sql(durable=options.durable, role=options.grant)
     (url,) = _where(options, url_of_locks)
     check_url(url)
     if not url.startswith("postgres"):
         raise OptionError(
             f"{safe_url(url)} is no Postgres: give postgres://user@host/database, or a cache that is on one"
         )
-    return init(screen(), url, durable=options.durable, role=options.grant)
+    return init(url, durable=options.durable, role=options.grant)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -242,10 +241,10 @@ def _serve(options: argparse.Namespace) -> int:
         raise MissingExtra(f"stampede serve needs the package {missing.name!r}: {line}") from missing
 
     if options.make_keys is not None:
-        return make(screen(), options.make_keys)
+        return make(options.make_keys)
     limits = Limits(options.longest, options.max_clients, options.max_locks, options.max_queue, options.max_limits)
     places = {"keys": options.keys, "memory": options.memory, "peers": options.peer}
-    return serve(screen(), options.bind, limits, quiet=options.grace, **places)
+    return serve(options.bind, limits, quiet=options.grace, **places)
 
 
 def _where(options: argparse.Namespace, urls: Callable[[Settings, str | None], list[str]]) -> list[str]:

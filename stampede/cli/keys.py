@@ -9,39 +9,39 @@ from math import inf
 from typing import Any
 
 from stampede.cli.address import Chosen, Unreadable, find, holder, invalidate, listed
-from stampede.cli.screen import Screen
+from stampede.cli.show import long, say
 from stampede.entry import Entry
 from stampede.errors import OptionError
 from stampede.status import Holder
 
-__all__ = ["forget", "get", "keys", "long"]
+__all__ = ["forget", "get", "keys"]
 
 
-def get(screen: Screen, cache: Chosen, key: str, function: str | None, *, as_json: bool) -> int:
+def get(cache: Chosen, key: str, function: str | None, *, as_json: bool) -> int:
     """Print the value and what is known about it, and who computes it; 1 if there is none."""
     entry, who = find(cache.settings, key, function), holder(cache.settings, key, function)
     if as_json:
-        screen.say(_json(key, entry, who))
+        say(_json(key, entry, who))
     elif entry is None:
-        screen.say(f"nothing is kept under {key!r} in {cache}")
+        say(f"nothing is kept under {key!r} in {cache}")
     else:
-        screen.say(_shown(entry))
-        screen.say(f"  {_facts(entry)}")
+        say(_shown(entry))
+        say(f"  {_facts(entry)}")
     if who is not None and not as_json:
-        screen.say(f"  computed now by {who}")
+        say(f"  computed now by {who}")
     return 0 if entry is not None else 1
 
 
-def keys(screen: Screen, cache: Chosen, prefix: str, *, as_json: bool) -> int:
+def keys(cache: Chosen, prefix: str, *, as_json: bool) -> int:
     """Print the keys, one a line, or a list of them; 1 if there is none."""
     found = False
     if as_json:
         names = list(listed(cache.settings, prefix))
-        screen.say(json.dumps(names, indent=2))
+        say(json.dumps(names, indent=2))
         found = bool(names)
     else:
         for key in listed(cache.settings, prefix):
-            screen.say(key)
+            say(key)
             found = True
     if not found:
         begin = f" begins with {prefix!r}" if prefix else ""
@@ -52,11 +52,11 @@ def keys(screen: Screen, cache: Chosen, prefix: str, *, as_json: bool) -> int:
     return 0 if found else 1
 
 
-def forget(screen: Screen, cache: Chosen, key: str, function: str | None) -> int:
+def forget(cache: Chosen, key: str, function: str | None) -> int:
     """Invalidate, and say whether there was a value."""
     there = invalidate(cache.settings, key, function)
     nothing = f"nothing was kept under {key!r} in {cache}; a computation under way is not stored"
-    screen.say(f"{key!r} is gone from {cache}" if there else nothing)
+    say(f"{key!r} is gone from {cache}" if there else nothing)
     return 0
 
 
@@ -75,16 +75,6 @@ def _facts(entry: Entry[Any]) -> str:
     facts.append(f"kept for {long(entry.keep)}")
     facts += [f"took {entry.cost:.3g} s to compute"] if entry.cost else []
     return ", ".join(facts)
-
-
-def long(seconds: float) -> str:
-    """Seconds as a person would say them."""
-    if seconds == inf:
-        return "ever"
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def _object(value: Any) -> dict[str, Any]:

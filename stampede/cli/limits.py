@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stampede.cli.everywhere import ask
-from stampede.cli.keys import long
-from stampede.cli.screen import Screen
+from stampede.cli.show import long, say, shown, table
 from stampede.colour import run_blocking
 from stampede.errors import OptionError
 from stampede.ports import Engine, Rate, Usage
@@ -16,20 +15,20 @@ from stampede.ports import Engine, Rate, Usage
 __all__ = ["limits"]
 
 
-def limits(screen: Screen, urls: Sequence[str], *, as_json: bool) -> int:
+def limits(urls: Sequence[str], *, as_json: bool) -> int:
     """Print the limits of which anything is known; 0 also if there is none."""
     answers = ask(urls, _listed)
     rows = [(name, on, its.rate, its) for _, on, some in answers.told for name, its in some if its.rate is not None]
     if as_json:
-        screen.say(json.dumps([_plain(*each) for each in rows], indent=2))
+        say(json.dumps([_plain(*each) for each in rows], indent=2))
     elif rows:
         several = len(urls) > 1
-        screen.table(
+        table(
             ["limit", "allowed", "used now", "booked ahead", "penalized for", *(["on"] if several else [])],
-            [(_shown(name), *_told(its, rate), *([on] if several else [])) for name, on, rate, its in rows],
+            [(shown(name), *_told(its, rate), *([on] if several else [])) for name, on, rate, its in rows],
         )
     elif answers.told:
-        screen.say("no limit is in use" + (f" on {answers.on}" if len(urls) > 1 else ""))
+        say("no limit is in use" + (f" on {answers.on}" if len(urls) > 1 else ""))
     return answers.end()
 
 
@@ -56,8 +55,3 @@ def _plain(name: str, on: str, rate: Rate, its: Usage) -> dict[str, Any]:
 def _told(its: Usage, rate: Rate) -> tuple[str, ...]:
     allowed, penalty = f"{rate.most} per {rate.per:g} s", long(its.penalized) if its.penalized else "-"
     return allowed, str(its.used), str(its.ahead), penalty
-
-
-def _shown(name: str) -> str:
-    """Without what would move a terminal's cursor: names are anybody's."""
-    return name if name.isprintable() else ascii(name)[1:-1]

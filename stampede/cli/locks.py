@@ -11,8 +11,7 @@ from typing import Any
 
 from stampede.cli.address import engine_at
 from stampede.cli.everywhere import Answer, ask
-from stampede.cli.keys import long
-from stampede.cli.screen import Screen
+from stampede.cli.show import long, say, shown, table
 from stampede.colour import run_blocking
 from stampede.errors import OptionError
 from stampede.hands import holds_of
@@ -21,32 +20,30 @@ from stampede.ports import Engine, Held, Released, Reports
 __all__ = ["break_lock", "history", "locks"]
 
 
-def locks(screen: Screen, urls: Sequence[str], *, as_json: bool) -> int:
+def locks(urls: Sequence[str], *, as_json: bool) -> int:
     """Print the locks that are held; 0 also if there is none."""
     answers = ask(urls, _held)
     held = [(on, each) for _, on, (some, _) in answers.told for each in some]
     held.sort(key=lambda each: (each[1].since or inf, each[1].name))
     if as_json:
-        return _print_json(screen, held) or answers.end()
+        return _print_json(held) or answers.end()
     grace = {server: left for each in answers.told for server, left in each.told[1].items()}
     for server, left in grace.items():
-        screen.say(
-            f"{server} has just been started, and for another {long(left)} grants nothing but what was held before"
-        )
+        say(f"{server} has just been started, and for another {long(left)} grants nothing but what was held before")
     if not held and answers.told:
         known = "no lock is known to be held" if grace else "no lock is held"
-        screen.say(known + (f" on {answers.on}" if len(urls) > 1 else ""))
+        say(known + (f" on {answers.on}" if len(urls) > 1 else ""))
     if held:
-        _print_held(screen, held, several=len(urls) > 1)
+        _print_held(held, several=len(urls) > 1)
     return answers.end()
 
 
-def _print_held(screen: Screen, held: Sequence[tuple[str, Held]], *, several: bool) -> None:
-    screen.table(
+def _print_held(held: Sequence[tuple[str, Held]], *, several: bool) -> None:
+    table(
         ["lock", "held by", "program", "since", "for", "lease left", "waiting", *(["on"] if several else [])],
         [
             (
-                _shown(each.name), _place(each), _shown(each.program or "?"), _moment(each.since),
+                shown(each.name), _place(each), shown(each.program or "?"), _moment(each.since),
                 "?" if each.seconds is None else long(each.seconds), long(each.lease),
                 "?" if each.waiting is None else str(each.waiting), *([on] if several else []),
             )
@@ -55,19 +52,19 @@ def _print_held(screen: Screen, held: Sequence[tuple[str, Held]], *, several: bo
     )  # fmt: skip
 
 
-def break_lock(screen: Screen, urls: Sequence[str], name: str) -> int:
+def break_lock(urls: Sequence[str], name: str) -> int:
     """Take it from those who have it; 1 if nobody does. They are told as of any lock that is lost."""
     answers = ask(urls, lambda engine: _inside(engine, name))
     places = [each for each in answers.told if each.told]
     if len(places) > 1:
         both = " and ".join(each.on for each in places)
-        raise OptionError(f"the lock {_shown(name)} is held on {both}: give the address of the one that you mean")
+        raise OptionError(f"the lock {shown(name)} is held on {both}: give the address of the one that you mean")
     taken = sum(_broken(each.url, name) for each in places)
     if taken:
-        screen.say(f"the lock {_shown(name)} was taken from {taken} who had it{_at(places, urls)}")
-        screen.say("what runs under it goes on; it hears of the loss at the lock's next renewal, or at its block's end")
+        say(f"the lock {shown(name)} was taken from {taken} who had it{_at(places, urls)}")
+        say("what runs under it goes on; it hears of the loss at the lock's next renewal, or at its block's end")
     else:
-        screen.say(f"nobody has the lock {_shown(name)}{_at(answers.told, urls)}")
+        say(f"nobody has the lock {shown(name)}{_at(answers.told, urls)}")
     answers.end(refusals=not taken)
     return int(not taken)
 
@@ -90,7 +87,7 @@ def _at(places: Sequence[Answer[Any]], asked: Sequence[str]) -> str:
     return f" on {' or '.join(each.on for each in places)}" if len(asked) > 1 and places else ""
 
 
-def history(screen: Screen, urls: Sequence[str], *, failed: bool, since: float, most: int, as_json: bool) -> int:
+def history(urls: Sequence[str], *, failed: bool, since: float, most: int, as_json: bool) -> int:
     """Print the record, newest first."""
     answers = ask(urls, lambda engine: run_blocking(_reports(engine).released(failed=failed, since=since, most=most)))
     missing = answers.end(refusals=False)
@@ -100,23 +97,23 @@ def history(screen: Screen, urls: Sequence[str], *, failed: bool, since: float, 
     released.sort(key=lambda each: each[1].released, reverse=True)
     del released[most:]
     if as_json:
-        return _print_json(screen, released) or missing
+        return _print_json(released) or missing
     if not released:
-        screen.say("nothing has failed" if failed else "nothing is in the record")
+        say("nothing has failed" if failed else "nothing is in the record")
         return missing
-    screen.table(
+    table(
         ["lock", "held by", "program", "taken", "for", "problem", "what was said"],
         [
             (
-                _shown(each.name) + (" (computed)" if each.kind == "computation" else ""), _place(each),
-                _shown(each.program or "?"), _moment(each.taken),
+                shown(each.name) + (" (computed)" if each.kind == "computation" else ""), _place(each),
+                shown(each.program or "?"), _moment(each.taken),
                 "?" if each.taken is None else long(each.released - each.taken), each.problem or "none", _said(each),
             )
             for _, each in released
         ],
     )  # fmt: skip
     if len(released) == most:
-        screen.say(f"the last {most}; --most tells more, and --json all that is known of each")
+        say(f"the last {most}; --most tells more, and --json all that is known of each")
     return missing
 
 
@@ -135,9 +132,9 @@ def _reports(whole: Engine) -> Reports:
     return engine.reports
 
 
-def _print_json(screen: Screen, rows: Sequence[tuple[str, Held | Released]]) -> int:
+def _print_json(rows: Sequence[tuple[str, Held | Released]]) -> int:
     """A list of objects; moments in ISO 8601."""
-    screen.say(json.dumps([_plain({**asdict(each), "on": on}) for on, each in rows], indent=2))
+    say(json.dumps([_plain({**asdict(each), "on": on}) for on, each in rows], indent=2))
     return 0
 
 
@@ -149,7 +146,7 @@ def _plain(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(each: Held | Released) -> str:
-    return _shown(f"{each.host or '?'}:{each.pid or '?'}")
+    return shown(f"{each.host or '?'}:{each.pid or '?'}")
 
 
 def _moment(seconds: float | None) -> str:
@@ -158,9 +155,4 @@ def _moment(seconds: float | None) -> str:
 
 def _said(each: Released) -> str:
     lines = [line for line in (each.message or "").splitlines() if line.strip()]
-    return _shown(": ".join(filter(None, [each.exception, lines[0] if lines else ""])))[:200]
-
-
-def _shown(text: str) -> str:
-    """Without what would move a terminal's cursor, or change its colours: names are anybody's."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return shown(": ".join(filter(None, [each.exception, lines[0] if lines else ""])))[:200]

@@ -9,7 +9,7 @@ from typing import Any
 from psycopg import Connection, Error, OperationalError
 from psycopg.errors import InsufficientPrivilege, UndefinedObject
 
-from stampede.cli.screen import Screen
+from stampede.cli.show import say
 from stampede.engines.postgres.connect import Server, of_url
 from stampede.engines.postgres.schema import grants, make, statements
 from stampede.errors import EngineError
@@ -17,23 +17,23 @@ from stampede.errors import EngineError
 __all__ = ["init", "print_sql"]
 
 
-def print_sql(screen: Screen, *, durable: bool, role: str | None) -> int:
+def print_sql(*, durable: bool, role: str | None) -> int:
     """What `init` would have run, for who migrates by hand. Nothing is connected."""
-    screen.say(statements(durable=durable).rstrip("\n"))
+    say(statements(durable=durable).rstrip("\n"))
     if role is not None:
-        screen.say("\n" + grants(role))
+        say("\n" + grants(role))
     return 0
 
 
-def init(screen: Screen, url: str, *, durable: bool, role: str | None) -> int:
+def init(url: str, *, durable: bool, role: str | None) -> int:
     """Make what is missing, and say what was there."""
     server = of_url(url, {})
     try:
         with _connection(server) as connection:
-            screen.say(f"{server.name}: {make(connection, durable=durable)}")
+            say(f"{server.name}: {make(connection, durable=durable)}")
             if role is not None:
                 connection.execute(grants(role).encode())
-                screen.say(f"{server.name}: {role} has the rights that a program needs, and no more")
+                say(f"{server.name}: {role} has the rights that a program needs, and no more")
     except EngineError as error:
         raise EngineError(f"{server.name}: {error}") from error
     except Error as error:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stampede.cli.keys import long
-from stampede.cli.screen import Screen
+from stampede.cli.show import long, say
 from stampede.engines.zmq.curve import make_keys
 from stampede.engines.zmq.machine import Limits
 from stampede.engines.zmq.server import PORT, Broker
@@ -19,20 +18,20 @@ from stampede.errors import OptionError
 __all__ = ["make", "serve"]
 
 
-def make(screen: Screen, directory: Path) -> int:
+def make(directory: Path) -> int:
     """New keys, and what is to be done with them."""
     try:
         made = make_keys(directory)
     except OSError as error:
         raise OptionError(f"can't make keys in {directory}: {error}") from error
     for path in made:
-        screen.say(f"made {path}")
-    screen.say(f"the broker: stampede serve --bind 0.0.0.0:{PORT} --keys {directory}")
-    screen.say("clients, with copies of server.key and client.key_secret: zmq://HOST?keys=DIRECTORY")
+        say(f"made {path}")
+    say(f"the broker: stampede serve --bind 0.0.0.0:{PORT} --keys {directory}")
+    say("clients, with copies of server.key and client.key_secret: zmq://HOST?keys=DIRECTORY")
     return 0
 
 
-def serve(screen: Screen, bind: Sequence[str], limits: Limits, peers: Sequence[str], **options: Any) -> int:
+def serve(bind: Sequence[str], limits: Limits, peers: Sequence[str], **options: Any) -> int:
     """Until SIGTERM or SIGINT."""
     _have_descriptors()
     others = [_whole(each) for each in peers]
@@ -40,18 +39,16 @@ def serve(screen: Screen, bind: Sequence[str], limits: Limits, peers: Sequence[s
     before = [(each, signal.signal(each, lambda *_: broker.stop())) for each in (signal.SIGTERM, signal.SIGINT)]
     try:
         for address in bind or [f"127.0.0.1:{PORT}"]:
-            screen.say(f"serves zmq://{_whole(address)}")
+            say(f"serves zmq://{_whole(address)}")
         if broker.quiet > 0:
-            screen.say(f"grants nothing for {long(broker.quiet)}, but what clients hold already")
+            say(f"grants nothing for {long(broker.quiet)}, but what clients hold already")
             if options.get("memory") is None:
-                screen.say(
-                    "(a new broker needs no such grace: --memory FILE remembers; --grace 0s is for its first start)"
-                )
+                say("(a new broker needs no such grace: --memory FILE remembers; --grace 0s is for its first start)")
         broker.run()
     finally:
         for each, handler in before:
             signal.signal(each, handler)
-    screen.say("ended")
+    say("ended")
     return 0
 
 

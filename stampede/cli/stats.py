@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stampede.cli.address import cache_of
-from stampede.cli.screen import Screen
+from stampede.cli.show import say, table
 from stampede.engines import open_engine
 from stampede.engines.disk import DiskEngine
 from stampede.engines.disk.boot import clock
@@ -35,22 +35,22 @@ class Holdings(NamedTuple):
     leases: list[Lease]
 
 
-def stats(screen: Screen, settings: CacheSettings, *, as_json: bool) -> int:
+def stats(settings: CacheSettings, *, as_json: bool) -> int:
     """Print the entries, bytes and leases of a disk cache; of Redis, what its servers say of themselves."""
     cache_of(settings).close()
     engine = open_engine(settings.url)
     try:
         if not isinstance(engine, DiskEngine):
-            return _facts(screen, engine, as_json=as_json)
+            return _facts(engine, as_json=as_json)
         held = holdings(engine.directory)
         directory = str(engine.directory)
     finally:
         engine.close()
     if as_json:
         leases = [each._asdict() for each in held.leases]
-        screen.say(json.dumps({"directory": directory, **held._asdict(), "leases": leases}, indent=2))
+        say(json.dumps({"directory": directory, **held._asdict(), "leases": leases}, indent=2))
         return 0
-    screen.say(directory)
+    say(directory)
     rows = [
         ("entries, fresh", f"{held.fresh:,}"),
         ("entries, stale", f"{held.stale:,}"),
@@ -58,16 +58,16 @@ def stats(screen: Screen, settings: CacheSettings, *, as_json: bool) -> int:
         ("bytes on disk", f"{held.on_disk:,}"),
         ("leases and locks standing", f"{len(held.leases):,}"),
     ]
-    screen.table(["", "now"], rows)
+    table(["", "now"], rows)
     if held.leases:
-        screen.table(
+        table(
             ["held", "by process", "s left"],
             [(each.name, str(each.holder or "?"), f"{each.seconds:.1f}") for each in held.leases[:20]],
         )
     return 0
 
 
-def _facts(screen: Screen, engine: Engine, *, as_json: bool) -> int:
+def _facts(engine: Engine, *, as_json: bool) -> int:
     servers = engine.facts()
     if not servers:
         raise OptionError(
@@ -78,11 +78,11 @@ def _facts(screen: Screen, engine: Engine, *, as_json: bool) -> int:
         named = {
             name: {re.sub(r"\W+", "_", what): value for what, value in facts.items()} for name, facts in servers.items()
         }
-        screen.say(json.dumps(named, indent=2))
+        say(json.dumps(named, indent=2))
         return 0
     for name, facts in servers.items():
-        screen.say(name)
-        screen.table(["", "now"], [(what, _text(value)) for what, value in facts.items()])
+        say(name)
+        table(["", "now"], [(what, _text(value)) for what, value in facts.items()])
     return 0
 
 
