@@ -26,8 +26,8 @@ from stampede.ports import Ask, Asked, Found, Granted
 
 LONG = 60.0
 BLOCKED = "SELECT FROM pg_stat_activity WHERE application_name = %s AND wait_event_type = 'Lock'"
-HELD = """INSERT INTO stampede.locks (id, name, token, fence, taken, given, ends, pid, started, server)
-    VALUES (%s, 'x', 'old', 1, 0, 60, stampede.clock() + %s, %s, 0, stampede.begin_run())"""
+HELD = """INSERT INTO stampede.locks (id, name, token, room, fence, taken, given, ends, pid, started, server)
+    VALUES (%s, 'x', 'old', 1, 1, 0, 60, stampede.clock() + %s, %s, 0, stampede.begin_run())"""
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The Postgres engine: values, leases and locks in a database that teams have anyway, decided by functions in it.
 
-schema.sql   the tables, and what decides;  locks.sql   the same of locks, and the record of what failed
-limits.sql   the same of limits
+tables.sql   the tables;  values.sql, locks.sql, limits.sql   what decides: functions in the database
 schema.py    makes them, and tells those of another release
 connect.py   what is behind a URL: how connections are made
 wire.py      keys' names, arguments and rows

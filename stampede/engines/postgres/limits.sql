@@ -1,21 +1,6 @@
 -- Limits: what window.py of stampede decides, which says why; tests hold one to the other. All times are microseconds by
 -- the clock of this server. What was started is forgotten in a crash, unless the tables are durable.
 
-CREATE UNLOGGED TABLE stampede.limits (
-    id     bytea PRIMARY KEY,     -- a hash of the name
-    name   bytea NOT NULL,
-    most   bigint NOT NULL,       -- so many starts,
-    per    bigint NOT NULL,       -- in a window of such a length
-    long   bigint NOT NULL,       -- how long a start is remembered, as it is
-    until  bigint NOT NULL,       -- until then
-    rest   bigint NOT NULL,       -- nothing starts before
-    seen   bigint NOT NULL,       -- the last time that it was asked
-    firsts bigint[] NOT NULL,     -- starts that lie near to each other: from
-    lasts  bigint[] NOT NULL,     -- to
-    costs  bigint[] NOT NULL,     -- and what they cost in all
-    ends   bigint NOT NULL        -- nothing of it matters after that
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-
 -- It alone, as it is now: window.py's `_today`.
 CREATE FUNCTION stampede.limit_today(_id bytea, _name bytea, _span bigint) RETURNS stampede.limits
 LANGUAGE plpgsql AS $$

@@ -10,6 +10,7 @@ Who never waits (`try_lock`) has no place, and the lock is kept from nobody for 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import uniform
 from time import monotonic
@@ -81,9 +82,9 @@ class PostgresLocks:
         holder = *who(), *life
         terms = its.id, its.raw, token, float(lease), *holder, waits, home, arrival, *self._history.bounds, float(room)
         (row,) = await self._line.ask((ACQUIRE, terms))
-        granted, number, other, rest, place, ahead, told, homes = row
+        granted, number, other, rest, place, ahead, called, homes = row
         if homes:
-            self._teller.tell(homes, its.channel, told or b"")
+            self._tell(its.channel, called, homes)
         if granted:
             self._arrivals.pop(token, None)
             self._reaper.took()
@@ -111,10 +112,16 @@ class PostgresLocks:
         problem, details = ("", (None, None, None)) if details is None else ("failed", details)
         (row,) = await self._line.ask((RELEASE, (lock_id(name), token, os.urandom(8), problem, *details)))
         self._history.told(token)
-        stood, told, homes = row
+        stood, called, homes = row
         if homes:
-            self._teller.tell(homes, names(name, b"lock").channel, told or b"")
+            self._tell(names(name, b"lock").channel, called, homes)
         return bool(stood)
+
+    def _tell(self, channel: bytes, called: Sequence[bytes], homes: Sequence[str]) -> None:
+        """Have each waiter told whose turn has come, in its process. A token that is empty wakes all who wait there."""
+        for token, home in zip(called, homes, strict=True):
+            if home:
+                self._teller.tell([home], channel, token)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         # Who has waited for long asks anew, and so says that he is still there.

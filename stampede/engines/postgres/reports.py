@@ -10,13 +10,13 @@ __all__ = ["PostgresHolds", "PostgresReports"]
 
 HELD = """SELECT l.name, l.host, l.process, l.program, l.fence, l.taken, now.now - l.taken, l.ends - now.now,
         l.pid IS NOT NULL, (SELECT count(*) FROM stampede.waiting AS w WHERE w.id = l.id)
-    FROM stampede.holders() AS l, (SELECT stampede.clock() AS now OFFSET 0) AS now
-    WHERE l.ends > now.now AND NOT stampede.dead(l)
+    FROM stampede.locks AS l, (SELECT stampede.clock() AS now OFFSET 0) AS now
+    WHERE l.fence IS NOT NULL AND l.ends > now.now AND NOT stampede.dead(l)
         AND substr(l.name, 1, length($1::bytea)) = $1::bytea"""
 
 HOLDER = """SELECT l.token, l.ends - now.now
-    FROM stampede.holders($1) AS l, (SELECT stampede.clock() AS now OFFSET 0) AS now
-    WHERE l.ends > now.now AND NOT stampede.dead(l)"""
+    FROM stampede.locks AS l, (SELECT stampede.clock() AS now OFFSET 0) AS now
+    WHERE l.id = $1 AND l.fence IS NOT NULL AND l.ends > now.now AND NOT stampede.dead(l)"""
 
 RELEASED = """SELECT number, kind, name, host, process, program, fence, date_part('epoch', taken),
         date_part('epoch', released), problem, exception, message, traceback

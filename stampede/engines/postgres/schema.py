@@ -13,50 +13,64 @@ from stampede.errors import EngineError
 
 __all__ = ["VERSION", "check_version", "grants", "make", "statements"]
 
-VERSION = 3
+VERSION = 4
 
 
-def _again(name: str, *wanted: str) -> str:
-    """These functions of a file, and these tables, which are new."""
-    text = (files(__package__) / name).read_text()
-    made = r"^CREATE (FUNCTION stampede\.{0}\(.*?\$\$;|UNLOGGED TABLE stampede\.{0} \(.*?^\);)$"
-    found = [re.search(made.format(each), text, re.M | re.S) for each in wanted]
-    text = "\n\n".join(f"CREATE {its[1]}" for its in found if its is not None)
-    return text.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
+def _text(name: str) -> str:
+    return (files(__package__) / name).read_text()
+
+
+def _table(*names: str) -> str:
+    """These tables, as this release has them."""
+    made = r"^CREATE (?:UNLOGGED )?TABLE stampede\.{} \(.*?;\n(?:CREATE INDEX .*?;\n)?"
+    found = [re.search(made.format(name), _text("tables.sql"), re.M | re.S) for name in names]
+    return "".join(its[0] for its in found if its is not None)
 
 
 STEPS: Mapping[int, str] = {
-    1: "\n\n".join(
-        [
-            (files(__package__) / "limits.sql").read_text(),
-            "DROP FUNCTION stampede.acquire;",
-            _again("locks.sql", "run", "note", "prune", "acquire", "renew", "unbind", "release", "standing", "bind"),
-            _again("locks.sql", "reap", "release_at_commit"),
-            (files(__package__) / "rooms.sql").read_text(),
-        ]
-    ),
-    2: "\n\n".join(
-        [
-            _again("locks.sql", "missed", "dead", "acquire", "standing", "reap"),
-            _again("rooms.sql", "settle", "awaited"),
-            "DROP FUNCTION stampede.limit_take;",
-            _again("limits.sql", "limit_without", "limit_take", "limit_back"),
-        ]
-    ),
+    1: _table("limits")
+    + "CREATE TABLE stampede.inside AS SELECT *, 1::float8 AS room FROM stampede.locks WHERE false;",
+    2: _table("missed"),
+    3: f"""
+        ALTER TABLE stampede.locks RENAME TO before;
+        ALTER INDEX stampede.locks_pkey RENAME TO before_pkey;
+        DROP TABLE stampede.waiting;
+        {_table("locks", "waiting")}
+        INSERT INTO stampede.locks
+            SELECT id, token, name, 1, fence, taken, given, ends, host, process, program, pid, started, server, session
+            FROM stampede.before WHERE token IS NOT NULL;
+        INSERT INTO stampede.locks
+            SELECT i.id, i.token, b.name, i.room, i.fence, i.taken, i.given, i.ends, i.host, i.process, i.program,
+                i.pid, i.started, i.server, i.session
+            FROM stampede.inside AS i JOIN stampede.before AS b ON b.id = i.id;
+        DROP TABLE stampede.before, stampede.inside;
+    """,
 }
-"""By the version that it begins with: what makes the next one of it. Each alters the tables, so that what is in them
-stays, and has each function of its release that differs (`CREATE OR REPLACE`; `DROP` first, where the answer has
-another shape)."""
+"""By the version that it begins with: what brings the tables to the next one, and keeps what is in them. Waiters for a
+lock take their places again when they ask the next time. Functions and views are made anew."""
 
 _ONE = 8319104481669375078
 """The lock of who makes it, or another version of it."""
 
-_PARTS = "schema.sql", "locks.sql", "rooms.sql", "limits.sql"
+_FUNCTIONS = "values.sql", "locks.sql", "limits.sql"
+
+_UNMAKE = """
+    DROP VIEW IF EXISTS stampede.history, stampede.past, stampede.held;
+    DO $$ DECLARE its text; BEGIN
+        FOR its IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'stampede'::regnamespace LOOP
+            EXECUTE format('DROP FUNCTION %s CASCADE', its);
+        END LOOP;
+    END $$;
+"""
 
 
 def statements(*, durable: bool = False) -> str:
     """All of it, for who migrates by hand. With `durable`, nothing is lost in a crash, and every change is logged."""
-    return _logged("\n\n".join((files(__package__) / name).read_text() for name in _PARTS), durable)
+    return _logged(_text("tables.sql"), durable) + _functions()
+
+
+def _functions() -> str:
+    return "\n" + "\n".join(_text(name) for name in _FUNCTIONS)
 
 
 def _logged(text: str, durable: bool) -> str:
@@ -77,9 +91,7 @@ _RIGHTS = (
 )
 
 
-def make(
-    connection: Connection[Any], *, durable: bool = False, to: int = VERSION, steps: Mapping[int, str] = STEPS
-) -> str:
+def make(connection: Connection[Any], *, durable: bool = False, steps: Mapping[int, str] = STEPS) -> str:
     """Make it, or what is missing of it, in one transaction; says what was done. The connection is in autocommit.
 
     Of an older version what is kept stays: values, leases, locks and the record. With `durable`, tables that were
@@ -93,8 +105,8 @@ def make(
             text = statements(durable=durable)
             # Who may not make schemas may have been given this one.
             connection.execute((re.sub(r"CREATE SCHEMA [^;]*;", "", text, count=1) if made else text).encode())
-            return f"made version {to}{', durable' if durable else ''}"
-        done = _upgrade(connection, version, to, steps)
+            return f"made version {VERSION}{', durable' if durable else ''}"
+        done = _upgrade(connection, version, steps)
         if durable and (unlogged := _unlogged(connection)):
             for name in unlogged:
                 connection.execute(f"ALTER TABLE stampede.{name} SET LOGGED".encode())
@@ -102,22 +114,22 @@ def make(
         return done
 
 
-def _upgrade(connection: Connection[Any], version: int, to: int, steps: Mapping[int, str]) -> str:
-    if version > to:
-        raise EngineError(f"it {_NEWER.format(version, to)}")
-    if version == to:
-        return f"version {to} was there already"
+def _upgrade(connection: Connection[Any], version: int, steps: Mapping[int, str]) -> str:
+    if version > VERSION:
+        raise EngineError(f"it {_NEWER.format(version, VERSION)}")
+    if version == VERSION:
+        return f"version {version} was there already"
     durable = not _unlogged(connection)
-    for number in range(version, to):
+    connection.execute(_UNMAKE)
+    for number in range(version, VERSION):
         if number not in steps:
             raise EngineError(
                 f"no way leads from version {number} to {number + 1}: DROP SCHEMA stampede CASCADE, with all that is "
                 "kept in it (locks that are held and the record, too), and make it anew"
             )
         connection.execute(_logged(steps[number], durable).encode())
-    ours = f"CREATE OR REPLACE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT {to}'"
-    connection.execute(ours.encode())
-    return f"version {to} was made of version {version}; what was kept is kept"
+    connection.execute(_functions().encode())
+    return f"version {VERSION} was made of version {version}; what was kept is kept"
 
 
 def _there(connection: Connection[Any]) -> tuple[bool, int | None]:

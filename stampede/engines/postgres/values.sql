@@ -1,70 +1,13 @@
--- What the Postgres engine of stampede keeps: values, the leases of those who compute them, generations, and who is to
--- be told of changes. Made by `stampede postgres init`; run it by hand as the one who is to own it.
+-- What decides about values and leases in stampede's Postgres engine, as `stampede/record.py` says.
 --
--- A key's `id` is a hash of it, and stands for it everywhere; `name` is the key itself, for people. Moments are seconds
--- by the clock of this server, whatever its transactions began with. Whoever changes a key takes its lock first, for the
--- length of his transaction, and reads in later statements: each sees what was committed before the lock was had.
+-- A function that changes a key takes the key's lock first, for the length of its transaction, and reads in later
+-- statements, which see all that was committed before.
 
-CREATE SCHEMA IF NOT EXISTS stampede;
-
-CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 3';
+CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 4';
 
 CREATE FUNCTION stampede.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$
     SELECT date_part('epoch', clock_timestamp())
 $$;
-
--- Values. A plain SELECT by the primary key is a hit. No other index: then most updates leave the one there is alone.
-CREATE UNLOGGED TABLE stampede.entries (
-    id bytea PRIMARY KEY,
-    name bytea NOT NULL,
-    entry bytea NOT NULL,         -- which computation's it is
-    fresh float8 NOT NULL,        -- until then it is fresh
-    keep float8 NOT NULL,         -- until then it is kept, and may be served stale
-    gone float8 NOT NULL,         -- from then on nobody has any use for it
-    stored float8 NOT NULL,
-    cost float8 NOT NULL,
-    margin float8 NOT NULL,
-    ttl float8 NOT NULL,
-    raised bool NOT NULL,
-    value bytea NOT NULL
-) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02);
-ALTER TABLE stampede.entries ALTER COLUMN value SET STORAGE EXTERNAL;  -- codecs compress what is to be compressed
-
--- Who computes a key, who waits for it, and what failed computations have left. No row: none of these.
-CREATE UNLOGGED TABLE stampede.leases (
-    id bytea PRIMARY KEY,
-    name bytea NOT NULL,
-    written float8 NOT NULL,
-    token bytea,                  -- of the lease, if there is one
-    taken float8,
-    ends float8 NOT NULL DEFAULT '-infinity',
-    holder text,                  -- host:pid
-    pid int,                      -- the backend that is the holder's sign of life, and when it was started: pids come again
-    started float8,
-    homes text[],                 -- the processes to be told of the lease's end
-    rest float8 NOT NULL DEFAULT '-infinity',  -- until then nobody is granted the key
-    why text,
-    tokens bytea[],               -- leases that have failed, what is said to those who waited for them, and until when
-    verdicts text[],
-    untils float8[]
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-
--- What is changed to end all keys of a scope at once; '' is that of all scopes.
-CREATE UNLOGGED TABLE stampede.generations (
-    scope bytea PRIMARY KEY,
-    id text NOT NULL,
-    noted text[] NOT NULL DEFAULT '{}',    -- those that ended a moment ago, and when
-    ended float8[] NOT NULL DEFAULT '{}'
-) WITH (fillfactor = 50);
-
--- The processes that keep values of their own, by the backends that listen for them.
-CREATE UNLOGGED TABLE stampede.keepers (
-    home text NOT NULL,
-    pid int NOT NULL,
-    started float8 NOT NULL,
-    PRIMARY KEY (pid, started)    -- a connection that was given up may say late that it comes, or goes: for itself alone
-);
-
 
 -- Is this backend still there? One that is not known (or whose start we may not see) is believed to be.
 CREATE FUNCTION stampede.lives(its_pid int, its_start float8) RETURNS bool LANGUAGE sql VOLATILE AS $$
@@ -109,7 +52,6 @@ BEGIN
     DELETE FROM stampede.keepers AS k WHERE NOT stampede.lives(k.pid, k.started);
     INSERT INTO stampede.keepers VALUES (its_home, its_pid, its_start) ON CONFLICT DO NOTHING;
 END $$;
-
 
 CREATE FUNCTION stampede.small(value bytea) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN octet_length(value) <= 65536 THEN value END
@@ -338,7 +280,6 @@ BEGIN
     PERFORM stampede.tell(its);
 END $$;
 
-
 -- Today's generation of each of these scopes, and those that ended within the last seconds. One that is missing is new:
 -- old ones never come back.
 CREATE FUNCTION stampede.generations(asked bytea[], new text[], lately float8)
@@ -379,7 +320,6 @@ BEGIN
         PERFORM stampede.lasting();
     END IF;
 END $$;
-
 
 -- Remove what nobody needs any more among some entries, and among some leases, in the order of their ids from any on;
 -- two who do this at once go round each other. Ids are hashes: how close they stand to each other tells how many there
