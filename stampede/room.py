@@ -32,6 +32,7 @@ __all__ = [
     "Told",
     "Waiting",
     "acquire",
+    "admitted",
     "ahead",
     "dump",
     "fits",
@@ -113,6 +114,17 @@ def fits(room: float, rooms: Iterable[float]) -> bool:
     """May one of this room join those of these?"""
     there = [room, *rooms]
     return len(there) <= min(there)
+
+
+def admitted(rooms: Iterable[float]) -> int:
+    """Return how many of a queue may be inside together, where each has a room, and none passes another."""
+    least, count = inf, 0
+    for room in rooms:
+        least = min(least, room)
+        if count >= least:
+            break
+        count += 1
+    return count
 
 
 def standing(room: Room, token: bytes, now: float) -> bool:

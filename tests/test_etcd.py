@@ -100,7 +100,7 @@ def test_to_take_a_lock_and_give_it_back_is_two_round_trips(open_: Open, monkeyp
     for wait in (0, 1):
         with Lock("l", on=engine, wait=wait):
             pass
-    assert asked == ["txn"] * 4
+    assert asked == ["txn", "deleterange"] * 2
     token = new_id()
     assert isinstance(taken(engine, token), Granted)
     assert run(engine.blocking.locks.release("l", token))
@@ -127,11 +127,13 @@ def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> No
 
         herd.append(Herd(visit))
         until(lambda number=number: len(run(holder.blocking.locks.held())) == 1 and waiting(holder) == number + 1)
-    until(lambda: all(engine._hub._streams for engine in crowd))
+    until(lambda: all(engine._desk.queue("l").heard for engine in crowd))
     lock.release()
     assert [each.join() for each in herd] == [[None]] * 6
     assert order == list(range(6))
-    assert asked == [["grant", "txn", "txn", "txn"]] * 6  # a place, its turn, the release
+    assert (
+        asked == [["grant", "txn", "range", "deleterange"]] * 6
+    )  # a place, the queue, and the release: its turn is told
 
 
 def waiting(engine: EtcdEngine) -> int:
@@ -298,7 +300,7 @@ CUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("step", [b"/v3/lease/grant", b"/v3/kv/txn", b"request_delete", b"/v3/watch", b"keepalive"])
+@pytest.mark.parametrize("step", [b"/v3/lease/grant", b"/v3/kv/txn", b"deleterange", b"/v3/watch", b"keepalive"])
 def test_no_cut_connection_leaves_anything(
     server: EtcdServer, open_: Open, proxy: Proxy, step: bytes, cut: str
 ) -> None:
@@ -407,7 +409,7 @@ def test_who_waits_is_woken_by_the_end_of_the_engine(open_: Open, colour: str) -
         await Lock("l", on=engine).aacquire()
 
     waiter = Herd(Lock("l", on=engine).acquire if colour == "sync" else lambda: asyncio.run(wait()))
-    until(lambda: engine._hub._streams and all(each.begun.is_set() for each in engine._hub._streams.values()))
+    until(lambda: engine._hub._streams)
     engine.close()
     (error,) = waiter.join()
     assert isinstance(error, EngineClosed)
@@ -430,29 +432,33 @@ def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.Monke
     assert herd.join() == [True] * 5
 
 
-def test_a_watch_outlives_its_connection(
-    server: EtcdServer, open_: Open, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who waits for a value would look once a second from then on; or never hear of what was stored meanwhile."""
-    engine, told, back = open_(f"etcd://127.0.0.1:{proxy.port}"), list[bytes | None](), threading.Event()
-    ear = engine._hub.watch((b"k", b""), told.append, puts=True)
-    begin = engine._gateway.stream
-
-    def stream(*args: Any) -> Any:
-        assert back.wait(20)
-        return begin(*args)
-
-    monkeypatch.setattr(engine._gateway, "stream", stream)
-    told.clear()
+def test_a_watch_that_ends_is_told(server: EtcdServer, open_: Open, proxy: Proxy) -> None:
+    """What was stored meanwhile would be told to nobody, and who waits for it believe that nothing was."""
+    engine, told = open_(f"etcd://127.0.0.1:{proxy.port}"), list[Any]()
+    ear = engine._hub.watch((b"k", b""), told.append)
+    server.ask("/v3/kv/put", key=b64(b"k"))
+    until(lambda: told)
+    assert [each["kv"]["key"] for each in told.pop()] == [b64(b"k")]
     proxy.cut()
     until(lambda: told == [None])
-    server.ask("/v3/kv/put", key=b64(b"k"))
-    back.set()
-    until(lambda: told == [None, None])
-    server.ask("/v3/kv/put", key=b64(b"k"))
-    until(lambda: told == [None, None, b"k"])
-    ear.close()
+    assert not ear.hears
     assert engine._hub._streams == {}
+
+
+def test_the_watch_of_a_queue_outlives_its_connection(
+    open_: Open, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter would never hear of its turn."""
+    monkeypatch.setattr(locks, "SAFETY", LONG)
+    engine, holder = open_(f"etcd://127.0.0.1:{proxy.port}"), open_()
+    lock = Lock("l", on=holder)
+    assert lock.acquire()
+    herd = Herd(lambda: entered(engine))
+    until(lambda: engine._desk.queue("l").heard)
+    proxy.cut()
+    until(lambda: engine._hub._streams)
+    lock.release()
+    assert herd.join() == [True]
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
@@ -474,7 +480,7 @@ def test_who_waits_for_a_value_is_woken(open_: Open, monkeypatch: pytest.MonkeyP
         first = Herd(lambda: far.get_or_compute("k", compute))
         assert began.wait(20)
         second = Herd(lambda: near.get_or_compute("k", lambda: 2) if colour == "sync" else asyncio.run(wait()))
-        until(lambda: any(each.begun.is_set() for each in list(engine._hub._streams.values())))
+        until(lambda: engine._hub._streams)
         go_on.set()
         assert first.join() == [1]
         ended.append(time.monotonic())
@@ -520,7 +526,7 @@ def test_a_member_without_answers_is_not_listened_to(open_: Open, monkeypatch: p
     busy = taken(engine, waits=True)
     assert isinstance(busy, Busy)
     waiter = Herd(lambda: run(engine.blocking.locks.wait("l", busy, LONG)))
-    until(lambda: engine._hub._streams and all(each.stands for each in engine._hub._streams.values()))
+    until(lambda: engine._hub._streams)
     engine._gateway.leave(engine._gateway.member())
     assert waiter.join() == [None]
 
@@ -590,7 +596,7 @@ def test_tls(open_: Open) -> None:
         holder, engine = Lock("l", on=open_(url)), open_(url)
         assert holder.acquire()
         herd = Herd(lambda: entered(engine))
-        until(lambda: any(each.begun.is_set() for each in list(engine._hub._streams.values())))
+        until(lambda: engine._hub._streams)
         start = time.monotonic()
         holder.release()
         assert herd.join() == [True]

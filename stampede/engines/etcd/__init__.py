@@ -1,10 +1,10 @@
 """The etcd engine: locks by a recipe of our own over transactions, leases and watches, and a store of small values.
 
 gateway.py   questions to the members of a cluster, over HTTP
-stream.py    what a watch says, from bytes;  hub.py   who watches what, and the thread that reads it
-leases.py    the server's leases, had in advance
+stream.py    what a watch says, from bytes;  hub.py   the streams of watches, and the thread that reads them
+leases.py    the server's leases, which one lock leaves to the next
 names.py     keys, and what stands in those of locks
-desk.py      what a lock's queue is asked;  locks.py   Locks, in both colours
+queue.py     a lock's queue as waiters know it;  desk.py   the steps of a lock;  locks.py   Locks, in both colours
 cell.py      values
 """
 
@@ -42,7 +42,7 @@ THREADS = 16
 class EtcdEngine(CellEngine):
     """One cluster, by any of its members. `prefix` begins all keys.
 
-    Who waits for a lock has a place in its queue, and watches the one before it.
+    Each waiter has a place in the lock's queue, and its process watches that.
     """
 
     fair = True
@@ -52,10 +52,10 @@ class EtcdEngine(CellEngine):
     def __init__(self, gateway: Gateway, prefix: str = "stampede/") -> None:
         self._gateway = gateway
         self._leases, self._hub, names = Leases(gateway), Hub(gateway), Names(prefix)
-        self._desk = desk = Desk(gateway, self._leases, names)
+        self._desk = desk = Desk(gateway, self._leases, self._hub, names)
         super().__init__(EtcdCell(gateway, self._leases, self._hub, names), "etcd")
-        locks = EtcdLocks(desk, self._hub, gateway, here, BLOCKING)
-        alocks = EtcdLocks(desk, self._hub, gateway, Errands(THREADS).run, SUSPENDING)
+        locks = EtcdLocks(desk, gateway, here, BLOCKING)
+        alocks = EtcdLocks(desk, gateway, Errands(THREADS).run, SUSPENDING)
         self.blocking = replace(self.blocking, locks=locks, holds=locks, hands=locks)
         self.suspending = replace(self.suspending, locks=alocks, holds=alocks, hands=alocks)
 
@@ -79,7 +79,7 @@ def _parsed(url: str, **options: Any) -> tuple[list[Member], str, dict[str, Any]
     user, _, password = login.partition(":")
     members = [_member(each, url) for each in hosts.split(",")]
     prefix = f"{unquote(parts.path).strip('/') or 'stampede'}/"
-    timeout = found.get("timeout", 3.0)
+    timeout = found.get("timeout", 1.0)
     if timeout <= 0:
         raise OptionError(f"{safe_url(url)}: timeout is {timeout:g}: give a number of seconds, more than 0")
     files = {name: found[name] for name in ("ca", "cert", "key") if name in found}

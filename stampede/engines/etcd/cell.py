@@ -57,7 +57,7 @@ class EtcdCell(WatchingCell):
         raise AssertionError
 
     def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        return self._hub.watch((self._names.cells + name.encode(), b""), lambda _: told(), puts=True).close
+        return self._hub.watch((self._names.cells + name.encode(), b""), lambda _: told()).close
 
     def _key(self, name: str) -> str:
         return b64(self._names.cells + name.encode())

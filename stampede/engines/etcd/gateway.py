@@ -31,8 +31,8 @@ SHORTEST = 0.2
 REST = 0.05
 """Seconds before the next one is asked, where all are of the same mind: they choose a leader."""
 
-CONNECTIONS = 256
-"""As many wait for their next question, of each member."""
+AT_ONCE = 16
+"""Questions of one process that are under way at once. A crowd that asks all at once would make each of them slow."""
 
 _NOT_FOUND, _UNAUTHENTICATED = 5, 16
 _PASSES = {4, 8, 14}  # out of time, of room for requests, of a leader: it may be done all the same
@@ -67,7 +67,7 @@ class Gateway:
         tls: ssl.SSLContext | None = None,
         user: str = "",
         password: str = "",
-        timeout: float = 3.0,
+        timeout: float = 1.0,
     ) -> None:
         self.members = list(members)
         self.called = "etcd://" + ",".join(map(str, members))
@@ -85,6 +85,8 @@ class Gateway:
         self._pools: dict[Member, urllib3.HTTPConnectionPool] = {}
         self._token = ""
         self._lock = threading.RLock()
+        self._turns = threading.Semaphore(AT_ONCE)
+        self._heard = self._hung = 0.0  # when a question was answered last, and when one was in vain
 
     def close(self) -> None:
         self.closed = True
@@ -93,16 +95,27 @@ class Gateway:
 
     # -- one question ---------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        path: str,
-        question: Mapping[str, Any],
-        *,
-        twice: bool = True,
-        doubt: Callable[[], object] | None = None,
-    ) -> dict[str, Any]:
-        """The answer. `twice`: it may be asked again where what became of it isn't known, which `doubt` is told of."""
-        body, end, anew = json.dumps(question).encode(), time.monotonic() + self.timeout, False
+    def ask(self, path: str, question: Mapping[str, Any], *, twice: bool = True) -> dict[str, Any]:
+        """The answer. `twice`: it may be asked again where what became of it isn't known.
+
+        Callers beyond `AT_ONCE` wait for their turn. If nobody has an answer meanwhile, they need not ask.
+        """
+        body, came = json.dumps(question).encode(), time.monotonic()
+        with self._turns:
+            if self._hung > came:
+                raise EngineError(f"{self.called}: no answer to another's question, nor to any since")
+            began = time.monotonic()
+            try:
+                told = self._asked(path, body, began + self.timeout, twice=twice)
+            except EngineError:
+                if self._heard < began <= time.monotonic() - self.timeout / 2:
+                    self._hung = time.monotonic()
+                raise
+            self._heard = time.monotonic()
+            return told
+
+    def _asked(self, path: str, body: bytes, end: float, *, twice: bool) -> dict[str, Any]:
+        anew = False
         tried = refused = 0  # the latter since the last one that took the question
         while True:
             member = self.member()
@@ -121,8 +134,6 @@ class Gateway:
                     raise EngineError(f"{member}: {trouble}") from trouble.__cause__
             except _Unknown as trouble:
                 refused = 0
-                if doubt is not None:
-                    doubt()
                 self.leave(member)
                 if not twice or time.monotonic() + REST + SHORTEST > end:
                     raise EngineError(f"{member}: {trouble}") from trouble.__cause__
@@ -191,7 +202,7 @@ class Gateway:
             with self._lock:
                 pool = self._pools.get(member)
                 if pool is None:
-                    its: dict[str, Any] = {"host": member.host, "port": member.port, "maxsize": CONNECTIONS}
+                    its: dict[str, Any] = {"host": member.host, "port": member.port, "maxsize": AT_ONCE}
                     pool = (
                         urllib3.HTTPConnectionPool(**its)
                         if self._tls is None

@@ -1,4 +1,4 @@
-"""Who watches what: a stream for each watched key, or range of keys, and one thread that reads all of them."""
+"""Watches of one process: a stream for each watched key, or range of keys, and one thread that reads all streams."""
 
 from __future__ import annotations
 
@@ -8,53 +8,42 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, TypeAlias
 
-from stampede.engines.etcd.gateway import Gateway, Member, b64, unb64
+from stampede.engines.etcd.gateway import Gateway, Member, b64
 from stampede.engines.etcd.stream import Broken, Lines
 from stampede.errors import EngineError
 from stampede.threads import begun
 
-__all__ = ["Ear", "Hub", "Told"]
+__all__ = ["Ear", "Hub", "Span", "Told"]
 
-Told: TypeAlias = Callable[[bytes | None], object]
-"""Called with a key that was changed; with None where something may have been missed."""
+Told: TypeAlias = Callable[[Sequence[Any] | None], object]
+"""Called with etcd's events, in their order. None: the stream has ended, and tells nothing more."""
 
 MOST = 256
-"""Streams of one process, each a connection. Who comes beyond looks, instead."""
-
-REMEMBERED = 64
-"""Changes that a stream has told, for who comes to it later and asks for what was before."""
-
-AGAIN = 0.2
-"""Seconds between two tries to have a stream back."""
+"""Streams of one process, each a connection. Waiters beyond that look again, instead of being told."""
 
 IDLE = 10.0
-"""Seconds after which the thread ends that has nothing to read."""
+"""Seconds after which the thread ends if there is no stream."""
 
 Span: TypeAlias = tuple[bytes, bytes]
 """A key, and the one that ends the range behind it; none: that key alone."""
 
 
 class Ear:
-    """One who is told."""
-
-    __slots__ = ("_hub", "_stream", "told")
+    """A listener of one stream. The hub drops it after `until`, if that is set."""
 
     def __init__(self, hub: Hub, stream: _Stream | None, told: Told) -> None:
         self._hub, self._stream, self.told = hub, stream, told
+        self.until = inf
 
     @property
     def hears(self) -> bool:
         """Whether there is a stream that tells it."""
-        return self._stream is not None and self._stream.stands
-
-    def doubt(self) -> None:
-        """There was something to be told, and it was not: its stream is dead, and nobody knows."""
-        if self._stream is not None:
-            self._hub.lost(self._stream)
+        return self._stream is not None and self._stream.open
 
     def close(self) -> None:
         if self._stream is not None:
@@ -62,29 +51,18 @@ class Ear:
 
 
 class _Stream:
-    """One watch. It tells of what is removed, or, if there are `puts`, of what is written too."""
-
-    def __init__(self, span: Span, puts: bool) -> None:
-        self.span, self.puts = span, puts
+    def __init__(self, span: Span, member: Member, sock: socket.socket, lines: Lines) -> None:
+        self.span, self.member, self.sock, self.lines = span, member, sock, lines
         self.ears: set[Ear] = set()
-        self.since = 0  # it has told all changes from this revision on
-        self.changes: deque[tuple[int, bytes]] = deque(maxlen=REMEMBERED)
-        self.begun = threading.Event()
-        self.sock: socket.socket | None = None
-        self.member: Member | None = None
-        self.lines = Lines()
+        self.open = True
 
-    @property
-    def stands(self) -> bool:
-        return self.sock is not None
-
-    def tell(self, key: bytes | None) -> None:
+    def tell(self, events: Sequence[Any] | None) -> None:
         for ear in list(self.ears):
-            ear.told(key)
+            ear.told(events)
 
 
 class Hub:
-    """Those of one engine, in both colours."""
+    """The streams of one engine, for listeners of both colours."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -93,149 +71,102 @@ class Hub:
         self.start_again()
 
     def start_again(self) -> None:
-        """Also in a forked child: what is open is the parent's, and only closed here."""
+        """Begin anew, also in a forked child: open streams are the parent's, and only closed here."""
         for sock in [each.sock for each in getattr(self, "_streams", {}).values()] + [getattr(self, "_wake", None)]:
             if sock is not None:
                 sock.close()
         self._lock = threading.RLock()
-        self._streams: dict[tuple[Span, bool], _Stream] = {}
-        self._new: deque[tuple[_Stream, socket.socket]] = deque()
+        self._streams: dict[Span, _Stream] = {}
+        self._new: deque[_Stream] = deque()
         self._reader: threading.Thread | None = None
-        self._mender: threading.Thread | None = None
         self._wake: socket.socket | None = None
 
-    def watch(self, span: Span, told: Told, *, revision: int = 0, puts: bool = False) -> Ear:
-        """Have `told` called after each change from this revision on; without one, after each that comes when this
-        has returned. It may block for as long as a connection takes."""
+    def watch(self, span: Span, told: Told) -> Ear:
+        """Have `told` called after each change that comes after this has returned.
+
+        It blocks until the server has begun to watch. Where there are too many streams, the ear hears nothing.
+        """
         with self._lock:
-            stream = None if self._closed else self._streams.get((span, puts))
-            mine = stream is None and len(self._streams) < MOST and not self._closed
-            if mine:
-                stream = self._streams[span, puts] = _Stream(span, puts)
+            stream = self._streams.get(span)
+            if stream is None and len(self._streams) >= MOST:
+                return Ear(self, None, told)
+        made = self._made(span) if stream is None else None
+        with self._lock:
+            stream = self._streams.get(span)  # another thread may have been faster
+            room = not self._closed and len(self._streams) < MOST
+            if stream is None and made is not None and room and self._started():
+                stream, made = self._streams.setdefault(span, made), None
+                self._new.append(stream)
+                self._poke()
             ear = Ear(self, stream, told)
             if stream is not None:
                 stream.ears.add(ear)
-        if stream is None:
-            return ear
-        try:
-            if mine:
-                self._open(stream, revision)
-            if not revision:
-                if not stream.begun.wait(self._gateway.timeout):
-                    raise EngineError(f"{self._gateway.called}: a watch was not begun")
-            elif not mine:
-                self._catch_up(stream, ear, revision)
-        except BaseException:
-            ear.close()
-            self.lost(stream)  # for others, who have come to it meanwhile
-            raise
+        if made is not None:
+            made.sock.close()
         return ear
 
-    def _catch_up(self, stream: _Stream, ear: Ear, revision: int) -> None:
-        with self._lock:
-            known = 0 < stream.since <= revision and stream.stands
-            if known and len(stream.changes) == REMEMBERED:
-                known = stream.changes[0][0] < revision
-            missed = [key for number, key in stream.changes if number >= revision] if known else [None]
-        for key in missed:
-            ear.told(key)
+    def _made(self, span: Span) -> _Stream:
+        key, end = span
+        terms: dict[str, Any] = {"key": b64(key)} | ({"range_end": b64(end)} if end else {})
+        member, sock = self._gateway.stream("/v3/watch", {"create_request": terms})
+        lines, said = Lines(), list[Any]()
+        try:
+            while not said:
+                said = lines.feed(sock.recv(1 << 16))
+            _events(said[0])
+        except (OSError, Broken) as error:
+            sock.close()
+            self._gateway.leave(member)
+            raise EngineError(f"{self._gateway.called}: a watch was not begun: {error}") from error
+        sock.setblocking(False)
+        return _Stream(span, member, sock, lines)
 
     def forget(self, stream: _Stream, ear: Ear) -> None:
         with self._lock:
             stream.ears.discard(ear)
-            if not stream.ears and self._streams.get((stream.span, stream.puts)) is stream:
-                del self._streams[stream.span, stream.puts]
-                self._hang_up(stream)
-
-    def lost(self, stream: _Stream) -> None:
-        """There is no word of it any more: all who hear it are told to look for themselves, and it is begun anew."""
-        with self._lock:
-            if self._closed or self._streams.get((stream.span, stream.puts)) is not stream:
-                return
-            member = stream.member if stream.stands else None
-            self._hang_up(stream)
-            if self._mender is None:
-                self._mender = begun("stampede-etcd-watch", self._mend)
-        if member is not None:
-            self._gateway.leave(member)
-        stream.tell(None)
+            if not stream.ears:
+                self._drop(stream)
 
     def left(self, member: Member) -> None:
-        """It has no answers: nor will it tell anything."""
+        """End the streams of a member that gives no answers: it tells nothing either."""
         with self._lock:
-            those = [each for each in self._streams.values() if each.stands and each.member == member]
+            those = [each for each in self._streams.values() if each.member == member]
         for stream in those:
-            self.lost(stream)
+            self._drop(stream)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            streams, self._streams = list(self._streams.values()), {}
-            for stream in streams:
-                self._hang_up(stream)
+            streams = list(self._streams.values())
             self._poke()
         for stream in streams:
-            stream.begun.set()
+            self._drop(stream)
+
+    def _drop(self, stream: _Stream) -> None:
+        with self._lock:
+            if self._streams.get(stream.span) is stream:
+                del self._streams[stream.span]
+            was_open, stream.open = stream.open, False
+            if was_open:
+                with suppress(OSError):  # the thread, which reads it, closes it
+                    stream.sock.shutdown(socket.SHUT_RDWR)
+        if was_open:
             stream.tell(None)
 
-    # -- connections ----------------------------------------------------------------------------------------------
+    # -- the thread -----------------------------------------------------------------------------------------------
 
-    def _open(self, stream: _Stream, revision: int) -> None:
-        key, end = stream.span
-        terms: dict[str, Any] = {"key": b64(key)} | ({"range_end": b64(end)} if end else {})
-        if revision:
-            terms["start_revision"] = str(revision)
-        if not stream.puts:
-            terms["filters"] = ["NOPUT"]
-        member, sock = self._gateway.stream("/v3/watch", {"create_request": terms})
-        sock.setblocking(False)
-        with self._lock:
-            if self._closed or not stream.ears:
-                sock.close()
-                return
-            if self._reader is None and not self._start():
-                sock.close()
-                raise EngineError(f"{self._gateway.called}: there is no thread to be had")
-            stream.sock, stream.member, stream.lines, stream.since = sock, member, Lines(), revision
-            stream.changes.clear()
-            self._new.append((stream, sock))
-            self._poke()
-
-    def _start(self) -> bool:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        self._wake, self._reader = theirs, begun("stampede-etcd-watch", self._read, ours, theirs)
+    def _started(self) -> bool:
+        if self._reader is None:
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            self._wake, self._reader = theirs, begun("stampede-etcd-watch", self._read, ours, theirs)
         return self._reader is not None
 
     def _poke(self) -> None:
         if self._wake is not None:
             with suppress(OSError):
                 self._wake.send(b"\0")
-
-    def _hang_up(self, stream: _Stream) -> None:
-        sock, stream.sock = stream.sock, None
-        stream.begun.clear()
-        if sock is not None:
-            with suppress(OSError):  # and the reader, who has it, closes it
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def _mend(self) -> None:
-        """Have streams back, for those who go on to hear them."""
-        while True:
-            with self._lock:
-                lost = [each for each in self._streams.values() if not each.stands]
-                if not lost or self._closed:
-                    self._mender = None
-                    return
-            for stream in lost:
-                try:
-                    self._open(stream, 0)
-                except EngineError:
-                    break
-            time.sleep(AGAIN)
-
-    # -- the thread -----------------------------------------------------------------------------------------------
 
     def _read(self, ours: socket.socket, theirs: socket.socket) -> None:
         with selectors.DefaultSelector() as selector, ours, theirs:
@@ -249,43 +180,46 @@ class Hub:
                         if self._wake is theirs:
                             self._wake = self._reader = None
                         return
-                for stream, sock in new:  # also what was hung up by now, so that it is closed
-                    selector.register(sock, selectors.EVENT_READ, stream)
+                for stream in new:
+                    selector.register(stream.sock, selectors.EVENT_READ, stream)
                 for key, _ in ready:
                     if key.data is None:
                         with suppress(BlockingIOError):
                             ours.recv(4096)
                     else:
-                        self._readable(selector, key.data, key.fileobj)  # type: ignore[arg-type]
+                        self._readable(selector, key.data)
+                self._drop_the_idle()
 
-    def _readable(self, selector: selectors.BaseSelector, stream: _Stream, sock: socket.socket) -> None:
+    def _readable(self, selector: selectors.BaseSelector, stream: _Stream) -> None:
         try:
-            while stream.sock is sock:
-                for said in stream.lines.feed(sock.recv(1 << 16)):
-                    self._said(stream, said)
-                if not isinstance(sock, ssl.SSLSocket):  # TLS may have read more than it gives
+            while stream.open:
+                for said in stream.lines.feed(stream.sock.recv(1 << 16)):
+                    stream.tell(_events(said))
+                if not isinstance(stream.sock, ssl.SSLSocket):  # TLS may have read more than it gives
                     return
         except (BlockingIOError, ssl.SSLWantReadError):
             return
-        except Exception:  # whatever a server says: the stream is opened anew, and others of this thread go on
+        except (OSError, Broken):
             pass
-        selector.unregister(sock)
-        sock.close()
-        if stream.sock is sock:
-            self.lost(stream)
+        selector.unregister(stream.sock)
+        stream.sock.close()
+        self._drop(stream)
 
-    def _said(self, stream: _Stream, said: dict[str, Any]) -> None:
-        result = said.get("result", {})
-        if "error" in said or result.get("canceled"):
-            raise Broken(str(said.get("error") or result.get("cancel_reason")))
-        if result.get("created"):
-            again = not stream.since  # what was changed before that was told to nobody
-            stream.since = stream.since or int(result["header"]["revision"]) + 1
-            stream.begun.set()
-            if again:
-                stream.tell(None)
-        for event in result.get("events", ()):
-            key = unb64(event["kv"]["key"])
-            with self._lock:
-                stream.changes.append((int(event["kv"]["mod_revision"]), key))
-            stream.tell(key)
+    def _drop_the_idle(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            idle = [each for each in self._streams.values() if all(ear.until <= now for ear in each.ears)]
+        for stream in idle:
+            self._drop(stream)
+
+
+def _events(said: Any) -> Sequence[Any]:
+    """The events of one line of a stream. Broken: the server has ended the watch."""
+    try:
+        result = said["result"]
+        if result.get("canceled"):
+            raise Broken(str(result.get("cancel_reason")))
+        events: Sequence[Any] = result.get("events", ())
+        return [each for each in events if each["kv"]["key"]]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise Broken(f"it says {str(said)[:80]}") from error

@@ -41,11 +41,12 @@ class Names:
 
 
 class Place(NamedTuple):
-    """Who has a place in a lock's queue, and may be inside."""
+    """A token that has the lock, or waits for it."""
 
     key: bytes
     token: bytes
     number: int  # the revision that has made it
+    changed: int  # the one that has changed it last
     lease: int
     room: float
     seconds: float  # the lease that was asked for
@@ -66,7 +67,8 @@ def place_of(told: dict[str, Any]) -> Place:
         its = inf if room is None else float(room), seconds, str(body["holder"]), float(body["since"])
     except (ValueError, TypeError, KeyError):
         its = 1.0, 1.0, "", 0.0
-    return Place(key, token, int(told["create_revision"]), int(told.get("lease", 0)), *its)
+    made, changed, lease = (int(told.get(name, 0)) for name in ("create_revision", "mod_revision", "lease"))
+    return Place(key, token, made, changed, lease, *its)
 
 
 def value_of(room: float, lease: float) -> str:

@@ -1,0 +1,157 @@
+"""A lock's queue as this process knows it, while one of its callers waits for the lock.
+
+The queue is read once, and a watch tells of each change from then on. So the next holder knows that its turn has come
+by the event of the release alone: who is first in the queue has the lock, and nobody can come in before a place that
+is there already. For the same reason an old state may keep a caller waiting, but never lets it in too early.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from math import inf
+from typing import Any, NamedTuple
+
+from stampede.colour import Bell
+from stampede.engines.etcd.hub import Ear, Hub, Span
+from stampede.engines.etcd.names import Place, place_of
+from stampede.room import admitted
+
+__all__ = ["Queue", "inside"]
+
+LINGER = 1.0
+"""Seconds for which the watch is kept when nobody waits any more: the next one may come at once."""
+
+
+class _Waiter(NamedTuple):
+    turn: bool  # it waits for the turn of its token; else for the end of it
+    revision: int  # at which the token had a place
+    bell: Bell
+
+
+class Queue:
+    """The places of one lock, in their order, and the waiters of this process."""
+
+    def __init__(self, hub: Hub, span: Span, read: Callable[[], tuple[Sequence[Place], int]]) -> None:
+        self._hub, self._span, self._read = hub, span, read
+        self._lock, self._opening = threading.RLock(), threading.Lock()
+        self._places: dict[bytes, Place] = {}  # by token
+        self._since = self._seen = 0  # the revision at which they were read, and the last one that is known of
+        self._early: list[Mapping[str, Any]] | None = None  # events that came while it was being read
+        self._ear: Ear | None = None
+        self._waiters: dict[bytes, list[_Waiter]] = {}
+        self.heard = 0.0
+
+    @property
+    def hears(self) -> bool:
+        ear = self._ear
+        return ear is not None and ear.hears
+
+    def open(self) -> None:
+        """Read the queue, after having it watched. Blocking; another caller may be about it."""
+        if not self._opening.acquire(blocking=False):
+            return
+        with self._lock:
+            self._early = []
+        try:
+            if not self.hears:
+                self._ear = self._hub.watch(self._span, self._told)
+            places, revision = self._read()
+            with self._lock:
+                self._places, self._since = {each.token: each for each in places}, revision
+                self._seen, self.heard = max(self._seen, revision), time.monotonic()
+        finally:
+            with self._lock:
+                early, self._early = self._early, None
+                self._change(early)
+                bells = self._bells(list(self._waiters), frozenset())
+            self._opening.release()
+        for bell in bells:
+            bell.ring()
+
+    def place(self, token: bytes) -> Place | None:
+        return self._places.get(token)
+
+    def admits(self, token: bytes) -> bool:
+        """Whether this token is inside, as far as is known."""
+        with self._lock:
+            return any(each.token == token for each in inside(self._places))
+
+    def first(self) -> Place | None:
+        with self._lock:
+            return next(iter(self._places.values()), None)
+
+    @contextmanager
+    def waiter(self, token: bytes, turn: bool, revision: int) -> Iterator[Bell]:
+        """A bell that rings when it is this token's turn; and, also without `turn`, when the token has left."""
+        mine = _Waiter(turn, revision, Bell())
+        with self._lock:
+            self._waiters.setdefault(token, []).append(mine)
+            if self._ear is not None:
+                self._ear.until = inf
+        try:
+            yield mine.bell
+        finally:
+            with self._lock:
+                those = self._waiters[token]
+                those.remove(mine)
+                if not those:
+                    del self._waiters[token]
+                if not self._waiters and self._ear is not None:
+                    self._ear.until = time.monotonic() + LINGER
+
+    def worth_asking(self, token: bytes, turn: bool, revision: int) -> bool:
+        """Whether what such a waiter waits for has come already."""
+        with self._lock:
+            if token not in self._places:  # or the news of its place has not come yet
+                return self._seen >= revision
+            return turn and self.admits(token)
+
+    def _told(self, events: Sequence[Mapping[str, Any]] | None) -> None:
+        with self._lock:
+            if events is None:
+                self._ear = None
+                bells = [each.bell for those in self._waiters.values() for each in those]
+            elif self._early is not None:
+                self._early += events
+                return
+            else:
+                self.heard = time.monotonic()
+                left = self._change(events)
+                bells = self._bells([each.token for each in inside(self._places)], left)
+        for bell in bells:
+            bell.ring()
+
+    def _change(self, events: Sequence[Mapping[str, Any]]) -> set[bytes]:
+        """The tokens that have left."""
+        left: set[bytes] = set()
+        for event in events:
+            place = place_of(event["kv"])
+            if place.changed <= self._since:  # it was read already
+                continue
+            self._seen = place.changed
+            if event.get("type") == "DELETE":
+                self._places.pop(place.token, None)
+                left.add(place.token)
+            else:
+                self._places[place.token] = place
+        return left
+
+    def _bells(self, turns: Sequence[bytes], left: set[bytes] | frozenset[bytes]) -> list[Bell]:
+        found = []
+        for token in {*turns, *left}:
+            found += [
+                each.bell
+                for each in self._waiters.get(token, ())
+                if not each.bell.rung and (token in left or self.worth_asking(token, each.turn, each.revision))
+            ]
+        return found
+
+
+def inside(places: Mapping[bytes, Place] | Sequence[Place]) -> Sequence[Place]:
+    """Return those of a queue that have the lock."""
+    its = places.values() if isinstance(places, Mapping) else places
+    return list(islice(its, admitted(each.room for each in its)))
