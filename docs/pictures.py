@@ -38,10 +38,10 @@ ROOMS = [
         "algorithm", "the six steps of a call, and how long it waits for which",
         "fill call patience admission land places",
     ),
-    Room("flights", "of all callers of a key in this process, one leads", "flight leader outcome"),
+    Room("flights", "of all callers of a key in this process, one leads", "flight outcome"),
     Room(
         "trouble", "codecs and guards before an engine, which may be down",
-        "outage looks coded",
+        "outage coded",
     ),
     Room("keeper", "leases renewed and given back, work beside the caller", "keeper workers problems"),
     Room("codec", "entries as bytes, and bytes as entries that may be believed", "codec"),

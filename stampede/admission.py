@@ -48,7 +48,7 @@ async def had(
             return None, full.with_traceback(None), 0.0
     hold.bound(longest)  # also of who needs no place
     flight.computes(call.label, call.policy.lease, longest)
-    began, work = call.now, call.means.colour.call(call.origin)
+    began, work = call.now, call.resources.colour.call(call.origin)
     return *await ended(work if call.place is None else placed(call, call.place, work)), call.now - began
 
 
@@ -69,7 +69,7 @@ async def enter(call: Call, kept: Entry[Any] | None, gate: Gate, longest: float)
     """Take a place at the origin for this call. OriginFull: there was none in time."""
     began, outcome, origin = call.now, "full", call.policy.origin or ""
     try:
-        call.place = await gate.enter(call.means.colour, patience(call, kept, gate), call.policy.lease, longest)
+        call.place = await gate.enter(call.resources.colour, patience(call, kept, gate), call.policy.lease, longest)
         outcome = "entered"
         add(PLACES, origin)
     finally:
@@ -88,7 +88,7 @@ async def placed(call: Call, place: Place, work: Coroutine[Any, Any, T]) -> T:
     finally:
         stay.over = True
         _inside.set(before)  # no reset: one that is destroyed ends in another context
-        place.ended(call.means.scope, call.now - began, failed=failed)
+        place.ended(call.resources.scope, call.now - began, failed=failed)
 
 
 async def vacate(call: Call) -> None:
@@ -96,7 +96,7 @@ async def vacate(call: Call) -> None:
     place, call.place = call.place, None
     if place is not None:
         add(PLACES, place.origin, amount=-1)
-        await call.means.colour.shielded(place.leave())
+        await call.resources.colour.shielded(place.leave())
 
 
 def abandon(call: Call) -> None:
@@ -112,7 +112,7 @@ def gate_of(call: Call) -> Gate | None:
     origin = call.policy.origin
     if origin is None or any(each.origin == origin and not each.over for each in _inside.get()):
         return None
-    return None if call.means.gates is None else call.means.gates.gate_of(origin)
+    return None if call.resources.gates is None else call.resources.gates.gate_of(origin)
 
 
 def patience(call: Call, kept: Entry[Any] | None, gate: Gate) -> float:

@@ -20,7 +20,7 @@ from stampede.call import Call, Held, Once
 from stampede.colour import Colour
 from stampede.errors import WaitTimeout
 from stampede.fill import fill
-from stampede.flight import Flight, inside_all, nested
+from stampede.flight import Computing, Flight, nested
 from stampede.land import drop, land, never_begun, quietly, served
 from stampede.loaders import Answer, Loader, Wanted
 from stampede.outcome import Landing, Leave, all_landed, empty
@@ -161,8 +161,8 @@ class _Batch:
             for key, (call, flight, _) in self._led.items():
                 if call.seen is not None and place is not None and not place.reserve():
                     landings[key] = later(call.seen)
-                    call.owes(False)
-                    call.means.flights.end(flight, None)
+                    call.owes = False
+                    call.resources.flights.end(flight, None)
             led = {key: led for key, led in self._led.items() if key not in landings} if landings else self._led
             answers = deque(await self._at_once([fill(each.call) for each in led.values()]))
         except GeneratorExit:
@@ -206,15 +206,13 @@ class _Batch:
         policy = _with(self._policy, self._ttl_of(key))
         call = self._scope.of_many(self._colour, today, key, self._loader.origin(key), policy, began, self._once)
         sample = front.sample(call.key)
-        if call.leader is not None:
-            call.leader.follow(self._work())  # and no name for it here: frames may be kept for long
-        flight, leading = call.means.flights.join(call.key, call.loop, anew=call.anew, leader=call.leader)
+        call.answered_by(self._work())  # and no name for it here: frames may be kept for long
+        flight, leading = call.resources.flights.join(call.key, call.loop, anew=call.anew, leader=call)
         if leading:
-            call.flight = flight
             self._led[key] = _Led(call, flight, sample)
             call.seen = None if call.force else front.take_due(call.key)
         else:
-            flight.leave(call.leader)
+            flight.leave(call)
             self.others.append(key)
 
     async def _let_go(self, held: Iterable[_Led | Wanted]) -> None:
@@ -224,13 +222,13 @@ class _Batch:
     async def _gone(self, held: Sequence[_Led | Wanted]) -> None:
         try:
             calls = [each.call for each in held]
-            abandoned = [quietly(call.means.port.abandon, call.key, call.token) for call in calls]
+            abandoned = [quietly(call.resources.port.abandon, call.key, call.token) for call in calls]
             await self._at_once(abandoned)
             for call in calls:
-                call.owes(False)
+                call.owes = False
         finally:
             for each in held:
-                each.call.means.flights.end(each.flight, None)
+                each.call.resources.flights.end(each.flight, None)
 
     # -- the computations -----------------------------------------------------------------------------------------
 
@@ -302,13 +300,13 @@ class _Batch:
                 for number, part in enumerate(parts, 1):  # those that come later are held for as much longer
                     for each in part:
                         longest = number * each.call.policy.hold_of(each.kept.cost if each.kept is not None else 0.0)
-                        held = each.call.means.hold(each.call, inf if capped else longest)
+                        held = each.call.resources.hold(each.call, inf if capped else longest)
                         hold[each.key] = stack.enter_context(held)
                         if capped:
                             each.begin, each.call.nested = partial(_begun, each, hold[each.key], longest), nested()
                         else:
                             each.flight.computes(each.call.label, each.call.policy.lease, longest)
-                stack.enter_context(inside_all(each.flight for each in granted))
+                stack.enter_context(Computing(*[each.flight for each in granted]))
                 for part in parts:
                     answers = await self._loader.load(part)
                     begun = [each for each in part if each.key in answers]
@@ -321,7 +319,7 @@ class _Batch:
                         failed = failed or (landing.error is not None and not landing.is_nothing)
                     await self._vacate(part)
                     for each in begun:  # who waits for these needn't wait for the other parts
-                        each.call.means.flights.end(each.flight, landings[each.key])
+                        each.call.resources.flights.end(each.flight, landings[each.key])
                     if failed:
                         break
                 await self._let_go([each for each in granted if each.key not in landings])
@@ -333,7 +331,7 @@ class _Batch:
             raise
         finally:
             for each in granted:
-                each.call.means.flights.end(each.flight, landings.get(each.key))
+                each.call.resources.flights.end(each.flight, landings.get(each.key))
             del answers, landing  # their errors refer to this frame
         return landings  # those in here are let go of by whoever raises one
 

@@ -1,26 +1,26 @@
-"""One caller's question to the algorithm, and the means to answer it."""
+"""One caller's question to the algorithm, and what all calls of one function share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from os import getpid
 from typing import Any, Protocol
+from weakref import ref
 
 from stampede import events
 from stampede.colour import Colour, Loop
 from stampede.entry import Entry, new_id
 from stampede.flight import Flight, Flights
-from stampede.leader import Leader
 from stampede.odds import Odds
 from stampede.outcome import Landing
 from stampede.pace import Pace
 from stampede.policy import Policy
-from stampede.ports import Ask, Claims, Looks
+from stampede.ports import Ask, Claims, Found
 
-__all__ = ["Call", "Era", "Gate", "Gates", "Held", "Means", "Once", "Place", "Spawn"]
+__all__ = ["Call", "Gate", "Gates", "Held", "Once", "Place", "Resources", "Spawn"]
 
 
 class Held(Protocol):
@@ -105,32 +105,9 @@ class Spawn(Protocol):
         ...
 
 
-class Era:
-    """What tells entries that were begun after the last `expire_all` from all that are older: how their ids begin."""
-
-    __slots__ = ("mark",)
-
-    def __init__(self) -> None:
-        self.mark = b""  # of nothing, as long as there was none
-
-    def is_over(self, entry: Entry[Any]) -> bool:
-        """Is it older? Then it is stale, however fresh the engine says it is."""
-        return not entry.id.startswith(self.mark)
-
-    def id_of(self, id: bytes) -> bytes:
-        """An id of today, out of a new one."""
-        return self.mark + id[len(self.mark) :]
-
-    def told(self, entry: Entry[Any] | None) -> Entry[Any] | None:
-        """The same entry, with what is left of it."""
-        if entry is not None and self.mark and self.is_over(entry):
-            entry.fresh = min(entry.fresh, 0.0)
-        return entry
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """With what all calls of one function and colour are answered."""
+@dataclass(slots=True)
+class Resources:
+    """What all calls of one function and one colour share."""
 
     scope: str
     port: Claims
@@ -141,24 +118,50 @@ class Means:
     drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
     note: events.Note
     trial: Trial | None = None  # of values that are kept as they are, on an engine that no other process shares
-    era: Era = field(default_factory=Era)
     draws: bool = True  # no local tier has drawn the early moment: a call does
-    looks: Looks | None = None  # the port, of an engine of which a hit is a look
+    look: Callable[[str], Awaitable[Found | None]] | None = None  # of an engine on which a hit is a look
     odds: Odds = field(default_factory=Odds)  # of a hit
     gates: Gates | None = None  # who may compute for how many at once
+    give_back: Callable[[str, bytes], object] = lambda key, token: None  # the lease of a token; from a finalizer
+    mark: bytes = b""  # how the ids of entries begin that were begun after the last `expire_all`, if there was one
+
+    def is_over(self, entry: Entry[Any]) -> bool:
+        """Return whether the entry is older than the last `expire_all`: then it is stale, whatever the engine says."""
+        return not entry.id.startswith(self.mark)
+
+    def id_of(self, id: bytes) -> bytes:
+        """Return a new id as one that was begun after the last `expire_all`."""
+        return self.mark + id[len(self.mark) :]
+
+    def told(self, entry: Entry[Any] | None) -> Entry[Any] | None:
+        """Return the entry, made stale if it is older than the last `expire_all`."""
+        if entry is not None and self.mark and self.is_over(entry):
+            entry.fresh = min(entry.fresh, 0.0)
+        return entry
 
 
 class Call:
-    """One caller's question."""
+    """One caller's question. It owns the flight that it leads, and the lease that it may have.
 
-    # Of the class until they are set: every miss makes one of these.
+    Both end with the coroutine that answers the call: a weak reference tells when that is destroyed. An exception that
+    arrives inside our own code (a signal handler's, or a RecursionError) may skip any `finally`; but the coroutine is
+    destroyed as soon as the frame that awaits it is left, even if a traceback keeps the frames.
+    """
+
+    # Of the class until they are set: every call makes one of these.
     flight: Flight | None = None  # that it leads
-    ask: Ask | None = None  # its next claim's terms
+    follows: Flight | None = None  # the flight that counts it among its callers
+    work: ref[Coroutine[Any, Any, Any]] | None = None  # the coroutine that answers it
+    owes = False  # it may have a lease
+    token = b""  # of that lease, from the first claim on
+    pid = 0  # of the process that claimed
+    ask: Ask | None = None  # its next question's terms
     asked: float = -inf  # the moment before its last claim was sent
     pace: Pace | None = None  # of its claims, from the second one on
     place: Place | None = None  # at its origin
     nested = False  # it computes for another computation, which has a lease, too
     others = False  # what it got was computed by somebody else while it waited
+    spawn: Spawn | None = None  # a place beside the caller, if it may need one
 
     def __init__(
         self,
@@ -166,62 +169,82 @@ class Call:
         label: str,
         origin: Callable[[], Any],
         policy: Policy,
-        means: Means,
+        resources: Resources,
         loop: Loop | None,
         began: float,
         seen: Entry[Any] | None = None,
         *,
         force: bool = False,
         once: Once | None = None,
-        leader: Leader | None = None,
-        spawn: Spawn | None = None,
         asks_on: bool = False,
-        token: bytes = b"",
     ) -> None:
         self.key = key  # as the engine knows it
         self.label = label  # as people know it
         self.origin = origin
         self.policy = policy
-        self.means = means
+        self.resources = resources
         self.loop = loop
         self.began = began
         self.seen = seen  # what is due: the local tier's entry, or what a claim has found
         self.force = force  # compute, whatever is there
         self.once = once  # or do so if this says that nobody has
-        self.leader = leader  # of its flight, if it comes to lead one
-        self.spawn = spawn  # a place beside the caller, if it may need one
         self.asks_on = asks_on  # it waits for nobody's computation, and begins none: it has other keys to ask for
-        self.token = token or new_id()
-        self.pid = getpid()
 
     @property
     def now(self) -> float:
-        return self.means.clock()
+        return self.resources.clock()
 
     @property
     def waited(self) -> float:
-        return self.means.clock() - self.began
+        return self.resources.clock() - self.began
+
+    def names_token(self) -> None:
+        """Choose the token of the lease that is going to be claimed."""
+        resources, token = self.resources, new_id()
+        self.token, self.pid = resources.id_of(token) if resources.mark else token, getpid()
 
     def anew(self) -> bool:
-        """Whether it computes, whatever is there; asked under the lock of decisions."""
-        if self.once is not None and self.once.takes(self.means.flights, self.key):
+        """Return whether it computes, whatever is there; asked under the lock of decisions."""
+        if self.once is not None and self.once.takes(self.resources.flights, self.key):
             self.force = True
         return self.force
 
     def settle(self, *, stored: bool) -> None:
-        """What has come of it, for who remembers that."""
+        """Tell who remembers it what came of the computation."""
         if self.once is not None and self.force:
-            self.once.settle(self.means.flights, self.key, stored=stored)
+            self.once.settle(self.resources.flights, self.key, stored=stored)
 
     @property
     def followed(self) -> bool:
         """Does anybody else wait for what it computes?"""
         return self.flight is not None and self.flight.callers > 1
 
-    def owes(self, lease: bool) -> None:
-        """Whether it may have a lease that is to be given back."""
-        if self.leader is not None:
-            self.leader.owes = lease
-
     def tell(self, event: Callable[..., events.Event], *what: Any) -> None:
-        self.means.note(event, self.means.scope, self.label, *what)
+        self.resources.note(event, self.resources.scope, self.label, *what)
+
+    # -- its end ------------------------------------------------------------------------------------------------------
+
+    def answered_by(self, work: Coroutine[Any, Any, Any]) -> None:
+        """From now on this coroutine answers the call."""
+        self.work = ref(work, self.is_gone)
+
+    def is_gone(self, _: object) -> None:
+        """The coroutine is destroyed: end the flight. If there is no stack left for this (RecursionError), the next
+        caller of the key ends it, or the watch; and its lease ends by itself."""
+        flight, follows = self.flight, self.follows
+        with suppress(RecursionError):
+            if follows is not None:
+                follows.owner.leave(follows, self)
+            if flight is not None:
+                flight.owner.end(flight, None)
+
+    @property
+    def gone(self) -> bool:
+        """Has its coroutine ended? The weak reference may not have told us yet."""
+        return self.work is not None and getattr(self.work(), "cr_frame", None) is None
+
+    def give_back(self) -> None:
+        """Have the lease given back by another thread, if there may be one: this may be a finalizer."""
+        if self.owes:
+            self.owes = False
+            self.resources.give_back(self.key, self.token)

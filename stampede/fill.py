@@ -1,7 +1,7 @@
 """THE algorithm: one computation, however big the herd.
 
 `fill` is the way of every call that its local tier could not answer. It is written once, for both colours, over
-the port of the engine (`ports.Claims`) and the few means of a `Call`; it knows neither bytes nor clients.
+the port of the engine (`ports.Claims`) and the few `Resources` of a `Call`; it knows neither bytes nor clients.
 """
 
 from __future__ import annotations
@@ -9,29 +9,27 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from math import inf
 from random import random
-from typing import Any, NamedTuple
+from typing import Any
 
 from stampede import early, events
 from stampede.admission import abandon, had, vacate
-from stampede.call import Call, Means
-from stampede.colour import Bell, Loop, ended, running_loop
+from stampede.call import Call
+from stampede.colour import Bell, ended, running_loop
 from stampede.entry import Entry
 from stampede.errors import WAY_OUT, ComputationFailed, EngineError, OriginFull, RecursiveComputation
-from stampede.flight import SAFETY, Flight, nested
+from stampede.flight import SAFETY, Computing, Flight, nested
 from stampede.land import drop, land, never_begun, release, served
-from stampede.leader import Leader
 from stampede.outcome import Landing, Leave, LeftOut, Nothing
 from stampede.pace import Pace
 from stampede.patience import allowance, alone, beside, limit, spare
-from stampede.policy import Policy
 from stampede.ports import Ask, Busy, Failed, Found, Granted
 
-__all__ = ["Glance", "fill", "glance"]
+__all__ = ["fill"]
 
 
 async def fill(call: Call) -> Landing:
-    """The value that is there, somebody else's, or the one computed here."""
-    flights, flight = call.means.flights, call.flight
+    """Return the value that is there, another caller's, or the one computed here."""
+    flights, flight = call.resources.flights, call.flight
     landing: Landing | None = None
     answer: Landing | Granted | Busy | Failed | None = None
     inside = flights.computing(call.key) if flight is None else None
@@ -41,24 +39,23 @@ async def fill(call: Call) -> Landing:
         while landing is None:
             # 1. Join the key's flight, or lead it: of all callers in this process, one asks the engine.
             if flight is None:
-                flight, leading = flights.join(call.key, call.loop, anew=call.anew, leader=call.leader)
+                flight, leading = flights.join(call.key, call.loop, anew=call.anew, leader=call)
                 if not leading:
                     landing, flight = await follow(call, flight), None
                     continue
-                call.flight = flight
             try:
                 # 2. Look, where it is likely to be there; then claim: it is there, or ours to compute.
-                if call.ask is None and call.means.looks is not None:
-                    answer = await looked(call)
+                if call.ask is None:
+                    answer = await look(call)
                 while answer is None:
                     answer = await claim(call)
-                    # 3. Or somebody else computes it: take what is kept, or sleep until woken, and claim again.
+                    # 3. Or another process computes it: take what is kept, or sleep until woken, and claim again.
                     if type(answer) is Busy:
                         answer = await awaited(call, answer)
                     elif type(answer) is Failed:
                         answer = await failed(call, answer)
             except EngineError as error:
-                answer = Landing(error=error, as_of=call.now)  # for all of the flight: not each must run into it
+                answer = Landing(error=error, as_of=call.resources.clock())  # of all its callers: one has run into it
             finally:
                 if type(answer) is not Granted:
                     flights.end(flight, answer if type(answer) is Landing else None)
@@ -68,47 +65,6 @@ async def fill(call: Call) -> Landing:
         return landing
     finally:
         del landing, answer  # an error in them refers to this frame
-
-
-class Glance(NamedTuple):
-    """A call that leads its flight, and has looked."""
-
-    flight: Flight
-    ask: Ask
-
-
-async def glance(
-    means: Means, key: str, label: str, policy: Policy, loop: Loop | None, leader: Leader | None, began: float
-) -> Landing | Glance | None:
-    """The shortest way to a value that is likely to be there: lead the flight, look, and nothing else.
-
-    A Glance: there is more to do, and `fill` goes on with that. None: it begins.
-    """
-    looks = means.looks
-    flight = means.flights.lead(key, loop, leader) if looks is not None and means.odds.good else None
-    if looks is None or flight is None:
-        return None
-    ended = True
-    landing: Landing | None = None
-    try:
-        at = means.clock()
-        found = await looks.look(key)
-        if found is not None and not means.era.mark and not early.may_be_due(found.entry):
-            landing = seen(means, label, found, at)
-        else:
-            ask = terms(means, policy, began)
-            landing = judged(means, label, found, at, ask)
-            if landing is None:
-                ended = False
-                return Glance(flight, ask)
-        return landing
-    except EngineError as error:
-        landing = Landing(error=error, as_of=means.clock())
-        return landing
-    finally:
-        if ended:
-            means.flights.end(flight, landing)
-        del landing  # its error, if it has one, refers to this frame
 
 
 # -- 1. the flight ------------------------------------------------------------------------------------------------
@@ -136,7 +92,7 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             return await verdict_of_waiting(call)
         landing, offered = flight.landing, flight.offered
     finally:
-        flight.owner.leave(flight, call.leader)  # with the last one its landing goes
+        flight.owner.leave(flight, call)  # with the last one its landing goes
     if call.policy.refuses_stale and any(each is not None and each.is_stale for each in (landing, offered)):
         return None
     # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
@@ -166,8 +122,8 @@ async def heard(call: Call, flight: Flight) -> Callable[[Call], Awaitable[Landin
         if patience <= 0:
             return verdict_of_waiting
         pause = patience if flight.watched else min(patience, SAFETY)
-        if not await call.means.colour.park(bell, pause) and not flight.watched:
-            flight.look(call.now)
+        if not await call.resources.colour.park(bell, pause) and not flight.watched:
+            flight.look(call.resources.clock())
     return None
 
 
@@ -178,7 +134,36 @@ def patience_with(call: Call, offered: Landing) -> float:
     return spare(call, offered.entry)
 
 
-# -- 2. the claim -------------------------------------------------------------------------------------------------
+# -- 2. the question ----------------------------------------------------------------------------------------------
+
+
+async def look(call: Call) -> Landing | None:
+    """Return what is there and good, by a plain read: a hit needs no decision. None: claim."""
+    resources = call.resources
+    seen = call.seen.id if call.seen is not None else None
+    ask = call.ask = Ask(call.policy.lease, seen=seen, force=call.force)
+    if resources.look is None or not resources.odds.good or ask.force or seen is not None:
+        return None
+    at = resources.clock()
+    found = await resources.look(call.key)
+    if found is None:
+        return None
+    entry = found.entry
+    if resources.mark and resources.is_over(entry):
+        ask.seen = entry.id
+        return None
+    if early.may_be_due(entry) and early.due(entry, draw(call, ask)):
+        return None
+    resources.odds.saw(True)
+    resources.note(events.Found, resources.scope, call.label, entry.cost)
+    return Landing(entry, ticket=found.ticket, at=at, as_of=at)
+
+
+def draw(call: Call, ask: Ask) -> float:
+    """Draw how early this call would refresh the key; -inf: the local tier has drawn that, or it doesn't."""
+    if call.resources.draws and call.policy.early and not ask.force:
+        ask.draw = early.draw(call.policy.early, random)
+    return -inf if ask.draw is None else ask.draw
 
 
 async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
@@ -186,17 +171,27 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
 
     If its outcome is unknown, it may have been granted: our own lease must not lock us out.
     """
-    means, first = call.means, call.asked == -inf
-    ask = call.ask or opening_of(call)
-    call.asked = at = means.clock()
+    resources, ask, first = call.resources, call.ask, call.asked == -inf
+    assert ask is not None
+    if first:
+        if not call.token:
+            call.names_token()
+        if ask.draw is None:
+            draw(call, ask)
+    call.asked = at = resources.clock()
     try:
-        call.owes(True)
-        reply = await means.port.claim(call.key, call.token, ask)
-        if first and means.looks is not None:
-            means.odds.saw(isinstance(reply, Found))
+        call.owes = True
+        reply = await resources.port.claim(call.key, call.token, ask)
+        if first and resources.look is not None:
+            resources.odds.saw(isinstance(reply, Found))
         if isinstance(reply, Granted):
-            return granted(call, reply)
-        call.owes(False)
+            if reply.entry is not None:
+                kept(call, reply)
+                if reply.entry is not None and not call.force and call.flight is not None:  # its followers may have it
+                    offer = Landing(reply.entry, until=call.policy.lease, as_of=at)
+                    resources.flights.offer(call.flight, offer)
+            return reply
+        call.owes = False
     except GeneratorExit:
         raise  # nothing can be awaited: what it may owe is given back with its flight
     except BaseException:
@@ -206,7 +201,7 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
         kept(call, reply)
         return reply
     entry = reply.entry
-    if means.era.mark and means.era.is_over(entry):
+    if resources.mark and resources.is_over(entry):
         ask.seen = entry.id  # it was made stale with all others
         await rest(call)  # it is another one each time
     elif ask.draw is not None and call.seen is None and early.due(entry, ask.draw):
@@ -220,64 +215,14 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
     return None
 
 
-def granted(call: Call, reply: Granted) -> Granted:
-    """The same; its followers may have what is kept."""
-    kept(call, reply)
-    if reply.entry is not None and not call.force and call.flight is not None:
-        call.means.flights.offer(call.flight, Landing(reply.entry, until=call.policy.lease, as_of=call.asked))
-    return reply
-
-
-async def looked(call: Call) -> Landing | None:
-    """What is there and good, where a hit is to be expected: it needs no decision, and so no claim."""
-    means, ask = call.means, opening_of(call)
-    if means.looks is None or not means.odds.good or ask.force or ask.seen is not None:
-        return None
-    at = means.clock()
-    found = await means.looks.look(call.key)
-    return judged(means, call.label, found, at, ask)
-
-
-def judged(means: Means, label: str, found: Found | None, at: float, ask: Ask) -> Landing | None:
-    """What a look has found, unless there is something to be decided about it."""
-    if found is None:
-        return None
-    if means.era.mark and means.era.is_over(found.entry):
-        ask.seen = found.entry.id
-        return None
-    if ask.draw is not None and early.due(found.entry, ask.draw):
-        return None
-    return seen(means, label, found, at)
-
-
-def seen(means: Means, label: str, found: Found, at: float) -> Landing:
-    """A hit."""
-    means.odds.saw(True)
-    means.note(events.Found, means.scope, label, found.entry.cost)
-    return Landing(found.entry, ticket=found.ticket, at=at, as_of=at)
-
-
-def opening_of(call: Call) -> Ask:
-    """The terms of its first question."""
-    seen = call.seen.id if call.seen is not None else None
-    call.ask = terms(call.means, call.policy, call.began, seen, force=call.force)
-    return call.ask
-
-
-def terms(means: Means, policy: Policy, began: float, seen: bytes | None = None, *, force: bool = False) -> Ask:
-    """What a call asks for."""
-    draw = early.draw(policy.early, random) if means.draws and policy.early and not force else None
-    return Ask(policy.lease, seen=seen, force=force, draw=draw)
-
-
 def kept(call: Call, reply: Granted | Busy | Failed) -> None:
     """What of it this call may be served: nothing stale, if it says so; its followers may have said nothing of it."""
-    entry = reply.entry = call.means.era.told(reply.entry)
+    entry = reply.entry = call.resources.told(reply.entry)
     if entry is None or entry.fresh > 0 or not call.policy.refuses_stale:
         return
     reply.entry = None
     if call.flight is not None and type(reply) is not Failed and not call.force:
-        call.means.flights.offer(call.flight, Landing(entry, until=call.policy.lease, as_of=call.asked))
+        call.resources.flights.offer(call.flight, Landing(entry, until=call.policy.lease, as_of=call.asked))
 
 
 async def failed(call: Call, reply: Failed) -> Landing:
@@ -299,7 +244,7 @@ async def failed(call: Call, reply: Failed) -> Landing:
 
 async def awaited(call: Call, busy: Busy) -> Landing | None:
     """What the news bring, or what is kept, to whom has no patience left. None: claim again."""
-    means, at, kept = call.means, call.asked, busy.entry or call.seen
+    resources, at, kept = call.resources, call.asked, busy.entry or call.seen
     as_of = at if busy.entry else -inf
     if kept is not None and spare(call, kept) <= 0:
         return served(call, kept, "computing", until=busy.lease, as_of=as_of)
@@ -307,18 +252,21 @@ async def awaited(call: Call, busy: Busy) -> Landing | None:
     if patience <= 0:
         return await verdict_of_waiting(call)
     if busy.entry is not None and call.flight is not None and call.flight.offered is None:
-        means.flights.offer(call.flight, Landing(busy.entry, until=busy.lease, as_of=at))  # each follower waits for it
+        resources.flights.offer(
+            call.flight, Landing(busy.entry, until=busy.lease, as_of=at)
+        )  # each follower waits for it
     if kept is not None:
         patience = min(patience, spare(call, kept))
-    news = await means.port.wait(call.key, busy, patience)
+    news = await resources.port.wait(call.key, busy, patience)
     if news is None and kept is not None and spare(call, kept) <= 0:
         return served(call, kept, "computing", until=busy.lease, as_of=as_of)
     if news is None:  # whatever woke us, again and again
         await rest(call, patience)
-    ask = call.ask or opening_of(call)
+    ask = call.ask
+    assert ask is not None
     ask.since, ask.awaited = call.waited, busy.token
     ask.draw = None  # what was computed while we waited is good, however short its life
-    if news is None or means.era.is_over(news.entry):
+    if news is None or (resources.mark and resources.is_over(news.entry)):
         return None
     # It may have been under way for long: what is sure is that its lease stood when we asked.
     told = Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
@@ -345,9 +293,9 @@ async def told_anew(call: Call, told: Landing) -> Landing:
 async def rest(call: Call, most: float = inf) -> None:
     """A waiter's questions have a pace, whatever it is told."""
     call.pace = call.pace or Pace()
-    seconds = min(call.pace.rest(call.now), most)
+    seconds = min(call.pace.rest(call.resources.clock()), most)
     if seconds > 0:
-        await call.means.colour.park(Bell(), seconds)
+        await call.resources.colour.park(Bell(), seconds)
 
 
 def tell_found(call: Call, entry: Entry[Any] | None) -> None:
@@ -373,31 +321,33 @@ async def computed(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landi
     if call.spawn is not None and seconds < inf and call.spawn.reserve():
         return await beside(call, call.spawn, flight, lambda: compute(call, flight, kept), kept, seconds)
     flight.unborn = lambda: never_begun(call, flight)
-    return await call.means.colour.aside(compute(call, flight, kept), flight)
+    return await call.resources.colour.aside(compute(call, flight, kept), flight)
 
 
 async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
     """Compute while the lease is renewed, and fill: the engine stores only if the lease still stands."""
-    means, began = call.means, call.now
+    resources = call.resources
+    began = resources.clock()
     landing: Landing | None = None
     try:
         longest = call.policy.hold_of(kept.cost if kept else 0.0)
         if call.policy.origin is not None:
             call.nested = nested()
-        with means.hold(call, longest if call.policy.origin is None else inf) as hold, flight.inside():
+        with resources.hold(call, longest if call.policy.origin is None else inf) as hold, Computing(flight):
             # No name is given to its error, which refers to us: Python 3.12 links each frame to its caller's.
             if call.policy.origin is not None:
                 landing = await land(call, kept, hold, *await had(call, kept, hold, flight, longest))
             else:
                 flight.computes(call.label, call.policy.lease, longest)
-                landing = await land(call, kept, hold, *await ended(means.colour.call(call.origin)), call.now - began)
+                work = ended(resources.colour.call(call.origin))
+                landing = await land(call, kept, hold, *await work, resources.clock() - began)
     except BaseException:
         # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
         drop(call)
         abandon(call)
         raise
     finally:
-        means.flights.end(flight, landing)
+        resources.flights.end(flight, landing)
     try:
         if call.place is not None:
             await vacate(call)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from math import inf
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 from stampede import decisions, forks, greenlets
 from stampede.colour import Bell, Loop
-from stampede.leader import Leader
 from stampede.outcome import Landing
 from stampede.watch import watch
 
-__all__ = ["SAFETY", "Flight", "Flights", "inside_all", "nested", "outside"]
+__all__ = ["SAFETY", "Computing", "Flight", "Flights", "Leader", "nested", "outside"]
 
 _log = logging.getLogger("stampede")
 
@@ -33,6 +33,21 @@ class _Unheard(Bell):
 
 
 _unheard = _Unheard()
+
+
+class Leader(Protocol):
+    """The call that leads a flight, as the flight sees it."""
+
+    flight: Flight | None
+    follows: Flight | None
+    work: ref[Coroutine[Any, Any, Any]] | None
+    owes: bool
+    token: bytes
+
+    @property
+    def gone(self) -> bool: ...
+    def answered_by(self, work: Coroutine[Any, Any, Any]) -> None: ...
+    def give_back(self) -> None: ...
 
 
 class Flight:
@@ -68,7 +83,9 @@ class Flight:
         self.loop = loop  # of a suspending leader
         self.leader = leader  # ends with its coroutine, whatever happens; None: it has landed
         if loop is None:
-            self.thread, self.greenlet = get_ident(), greenlets.here()
+            self.thread = get_ident()
+            if "greenlet" in sys.modules:
+                self.greenlet = greenlets.here()
         if leader is not None:
             leader.flight = self  # both ways, until it ends
 
@@ -177,7 +194,7 @@ class Flight:
     def led_by(self, work: Coroutine[Any, Any, Any]) -> None:
         """The computation goes on without its caller."""
         if self.leader is not None:
-            self.leader.follow(work)
+            self.leader.answered_by(work)
 
     def waits_in(self, loop: Loop | None) -> bool:
         """Is it led, or followed, by a task of this loop?"""
@@ -191,22 +208,13 @@ class Flight:
         """Does a greenlet lead it that can't go on while the caller blocks its thread?"""
         return self.thread == get_ident() and self.greenlet != greenlets.here() and not greenlets.cooperative()
 
-    def inside(self) -> _Extent:
-        """The computation's extent: a call in it knows which leases its caller holds."""
-        return _Extent((self,))
 
-
-def inside_all(flights: Iterable[Flight]) -> _Extent:
-    """The extent of a computation that is all of theirs."""
-    return _Extent(tuple(flights))
-
-
-class _Extent:
-    """A computation, as a context."""
+class Computing:
+    """The computation of some flights, as a context: a call inside it knows which leases its caller holds."""
 
     __slots__ = ("_before", "_flights")
 
-    def __init__(self, flights: tuple[Flight, ...]) -> None:
+    def __init__(self, *flights: Flight) -> None:
         self._flights = flights
 
     def __enter__(self) -> None:
@@ -300,16 +308,6 @@ class Flights:
         """Have it looked after from that moment on, as somebody waits for it. False: nobody can."""
         return watch.add(flight, moment)
 
-    def lead(self, key: str, loop: Loop | None, leader: Leader | None = None) -> Flight | None:
-        """A new flight for the caller to lead; None if there is one, or if the caller computes: perhaps this key."""
-        if key in self._flights or _inside.get():
-            return None
-        with decisions.lock:
-            if key in self._flights:
-                return None
-            flight = self._flights[key] = Flight(self, key, loop, leader)
-            return flight
-
     def get(self, key: str) -> Flight | None:
         """That of the key, if it is under way."""
         return self._flights.get(key)
@@ -347,9 +345,8 @@ class Flights:
     def end(self, flight: Flight, landing: Landing | None) -> None:
         """Land: the followers share what may be shared, and claim again otherwise."""
         leader = flight.leader
-        if landing is None and leader is not None and leader.owes:
-            leader.give_back(flight.key, leader.token)
-            leader.owes = False
+        if landing is None and leader is not None:
+            leader.give_back()
         with decisions.lock:
             flight.ended = True
             if flight.unborn is not None or flight.answers is not None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from stampede.call import Era
+from stampede.call import Resources
 from stampede.colour import BLOCKING, Colour, run_blocking, running_loop
 from stampede.core import Core
 from stampede.entry import new_id
@@ -15,7 +15,7 @@ from stampede.keys import generation, quoted
 from stampede.policy import Policy
 from stampede.ports import Claims, Store
 
-__all__ = ["Generations"]
+__all__ = ["Generations", "mark_of"]
 
 _clock = time.monotonic
 
@@ -30,13 +30,13 @@ class Generations:
     aclaims: Claims
     store: Store
     astore: Store
+    resources: Sequence[Resources] = ()  # of its calls
 
     def __init__(self, core: Core, namespace: str, name: str, policy: Policy) -> None:
         self.core = core
         self.name = name  # of its generation
         self.namespace = quoted(namespace)
         self.policy = policy
-        self.era = Era()
         self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
         self._scopes = [name, self.namespace] if self._nested else [name]
         # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
@@ -47,6 +47,11 @@ class Generations:
         # The engine's of these, as their two generations, and when this process heard of a newer one.
         self._left: list[tuple[str, str, float]] = []
         self._recall()  # and no question: a loop may wait for this, or for who makes it under a lock
+
+    def _begin(self, mark: bytes) -> None:
+        """Let the ids of entries that are begun from now on begin like this."""
+        for resources in self.resources:
+            resources.mark = mark
 
     @property
     def prefix(self) -> str:
@@ -135,7 +140,7 @@ class Generations:
         if known[0] == epoch and known[2] == own and known[3] == whole:
             return known[1]
         prefix = self._prefix_of(own, whole)
-        self.era.mark = _mark_of(own, whole)
+        self._begin(mark_of(own, whole))
         if prefix != known[1] and known[0] >= 0:  # or nobody has asked for anything yet
             self._older.append(known[1])  # before anybody can see the new one
             del self._older[:-8]
@@ -163,7 +168,7 @@ class Generations:
         return self.astore if colour.suspending else self.store
 
 
-def _mark_of(own: str, whole: str) -> bytes:
+def mark_of(own: str, whole: str) -> bytes:
     """How the ids begin of what is begun in this generation: as any, as long as nothing was made stale as a whole."""
     softer = own.partition("~")[2], whole.partition("~")[2]
     return blake2b("|".join(softer).encode(), digest_size=3).digest() if any(softer) else b""

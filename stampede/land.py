@@ -38,8 +38,7 @@ async def land(
         entry = entry_of(call, kept, value, error, cost)
         if error is not None and entry.ttl <= 0 and kept is not None and not hold.foreign:
             return await unkept(call, entry, error, "ttl is 0 for it, and what is kept stays")
-        longest = call.policy.hold_of(kept.cost if kept is not None else 0.0)
-        return await store(call, hold, entry, error, why, cost, longest)
+        return await store(call, hold, entry, error, why, cost, kept)
     except GeneratorExit:
         raise
     except BaseException as failure:  # a ttl function's or a codec's own
@@ -63,7 +62,13 @@ def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseExcepti
 
 
 async def store(
-    call: Call, hold: Held, entry: Entry[Any], error: BaseException | None, why: str, cost: float, longest: float
+    call: Call,
+    hold: Held,
+    entry: Entry[Any],
+    error: BaseException | None,
+    why: str,
+    cost: float,
+    kept: Entry[Any] | None,
 ) -> Landing:
     """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
     if hold.foreign:
@@ -72,21 +77,22 @@ async def store(
         return await unkept(call, entry, error, f"{entry.value[0]} would not come back with all that it holds: {ARGS}")
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
         return await unkept(call, entry, error, "cache_if refused it")
-    at = call.now
+    at = call.resources.clock()
     try:
-        if call.means.trial is not None:
-            call.means.trial(call.key, entry, strict=call.policy.strict)
-        stored = await call.means.colour.shielded(call.means.port.fill(call.key, call.token, entry))
+        if call.resources.trial is not None:
+            call.resources.trial(call.key, entry, strict=call.policy.strict)
+        stored = await call.resources.colour.shielded(call.resources.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
         landing = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)
         return Landing(error=refusal, as_of=landing.as_of) if call.policy.strict else landing
     except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
         await release(call)
-        return Landing(error=trouble, as_of=call.now)
-    call.tell(events.Computed, why, cost, bool(stored))
+        return Landing(error=trouble, as_of=call.resources.clock())
+    call.resources.note(events.Computed, call.resources.scope, call.label, why, cost, bool(stored))
     if stored is None:
         return Landing(entry, error, as_of=call.asked)  # then its lease stood, and later nobody knows
     if not stored:
+        longest = call.policy.hold_of(kept.cost if kept is not None else 0.0)
         late = cost > longest
         overruled = not late and ((call.flight is not None and call.flight.detached) or hold.overruled)
         call.tell(events.LeaseLost, longest if late else None, overruled)
@@ -175,9 +181,9 @@ async def stood(call: Call) -> float:
     """The moment as of which our lease is known to have stood: what came of it is good for those who began before."""
     if not call.followed:
         return call.asked
-    at = call.now
+    at = call.resources.clock()
     try:
-        return at if await call.means.port.renew(call.key, call.token, call.policy.lease) else -inf
+        return at if await call.resources.port.renew(call.key, call.token, call.policy.lease) else -inf
     except EngineError:
         return call.asked
 
@@ -206,8 +212,8 @@ def message_of(error: BaseException) -> str:
 
 async def release(call: Call, verdict: Verdict | None = None, rest: float = 0.0) -> None:
     """Give the lease back, and to the end, also when the caller is cancelled meanwhile."""
-    await call.means.colour.shielded(quietly(call.means.port.abandon, call.key, call.token, verdict, rest))
-    call.owes(False)
+    await call.resources.colour.shielded(quietly(call.resources.port.abandon, call.key, call.token, verdict, rest))
+    call.owes = False
 
 
 async def quietly(verb: Callable[..., Awaitable[object]], *what: Any) -> None:
@@ -222,13 +228,13 @@ def never_begun(call: Call, flight: Flight) -> None:
     """A loop that ends cancels tasks before their first step, too: no `finally` of theirs gives the lease back."""
     if not flight.ended:
         drop(call)
-        call.means.flights.end(flight, None)
+        call.resources.flights.end(flight, None)
 
 
 def drop(call: Call) -> None:
     """Give the lease back where nothing can be awaited any more."""
     try:
-        call.means.drop(call)
+        call.resources.drop(call)
     except RecursionError:
         return  # it is still owed, and given back when its leader has ended
-    call.owes(False)
+    call.owes = False

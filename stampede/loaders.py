@@ -95,7 +95,7 @@ class Together:
         keys = [each.key for each in wanted]
         first = wanted[0]
         work = capped(first.call, first.kept, lambda: [each.begin() for each in wanted], self._values(keys))
-        answer = await _had(first.call.means.clock, work)
+        answer = await _had(first.call.resources.clock, work)
         try:
             if answer.error is not None:
                 return dict.fromkeys(keys, answer)
@@ -312,7 +312,7 @@ class _Work:
         try:
             wanted = self.wanted
             work = capped(wanted.call, wanted.kept, wanted.begin, self._run.colour.call(self._origin))
-            answer = await _had(wanted.call.means.clock, work)
+            answer = await _had(wanted.call.resources.clock, work)
         finally:
             _inside.set(before)  # no reset: one that is destroyed ends in another context
         try:

@@ -15,7 +15,7 @@ from stampede.breaker import Breaker
 from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, EngineError
-from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Reply, Ticket
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Looks, Reply, Ticket
 
 __all__ = ["GuardedClaims", "Outage"]
 
@@ -195,12 +195,47 @@ class Outage:
 class GuardedClaims:
     """`Claims` that never fail: what the engine can't do is done by the refuge, one computation per key and process."""
 
-    def __init__(self, port: Claims, refuge: Claims, outage: Outage, kept: Callable[[str], Entry[Any] | None]) -> None:
-        """`kept`: what the local tier has of a key."""
+    def __init__(
+        self,
+        port: Claims,
+        refuge: Claims,
+        outage: Outage,
+        kept: Callable[[str], Entry[Any] | None],
+        looks: Looks | None = None,
+        decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = lambda key, entry: entry,
+    ) -> None:
+        """`kept`: what the local tier has of a key. `looks` is the engine's own, of bytes that `decoded` reads."""
         self._kept = kept
+        self._looks = looks
+        self._decoded = decoded
         self._port = port
         self._refuge = refuge
         self._outage = outage
+
+    async def look(self, key: str) -> Found | None:
+        """Return what is there and fresh. None, too, if the engine is down: what is to be done then is the claim's.
+
+        All in one step, and not a layer each for codec and outage, as it is a hit.
+        """
+        outage = self._outage
+        if outage.closed or outage.breaker.outage is not None or self._looks is None:
+            return None
+        try:
+            found = await self._looks.look(key)
+        except EngineClosed:
+            return None
+        except EngineError as error:
+            outage.failed(error)
+            return None
+        if found is None:
+            return None
+        entry = self._decoded(key, found.entry)
+        if entry is None or entry.fresh <= 0:
+            return None
+        if outage.used:
+            outage.outlived(key)
+        found.entry = entry
+        return found
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         outage, keeps = self._outage, REFUGE_TTL

@@ -12,7 +12,7 @@ from stampede.call import Call, Spawn
 from stampede.colour import Bell
 from stampede.entry import Entry, new_id
 from stampede.errors import WaitTimeout
-from stampede.flight import Flight, nested
+from stampede.flight import Computing, Flight, nested
 from stampede.land import never_begun, served
 from stampede.outcome import Landing, LeftOut
 
@@ -144,7 +144,7 @@ async def _given(end: End[Landing], begin: Callable[[], Coroutine[Any, Any, Land
 
 async def _wait(call: Call, flight: Flight, bell: Bell, seconds: float) -> None:
     """Until it is there, or so long. A caller that is cancelled meanwhile leaves it to those who wait for it, too."""
-    colour = call.means.colour
+    colour = call.resources.colour
     try:
         await colour.park(bell, seconds)
     except GeneratorExit:
@@ -188,7 +188,7 @@ def closed(work: Coroutine[Any, Any, Any]) -> bool:
 
 async def alone(call: Call) -> Landing:
     """Compute for this caller only, and store nothing: waiting might never end."""
-    flight, seconds = Flight(call.means.flights, call.key, call.loop), allowance(call, None)
+    flight, seconds = Flight(call.resources.flights, call.key, call.loop), allowance(call, None)
     if seconds < inf and call.spawn is not None and call.spawn.reserve():
         return await beside(call, call.spawn, flight, lambda: _alone(call, flight), None, seconds)
     return await _alone(call, flight)
@@ -197,9 +197,9 @@ async def alone(call: Call) -> Landing:
 async def _alone(call: Call, flight: Flight) -> Landing:
     began = call.now
     try:
-        with flight.inside():
+        with Computing(flight):
             try:
-                value = await capped(call, None, lambda: None, call.means.colour.call(call.origin))
+                value = await capped(call, None, lambda: None, call.resources.colour.call(call.origin))
             except GeneratorExit:
                 abandon(call)
                 raise

@@ -12,7 +12,6 @@ from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
 
-from stampede.colour import Colour
 from stampede.entry import Entry, Verdict
 
 __all__ = [
@@ -524,6 +523,12 @@ class Reports(Protocol):
         ...
 
 
+class HasColour(Protocol):
+    """A `colour.Colour`, as far as an engine has to know it."""
+
+    suspending: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """What an engine does for callers of one colour. None: the engine can't do this."""
@@ -580,7 +585,7 @@ class Engine(ABC):
         """The one that has its locks."""
         return self
 
-    def side(self, colour: Colour) -> Side:
+    def side(self, colour: HasColour) -> Side:
         """Return what this engine does for callers of one colour."""
         return self.suspending if colour.suspending else self.blocking
 

@@ -5,35 +5,35 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import ref
 
 from stampede import early, events, greenlets
-from stampede.call import Call, Means, Once
+from stampede.call import Call, Once, Resources
 from stampede.coded import Beside, CodedClaims, CodedStore, Coder, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_blocking, running_loop, settled
 from stampede.core import Core
-from stampede.entry import Entry, new_id
+from stampede.entry import Entry
 from stampede.errors import OptionError
-from stampede.fill import Glance, fill, glance
+from stampede.fill import fill
 from stampede.gather import Gathering, run_together
+from stampede.generations import mark_of
 from stampede.keeper import Hold, keeper
 from stampede.land import quietly
-from stampede.leader import Leader
 from stampede.local import Resident
-from stampede.looks import Looking
 from stampede.odds import Odds
 from stampede.outage import GuardedClaims
 from stampede.outcome import Landing
 from stampede.places import Place
 from stampede.policy import Policy
-from stampede.ports import Asked, Claims, Looks, Store, Ticket
+from stampede.ports import Asked, Claims, Found, Looks, Store, Ticket
 from stampede.stored import Stored
 
 __all__ = ["Scope", "later"]
 
 T = TypeVar("T")
+Look: TypeAlias = Callable[[str], Awaitable[Found | None]]
 
 _clock = time.monotonic
 
@@ -69,37 +69,39 @@ class Scope(Stored):
         self._disbelieved: dict[str, bytes] = {}  # by key: of which bytes people were told
         self.called = name if called is None else called
         refuge = core.outage.refuge if core.outage is not None else None
-        self.claims, self.store, looks = self._ports(
+        self.claims, self.store, look = self._ports(
             blocking.claims, blocking.store, codec, refuge.blocking.claims if refuge else None
         )
         many = Gathering() if core.engine.many is not None else blocking.claims
-        together, _, looks_together = self._ports(
+        together, _, look_together = self._ports(
             many, blocking.store, codec, refuge.blocking.claims if refuge else None
         )
-        self.aclaims, self.astore, alooks = self._ports(
+        self.aclaims, self.astore, alook = self._ports(
             suspending.claims, suspending.store, codec, refuge.suspending.claims if refuge else None
         )
         self._trial = trial
         self._odds = Odds()
-        self._blocking = self._means(self.claims, looks, BLOCKING)
-        self._together = self._means(together, looks_together, BLOCKING)
-        self._suspending = self._means(self.aclaims, alooks, PROMPT if core.engine.prompt else SUSPENDING)
+        self._blocking = self._resources(self.claims, look, BLOCKING)
+        self._together = self._resources(together, look_together, BLOCKING)
+        self._suspending = self._resources(self.aclaims, alook, PROMPT if core.engine.prompt else SUSPENDING)
+        self.resources = self._blocking, self._together, self._suspending
+        self._begin(mark_of(*self._known[2:]))
         self._coded = CodedStore(blocking.store, codec, self._bad) if codec is not None else None
         self.near = core.front.tier is not None or core.engine.near is not None  # something may be at hand
 
     def _ports(
         self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None
-    ) -> tuple[Claims, Store, Looks | None]:
+    ) -> tuple[Claims, Store, Look | None]:
         looks = cast("Looks", claims) if self.core.engine.looks else None
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _as_it_is
         if codec is not None:
             claims = CodedClaims(claims, codec, self._bad, store, self._beside)
             store = CodedStore(store, codec, self._bad)
             decoded = claims.decoded
-        if self.core.outage is not None and refuge is not None:
-            claims = GuardedClaims(claims, refuge, self.core.outage, self.core.front.kept)
-            looks = Looking(looks, decoded, self.core.outage) if looks is not None else None
-        return claims, store, looks
+        if self.core.outage is None or refuge is None:
+            return claims, store, None if looks is None else looks.look
+        guarded = GuardedClaims(claims, refuge, self.core.outage, self.core.front.kept, looks, decoded)
+        return guarded, store, None if looks is None else guarded.look
 
     def _bad(self, key: str, id: bytes, error: Exception) -> None:
         """One miss looks at the same bytes up to three times: it is told of once."""
@@ -138,7 +140,7 @@ class Scope(Stored):
             return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
         found = near.look(physical)
         entry = self._coded.decoded(physical, found.entry) if found is not None and self._coded is not None else None
-        if found is None or entry is None or entry.raised or (self.era.mark and self.era.is_over(entry)):
+        if found is None or entry is None or entry.raised or (self._blocking.mark and self._blocking.is_over(entry)):
             return None
         if front.tier is not None:
             landing = Landing(entry, ticket=found.ticket, at=at)
@@ -169,68 +171,50 @@ class Scope(Stored):
     ) -> Coroutine[Any, Any, Landing]:
         """What the local tier could not answer. `home` is told of the resident, if there is one now. `seen` is an entry
         that is to be refreshed early."""
-        leader = Leader(self._give_back)
-        work = self._fetch(colour, key, origin, policy or self.policy, force, home, leader, once, seen)
-        leader.work = ref(work, leader)  # as `follow` does it, and a call less in every miss
+        resources, loop = (self._suspending, _loop()) if colour.suspending else (self._blocking, None)
+        # What it waits for is one wait, also for the first question, that of its generation.
+        call = Call("", key, origin, policy or self.policy, resources, loop, _clock(), seen, force=force, once=once)
+        work = self._fetch(colour, call, home)
+        call.work = ref(work, call.is_gone)  # as `answered_by` does it, and a call less
         return work
 
-    async def _fetch(
-        self,
-        colour: Colour,
-        key: str,
-        origin: Callable[[], Any],
-        policy: Policy,
-        force: bool,
-        home: TakesHome | None,
-        leader: Leader,
-        once: Once | None,
-        seen: Entry[Any] | None,
-    ) -> Landing:
-        core, epoch = self.core, self.core.epoch
-        means, loop = (self._suspending, _loop()) if colour.suspending else (self._blocking, None)
-        prefix, front = self._recall(), core.front
-        began = _clock()  # what it waits for is one wait, also for its first question
+    async def _fetch(self, colour: Colour, call: Call, home: TakesHome | None) -> Landing:
+        core, front, key, policy, seen, force = (
+            self.core,
+            self.core.front,
+            call.label,
+            call.policy,
+            call.seen,
+            call.force,
+        )
+        epoch, prefix = core.epoch, self._recall()
         if prefix is None:
             prefix = await self.learn(colour)
-        physical = prefix + key
-        if once is not None and once.has(core.flights, physical):
-            once = None
-        usual = not force and once is None
-        sample = None
+        call.key = physical = prefix + key
+        if call.once is not None and call.once.has(core.flights, physical):
+            call.once = None
+        usual, sample = not force and call.once is None, None
         if front.tier is not None:
-            seen, sample = seen or (front.take_due(physical) if usual else None), front.sample(physical)
-        glanced: Landing | Glance | None = None
-        waited = False
-        if means.looks is not None and seen is None and usual and not policy.background:
-            glanced = await glance(means, physical, key, policy, loop, leader, began)
-        if isinstance(glanced, Landing):
-            landing = glanced
+            if seen is None and usual:
+                call.seen = seen = front.take_due(physical)
+            sample = front.sample(physical)
+        if call.once is not None:
+            landing = await _once(call)
         else:
-            leader.token = self.era.id_of(new_id())
-            call = Call(
-                physical, key, origin, policy, means, loop, began, seen,
-                force=force, once=once, leader=leader, token=leader.token,
-            )  # fmt: skip
-            if glanced is not None:
-                call.flight, call.ask = glanced
-            if once is not None:
-                landing = await _once(call)
-            else:
-                landing = await (self._aside(call, sample) if policy.beside and usual else fill(call))
-            waited = call.others
-            if waited and landing.entry is not None:
-                known = self._recall() or await self.learn(colour)
-                if known != prefix:
-                    # All was cleared, perhaps before it came, and it had not been told. Who has waited for what was
-                    # computed before that would have it long after.
-                    rest = policy.after(_clock() - began, _clock() - began)
-                    return await self.fetch(colour, key, origin, rest, force=force, home=home, once=once)
+            landing = await (self._aside(call, sample) if policy.beside and usual else fill(call))
+        if call.others and landing.entry is not None:
+            known = self._recall() or await self.learn(colour)
+            if known != prefix:
+                # All was cleared, perhaps before it came, and it had not been told. Who has waited for what was
+                # computed before that would have it long after.
+                rest = policy.after(call.waited, call.waited)
+                return await self.fetch(colour, key, call.origin, rest, force=force, home=home, once=call.once)
         if front.tier is None:
             return landing
         resident = front.place(physical, self.called, landing, sample)
         if resident is None:
-            if seen is None and usual and not waited and _is_due(landing, policy):
-                return await self.fetch(colour, key, origin, policy, seen=landing.entry)
+            if seen is None and usual and not call.others and _is_due(landing, policy):
+                return await self.fetch(colour, key, call.origin, policy, seen=landing.entry)
             return landing
         if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
             today = self._recall()
@@ -239,21 +223,23 @@ class Scope(Stored):
             # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
             # generation has killed the resident by then, or we see that generation here. Neither the resident's home
             # nor a ticket that was taken after the change knows of generations.
-            if epoch != core.epoch or today != prefix or (self.era.mark and self.era.is_over(resident.entry)):
+            if (
+                epoch != core.epoch
+                or today != prefix
+                or (self._blocking.mark and self._blocking.is_over(resident.entry))
+            ):
                 front.tier.drop(physical)
                 return landing
             front.open(resident, landing, policy)
         if home is not None:
             home.take_home(resident)
         if seen is None and not force and not landing.stored and front.is_due(physical):
-            return await self.fetch(
-                colour, key, origin, policy, home=home
-            )  # it came in its early moment: now it's seen
+            return await self.fetch(colour, key, call.origin, policy, home=home)  # in its early moment: now it's seen
         return landing
 
     async def _aside(self, call: Call, sample: Ticket | None) -> Landing:
         """The same for a caller that may go before its computation has ended, which has a place beside it."""
-        place = Place(call.means.colour, call.policy)
+        place = Place(call.resources.colour, call.policy)
         # Before the claim, where nobody is to wait at all.
         if (call.policy.background or call.seen is not None) and not place.reserve() and call.seen is not None:
             return later(call.seen)
@@ -280,9 +266,9 @@ class Scope(Stored):
         if placed:  # asked now, and not before: as in `_fetch`
             today = self._recall()
         if today is None and any(landing.ticket is not None for _, _, landing in placed):
-            today = await self.learn(placed[0][1].means.colour)
+            today = await self.learn(placed[0][1].resources.colour)
         for resident, call, landing in placed:
-            if (today is None or today + call.label == call.key) and not self.era.is_over(resident.entry):
+            if (today is None or today + call.label == call.key) and not self._blocking.is_over(resident.entry):
                 front.open(resident, landing, call.policy)
             elif front.tier is not None:
                 front.tier.drop(call.key)
@@ -305,19 +291,14 @@ class Scope(Stored):
         once: Once | None = None,
     ) -> Call:
         """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
-        means, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
-        leader = Leader(self._give_back)
-        leader.token = self.era.id_of(new_id())
-        if once is not None and once.has(means.flights, prefix + key):
+        resources, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
+        if once is not None and once.has(resources.flights, prefix + key):
             once = None
-        return Call(
-            prefix + key, key, origin, policy, means, loop, began,
-            once=once, leader=leader, asks_on=True, token=leader.token,
-        )  # fmt: skip
+        return Call(prefix + key, key, origin, policy, resources, loop, began, once=once, asks_on=True)
 
-    def _means(self, port: Claims, looks: Looks | None, colour: Colour) -> Means:
+    def _resources(self, port: Claims, look: Look | None, colour: Colour) -> Resources:
         core = self.core
-        return Means(
+        return Resources(
             scope=self.called,
             trial=self._trial,
             port=port,
@@ -327,11 +308,11 @@ class Scope(Stored):
             hold=self._hold,
             drop=self._drop,
             note=core.note,
-            era=self.era,
             draws=core.front.tier is None,
-            looks=looks,
+            look=look,
             odds=self._odds,
             gates=core.gates,
+            give_back=self._give_back,
         )
 
     def _hold(self, call: Call, max_hold: float) -> Hold:

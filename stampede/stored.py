@@ -39,7 +39,7 @@ class Stored(Generations):
         return (await self._read(colour, [key]))[0]
 
     async def _read(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        return [self.era.told(entry) for entry in await self._found(colour, keys)]
+        return [self.resources[0].told(entry) for entry in await self._found(colour, keys)]
 
     async def _found(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is kept of each key: reads go on without their engine, with what this process has computed meanwhile."""
@@ -78,7 +78,7 @@ class Stored(Generations):
             return await self.show(colour, key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
         if self._coded is not None:
             shown.entry = self._coded.decoded(physical, shown.entry)
-        self.era.told(shown.entry)
+        self.resources[0].told(shown.entry)
         return shown, self.core.flights.get(physical)
 
     def lists(self, colour: Colour) -> Lists:
@@ -131,7 +131,7 @@ class Stored(Generations):
     async def kept(self, colour: Colour, key: str) -> Entry[Any] | None:
         """What the engine itself keeps, in the generation of today."""
         today, _ = await self.learn_surely(colour)
-        return self.era.told((await self._store(colour).get([today + key]))[0])
+        return self.resources[0].told((await self._store(colour).get([today + key]))[0])
 
     async def expire(self, colour: Colour, key: str) -> bool:
         return bool(await self._change(colour, key, "expire"))
@@ -207,7 +207,7 @@ class Stored(Generations):
         for args in changes.values():
             for each in args:
                 if isinstance(each, Entry):
-                    each.id = self.era.id_of(each.id)
+                    each.id = self.resources[0].id_of(each.id)
         together = self.core.engine.changes or (len(changes) > 1 and (colour.suspending or many is not None))
         if not together:
             return [await getattr(store, verb)(prefix + key, *args) for key, args in changes.items()], ()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from stampede.call import Call, Means
+from stampede.call import Call, Resources
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking, running_loop
 from stampede.engines.memory import MemoryEngine
 from stampede.events import Event
@@ -37,13 +37,16 @@ class World:
     def call(self, key: str, origin: Callable[[], Any], policy: Policy, *, suspending: bool, **terms: Any) -> Call:
         draws = terms.pop("draws", False)
         side = self.engine.suspending if suspending else self.engine.blocking
-        means = Means(
+        resources = Resources(
             scope="", port=side.claims, flights=self.flights,
             colour=SUSPENDING if suspending else BLOCKING, clock=time.monotonic, hold=self._hold, drop=self._drop,
             note=lambda kind, *what: self.told.append(kind(*what)), draws=draws,
         )  # fmt: skip
         loop = running_loop() if suspending else None
-        return Call(key, key, origin, policy, means, loop, time.monotonic(), **terms)
+        spawn = terms.pop("spawn", None)
+        call = Call(key, key, origin, policy, resources, loop, time.monotonic(), **terms)
+        call.spawn = spawn
+        return call
 
     def _drop(self, call: Call) -> None:
         if call.pid == os.getpid():
@@ -57,10 +60,10 @@ class World:
         )  # fmt: skip
 
     def ask(self, origin: Callable[[], Any], key: str = "k", policy: Policy = PLAIN, **terms: Any) -> Any:
-        return value(run_blocking(fill(self.call(key, origin, policy, suspending=False, **terms))))
+        return value(run_blocking(answered(self.call(key, origin, policy, suspending=False, **terms))))
 
     async def aask(self, origin: Callable[[], Any], key: str = "k", policy: Policy = PLAIN, **terms: Any) -> Any:
-        return value(await fill(self.call(key, origin, policy, suspending=True, **terms)))
+        return value(await answered(self.call(key, origin, policy, suspending=True, **terms)))
 
     def invalidate(self, key: str = "k") -> None:
         run_blocking(self.engine.blocking.store.invalidate(key))
@@ -76,6 +79,13 @@ class World:
     def followers(self, number: int, key: str = "k") -> None:
         """Wait until so many callers follow the key's flight."""
         until(lambda: key in self.flights._flights and self.flights._flights[key].callers > number)
+
+
+def answered(call: Call) -> Coroutine[Any, Any, Landing]:
+    """Return the coroutine that answers the call."""
+    work = fill(call)
+    call.answered_by(work)
+    return work
 
 
 def value(landing: Landing) -> Any:

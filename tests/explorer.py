@@ -25,12 +25,11 @@ from typing import Any, TypeAlias
 from trap_ports import TRAPPING, Shield, Spawn, Trap, TrapHold, TrapPort, told
 
 from stampede import events, fill
-from stampede.call import Call, Gate, Means
+from stampede.call import Call, Gate, Resources
 from stampede.colour import Colour
 from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, OriginFull, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
-from stampede.leader import Leader
 from stampede.odds import Odds
 from stampede.outcome import Landing
 from stampede.policy import Policy
@@ -437,14 +436,8 @@ class _Flights(Flights):
         self.changes: Counter[str] = Counter()  # of each key, by this process
         self._born: dict[Flight, int] = {}  # after how many of them
 
-    def lead(self, key: str, loop: Any, leader: Leader | None = None) -> Flight | None:
-        flight = super().lead(key, loop, leader)
-        if flight is not None:
-            self._note(key, flight, leading=True)
-        return flight
-
     def join(
-        self, key: str, loop: Any, *, anew: Callable[[], bool] | None = None, leader: Leader | None = None
+        self, key: str, loop: Any, *, anew: Callable[[], bool] | None = None, leader: Any | None = None
     ) -> tuple[Flight, bool]:
         flight, leading = super().join(key, loop, anew=anew, leader=leader)
         self._note(key, flight, leading=leading)
@@ -586,7 +579,7 @@ class Process:
                 caller.seen = self.tier.get(key)
                 fibre.note(caller.seen is None)
                 await Trap("inside", f"has looked at its local tier: {caller.seen and caller.seen.value}")
-            landing = await self._answer(self.call(caller, origin, options))
+            landing = await trial.algorithm(self.call(caller, origin, options))
             if landing.error is not None:
                 raise landing.error
             assert landing.entry is not None
@@ -604,18 +597,6 @@ class Process:
                 ledger.judge(caller)
                 trial.time(caller)
         return caller.value
-
-    async def _answer(self, call: Call) -> Landing:
-        """As a cache does it: the shortest way first, where it is open."""
-        if call.means.looks is not None and call.seen is None and not call.force and not call.policy.background:
-            glanced = await fill.glance(
-                call.means, call.key, call.label, call.policy, call.loop, call.leader, call.began
-            )  # fmt: skip
-            if isinstance(glanced, Landing):
-                return glanced
-            if glanced is not None:
-                call.flight, call.ask = glanced
-        return await self.trial.algorithm(call)
 
     def call(self, caller: Caller, origin: Origin, options: dict[str, Any]) -> Call:
         trial, token = self.trial, caller.label.encode()
@@ -648,17 +629,17 @@ class Process:
         def hold(call: Call, seconds: float) -> TrapHold:
             return TrapHold(trial.model, call.key, call.token, call.policy.lease, seconds)
 
-        means = Means(
+        resources = Resources(
             scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
             drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), note=note, draws=False,
-            looks=trial.port if trial.scenario.looks else None, odds=_Hits(1.0),
+            look=trial.port.look if trial.scenario.looks else None, odds=_Hits(1.0),
             gates=trial.cap if trial.scenario.room else None,
         )  # fmt: skip
         caller.call = Call(
-            key=caller.key, label=caller.key, origin=compute, policy=policy, means=means, loop=self.loop,
+            key=caller.key, label=caller.key, origin=compute, policy=policy, resources=resources, loop=self.loop,
             began=trial.clock(), seen=caller.seen, force=caller.force,
-            spawn=_Beside(self) if policy.beside else None, token=token,
         )  # fmt: skip
+        caller.call.token, caller.call.spawn = token, _Beside(self) if policy.beside else None
         return caller.call
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Fibre:

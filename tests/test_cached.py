@@ -971,9 +971,9 @@ def test_recursion_takes_few_frames() -> None:
 
 
 def test_recursion_that_is_too_deep_leaves_nothing_behind() -> None:
-    """Python's stack may end anywhere in our own code: no key may hang for as long as its lease."""
+    """Python's stack may end anywhere in our own code: no key may hang for longer than its lease."""
 
-    @cached
+    @cached(lease=2)
     def fib(n: int) -> int:
         return n if n < 2 else fib(n - 1) + fib(n - 2)  # type: ignore[no-any-return]
 

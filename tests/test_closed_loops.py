@@ -220,7 +220,7 @@ def test_a_computation_that_is_destroyed_by_another_task() -> None:
     async def compute() -> None:
         await Sleep()
 
-    call: Any = SimpleNamespace(now=0.0, means=SimpleNamespace(scope=""))
+    call: Any = SimpleNamespace(now=0.0, resources=SimpleNamespace(scope=""))
     place: Any = SimpleNamespace(origin="db", ended=lambda *_, **__: None)
     work = placed(call, place, compute())
     copy_context().run(work.send, None)

@@ -47,7 +47,7 @@ LAYERS = """
     land admission
     call
     flight crowd
-    keeper outcome leader looks
+    keeper outcome
     coded outage
     workers signatures problems
     codec
