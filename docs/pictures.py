@@ -29,7 +29,7 @@ ROOMS = [
         "functions", "a decorated function: its keys, its calls, its verbs, its types",
         "decorate cached method many verbs faces many_faces hot namesakes switch",
     ),
-    Room("locks", "the user's locks and limits, and times of holding one", "bulkhead crowd lock limiter hands holding"),
+    Room("locks", "the user's locks and limits, and times of holding one", "bulkhead crowd lock limiter holding"),
     Room(
         "scopes", "behind every face: an engine, a local tier, a Scope for each function; batches",
         "core generations stored scope batch loaders front gather status",

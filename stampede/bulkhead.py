@@ -11,14 +11,13 @@ from random import randrange
 from time import monotonic
 from typing import Any, TypeVar, cast
 
-from stampede.colour import Colour, Loop, running_loop
 from stampede.crowd import Crowd, crowd_of
 from stampede.errors import OptionError
-from stampede.hands import inside
-from stampede.holding import Holding
-from stampede.lock import Lock, nothing
-from stampede.policy import Seconds, seconds
-from stampede.ports import Busy, Engine, Granted, Locks
+from stampede.holding import Holding, Way
+from stampede.lock import Lock
+from stampede.loops import Loop
+from stampede.policy import Seconds
+from stampede.ports import Busy, Engine, Granted
 from stampede.signatures import is_async
 
 __all__ = ["Bulkhead"]
@@ -55,7 +54,7 @@ class Bulkhead(Lock):
     def __init__(
         self,
         name: str,
-        engine: Engine,
+        engine: Engine | Callable[[], Engine],
         *,
         concurrency: int = 8,
         lease: float | str | timedelta = 30.0,
@@ -96,14 +95,12 @@ class Bulkhead(Lock):
 
     _detachable = False
 
-    async def _is_locked(self, colour: Colour) -> bool:
+    async def _is_locked(self, way: Way) -> bool:
         """Is it full?"""
-        self._bind()
         names = [f"{self.name}/{number}" for number in range(self.concurrency)] if self._split else [self.name]
-        taken = [await inside(self._engine, colour, name) for name in names]
-        return sum(taken) >= self.concurrency
+        return sum([await way.inside(name) for name in names]) >= self.concurrency
 
-    def _not_had(self, refusal: Busy) -> None:
+    def _refuse(self, refusal: Busy) -> None:
         raise self._timeout(refusal, f"{self.concurrency} are inside {self.name!r}")
 
     # -- with the other callers of this process -------------------------------------------------------------------
@@ -114,24 +111,22 @@ class Bulkhead(Lock):
         if self.concurrency > 1:  # else it is a lock, and each of its holders has a fence of its own
             self._access.crowd = self._crowd
 
-    def _crowd(self, colour: Colour) -> Crowd[Holding]:
-        """Return the callers that wait beside one of this colour, in the loop that runs."""
-        loop = running_loop() if colour.suspending else None
+    def _crowd(self, way: Way) -> Crowd[Holding]:
+        """Return the callers that wait beside one who comes this way."""
+        loop = way.loop()
         return self._threads if loop is None else self._crowd_of(loop)
 
     def _crowd_of(self, loop: Loop | None) -> Crowd[Holding]:
         return crowd_of(self._engine.lock_engine, self.name, self._room, lease=self._lease, loop=loop)
 
-    async def _taking(self, colour: Colour, wait: Seconds, heard: Callable[[], object] = nothing) -> Holding:
+    async def _taken(self, way: Way, wait: float, heard: Callable[[], object] | None = None) -> Holding:
         """Wait among the callers of this process, for a turn to ask the engine or for a place that one of them left."""
-        self._bind()
-        began, patience = monotonic(), self._wait if wait is None else seconds("wait", wait)
-        if patience <= 0 or not self._engine.lock_engine.shared:  # memory:// has such a queue of its own
-            return await super()._taking(colour, patience)
-        crowd = self._crowd(colour)
+        if wait <= 0 or not self._engine.lock_engine.shared:  # memory:// has such a queue of its own
+            return await super()._taken(way, wait)
+        end, crowd = monotonic() + wait, self._crowd(way)
         with crowd.joined() as me:
-            if not await crowd.turn(me, colour, patience):
-                holding = Holding(self._access, self.name, None)
+            if not await crowd.turn(me, way.colour, wait):
+                holding = Holding(way.access, self.name, None)
                 holding.over, holding.refusal = True, Busy(b"", 0.0)
                 return holding
             place, me.place = me.place, None
@@ -139,11 +134,8 @@ class Bulkhead(Lock):
                 place.let_go()  # or it would be taken while its caller waits for another
                 place = None
             if place is None:
-                left = max(began + patience - monotonic(), 0.0)
-                return await super()._taking(colour, left, partial(crowd.heard, me))
+                return await super()._taken(way, max(end - monotonic(), 0.0), heard or partial(crowd.heard, me))
             place.grant(None, self._lease, self._max_hold, place.since)
-            if (loop := running_loop() if colour.suspending else None) is not None:
-                place.ends_with(loop)
             return place
 
     # -- on engines whose locks have room for one only ------------------------------------------------------------
@@ -152,16 +144,16 @@ class Bulkhead(Lock):
     def _split(self) -> bool:
         return not self._engine.lock_engine.rooms
 
-    def _check_room(self, engine: Engine) -> None:
+    def _check_room(self, its: Engine) -> None:
         return
 
-    async def _question(self, locks: Locks, holding: Holding, *, waits: bool) -> Granted | Busy:
+    async def _asked(self, way: Way, holding: Holding, *, waits: bool) -> Granted | Busy:
         if not self._split:
-            return await super()._question(locks, holding, waits=waits)
+            return await super()._asked(way, holding, waits=waits)
         first, busiest = randrange(self.concurrency), None
         for number in range(self.concurrency):
             holding.key = f"{self.name}/{(first + number) % self.concurrency}"
-            reply = await locks.acquire(holding.key, holding.token, self._lease, waits=False)
+            reply = await way.locks.acquire(holding.key, holding.token, self._lease, waits=False)
             if isinstance(reply, Granted):
                 return reply
             if busiest is None or reply.lease < busiest[1].lease:
@@ -170,8 +162,8 @@ class Bulkhead(Lock):
         holding.key, refused = busiest
         return refused
 
-    async def _wait_for(self, locks: Locks, holding: Holding, busy: Busy, timeout: float) -> None:
-        await super()._wait_for(locks, holding, busy, min(timeout, POLL if self._split else self._threads.look))
+    async def _woken(self, way: Way, holding: Holding, busy: Busy, timeout: float) -> None:
+        await super()._woken(way, holding, busy, min(timeout, POLL if self._split else self._threads.look))
 
 
 defaults = {name: each.default for name, each in inspect.signature(Bulkhead).parameters.items()}

@@ -1,16 +1,14 @@
-"""One time of holding a lock, as an object: whoever has it may release it, in any thread or task.
+"""One time of holding a lock, as an object: any thread or task that has it may release it.
 
-A holding that is dropped without a release is given back, with a ResourceWarning. So a lock whose holder was
-interrupted is free again as soon as the interpreter lets go of the holding.
+The keeper refers to a holding weakly. If one is dropped without a release, the keeper gives its lock back when it would
+renew it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import iscoroutine
 from math import inf
@@ -18,28 +16,27 @@ from time import monotonic
 from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
-from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, after_commit, run_blocking
+from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, after_commit, run_blocking, running_loop
 from stampede.crowd import Crowd
 from stampede.entry import new_id
 from stampede.errors import EngineClosed, EngineError, LockLost, OptionError
-from stampede.hands import extended, handed_over
 from stampede.keeper import Hold, keeper
 from stampede.land import quietly
 from stampede.loops import Loop
 from stampede.metrics.table import LOCKS_HELD, LOCKS_LOST, Metric, add, gauges
 from stampede.policy import Seconds, seconds
-from stampede.ports import Busy, Engine, Locks, Problem, Sessions
+from stampede.ports import Busy, Engine, Holds, Locks, Sessions
 from stampede.problems import problem_of
 from stampede.signatures import with_twins
 
-__all__ = ["Access", "Holding", "Release", "naming"]
+__all__ = ["Access", "Holding", "Hook", "Release", "Way", "holds_of", "naming"]
 
 Hook = Callable[[Callable[[], object]], object]
 _log = logging.getLogger("stampede")
 
 
 def naming(name: str, what: str, error: EngineError) -> EngineError:
-    """The same error of an engine, with the lock's name in its message."""
+    """Return the same error of an engine, with the lock's name in its message."""
     if isinstance(error, EngineClosed) or repr(name) in str(error):
         return error
     named = EngineError(f"the lock {name!r} {what}: {error}")
@@ -47,21 +44,49 @@ def naming(name: str, what: str, error: EngineError) -> EngineError:
     return named
 
 
+def holds_of(engine: Engine, colour: Colour = BLOCKING) -> Holds:
+    """Return what can say who holds the locks of an engine. OptionError: nothing can."""
+    holds = engine.lock_engine.side(colour).holds
+    if holds is None:
+        raise OptionError(f"{engine.lock_engine.called} can't say who has a lock")
+    return holds
+
+
 class Access:
     """What the holdings of one lock object share: its engine, in both colours, and how a holding may end."""
 
     def __init__(self, engine: Engine, *, release_via: Hook | None, detachable: bool) -> None:
         self.engine = engine  # a holding keeps its engine open
-        self.called = engine.lock_engine.called  # in metrics
+        self.its = engine.lock_engine
+        self.called = self.its.called  # in metrics
         self.release_via = release_via
         self.detachable = detachable
-        self.crowd: Callable[[Colour], Crowd[Holding]] | None = None  # whose next waiter may have what is released
-        self.suspending = PROMPT if engine.prompt else SUSPENDING
+        self.crowd: Callable[[Way], Crowd[Holding]] | None = None  # whose next waiter may have what is released
+        self.blocking = Way(self, BLOCKING)
+        self.suspending = Way(self, PROMPT if engine.prompt else SUSPENDING)
 
-    def locks(self, colour: Colour) -> Locks:
-        locks = self.engine.side(colour).locks
+    def way(self, colour: Colour) -> Way:
+        return self.suspending if colour.suspending else self.blocking
+
+
+class Way:
+    """How callers of one colour reach the locks of an engine."""
+
+    __slots__ = ("access", "colour", "locks")
+
+    def __init__(self, access: Access, colour: Colour) -> None:
+        locks = access.engine.side(colour).locks
         assert locks is not None
-        return locks
+        self.access, self.colour, self.locks = access, colour, locks
+
+    def loop(self) -> Loop | None:
+        """The event loop of the caller; None: it is a thread."""
+        return running_loop() if self.colour.suspending else None
+
+    async def inside(self, name: str) -> float:
+        """How many have this lock. Infinitely many: nobody gets in just now, as its server knows nothing of some."""
+        found = await holds_of(self.access.engine, self.colour).holder(name)
+        return inf if any(not token for token, _ in found) else len(found)
 
 
 @with_twins
@@ -80,32 +105,27 @@ class Holding:
         self.name = self.key = name  # the key is the engine's name for it
         self.token = token or new_id()
         """What tells this holder from all others."""
-        self.lone = token is None  # no other holder has this token, now or later
         self.hold: Hold | None = None  # renewed by the keeper; None: not granted
         self.refusal: Busy | None = None  # the engine's last word, if the lock was not granted
-        self.asked = False
-        self.answered = True  # each time that the engine was asked
-        self.leaving = False  # it is being released, or was
-        self.over = False  # there is nothing to release any more, or the keeper has been told to
-        self.block: int | None = None  # the thread or task that entered a `with` block for it
-        self._access = access
+        self.over = False  # there is nothing to release, or no more
         self.since = 0.0  # when the engine was asked for it
+        self.access = access
+        self._chosen = token is not None  # by the user: another holder may have this token, now or later
         self._fence = 0
         self._session: Any = None  # the connection that it is bound to
-        self._alive: Callable[[], bool] | None = None
-        self._pid = os.getpid()
+        self._loop: ReferenceType[Loop] | None = None  # with which its holder ends
 
     # -- what is held ---------------------------------------------------------------------------------------------
 
     @property
     def stands(self) -> bool:
         """It was granted, and nobody has released it."""
-        return self.hold is not None and not self.over and not self.leaving
+        return self.hold is not None and not self.over
 
     @property
     def held(self) -> bool:
         """Is the lock still this holding's, as far as is known?"""
-        return self.stands and not self.lost
+        return self.hold is not None and not self.over and not self.hold.lost
 
     @property
     def lost(self) -> bool:
@@ -114,7 +134,7 @@ class Holding:
         True as soon as `lease` has passed, by this process's own clock, since it was last renewed: after `max_hold`,
         or while its engine can't be reached, that is before another holder can get the lock.
         """
-        return self.hold is not None and not self.leaving and (self.over or self.hold.lost)
+        return self.hold is not None and not self.over and self.hold.lost
 
     @property
     def remaining(self) -> float:
@@ -147,14 +167,12 @@ class Holding:
         return self._bound()
 
     def _bindable(self) -> Sessions:
-        sessions = self._access.engine.lock_engine.sessions
-        if sessions is None:
-            raise OptionError(f"{self._access.engine.scheme}:// has no connections that a lock could be bound to")
-        if self._access.release_via is not None:
+        if self.access.its.sessions is None:
+            raise OptionError(f"{self.access.engine.scheme}:// has no connections that a lock could be bound to")
+        if self.access.release_via is not None:
             raise OptionError("a lock with release_via outlives its block, and has no connection of its own")
-        if not self.held:
-            raise self._not_held()
-        return sessions
+        self._held_now()
+        return self.access.its.sessions
 
     def _bound(self) -> Any:
         if self._session is None:
@@ -178,7 +196,7 @@ class Holding:
 
         >>> Lock("nightly").acquire(wait=0).release()
         """
-        run_blocking(self.releasing(BLOCKING))
+        run_blocking(self.released(self.access.blocking))
 
     def extend(self, seconds: Seconds) -> None:
         """Keep the lock for at least so long from now, even if it is not renewed: before work in which this process
@@ -189,7 +207,7 @@ class Holding:
         ...     lock.remaining > 590
         True
         """
-        run_blocking(self._extending(BLOCKING, seconds))
+        run_blocking(self._extended(self.access.blocking, seconds))
 
     def detach(self, seconds: Seconds = None) -> bytes:
         """Stop renewing the lock without giving it back: it lasts for so long (its lease, by default). Return its
@@ -201,180 +219,164 @@ class Holding:
         ...     lock.held
         True
         """
-        return run_blocking(self._detaching(BLOCKING, seconds))
+        return run_blocking(self._detached(self.access.blocking, seconds))
 
     async def arelease(self) -> None:
-        await self.releasing(self._access.suspending)
+        await self.released(self.access.suspending)
 
     async def aextend(self, seconds: Seconds) -> None:
-        await self._extending(self._access.suspending, seconds)
+        await self._extended(self.access.suspending, seconds)
 
     async def adetach(self, seconds: Seconds = None) -> bytes:
-        return await self._detaching(self._access.suspending, seconds)
+        return await self._detached(self.access.suspending, seconds)
 
     # -- how ------------------------------------------------------------------------------------------------------
 
-    def grant(self, fence: int | None, lease: float, max_hold: float, asked: float) -> None:
+    def grant(self, fence: int | None, lease: float, max_hold: float, since: float) -> None:
         """The engine granted it. Without a fence, it has one: of the holding that it goes on from."""
-        self._fence, self.since = self._fence if fence is None else fence, asked
-        self.hold = self._hold(lease, max_hold, asked)
-        self.hold.of = self._access.called
+        self._fence, self.since = self._fence if fence is None else fence, since
+        locks, key, token = self.access.blocking.locks, self.key, self.token
+        # None of this refers to the holding itself. With a chosen token another holder may have the lock by then.
+        drop = _nothing if self._chosen else partial(_given_back, locks, key, token)
+        alive = partial(_lives, ref(self), self.name)
+        self.hold = Hold(keeper, locks, key, token, lease, max_hold, drop, alive, since, self.access.called)
         keeper.add(self.hold)
 
-    def _hold(self, lease: float, max_hold: float, since: float | None = None) -> Hold:
-        """A lease in the keeper's hands. It does not refer to this object, which may be dropped."""
-        locks, name, token = self._access.locks(BLOCKING), self.key, self.token
-        drop = partial(_drop, locks, name, token)
-        return Hold(keeper, locks, name, token, lease, max_hold, drop, self._alive, since=since)
+    def ends_with_loop(self) -> None:
+        """If the loop that runs here is closed, the task that has this holding never goes on: the keeper gives the lock
+        back then, when it would renew it."""
+        loop = running_loop()
+        self._loop = None if loop is None else ref(loop)
 
     def again(self) -> Holding:
         """The same place, to be granted to its next holder in this process. This holding has it no more."""
-        self.over, its = True, Holding(self._access, self.name, None)
-        its.key, its.token, its._fence, its.since, its.asked = self.key, self.token, self._fence, self.since, True
+        self.over, its = True, Holding(self.access, self.name, None)
+        its.key, its.token, its._fence, its.since = self.key, self.token, self._fence, self.since
         return its
 
-    async def withdraw(self, colour: Colour) -> None:
-        """Leave nothing at the engine: neither the lock nor a place in its queue."""
-        if self.hold is not None:
-            self.hold.end()
-        if self.lone or self.answered:  # else the next one that asks with this token may have it
-            await quietly(self._access.locks(colour).release, self.key, self.token)
-        self.over = True
-
     def let_go(self) -> None:
-        """Have the keeper give it back soon. Nothing is asked here, so that a finalizer may call this.
-
-        Another holder may have the same token, if that was chosen by the user: then the lease ends it.
-        """
-        if self.over or not self.asked or self._foreign:
-            return
-        if self.lone:  # another hold: a renewal of the first may be under way, to an engine that hangs
-            locks = self._access.locks(BLOCKING)
+        """Have the keeper give it back soon, or the place in the queue. Nothing is asked here."""
+        if not self.over and not self._chosen:
+            locks = self.access.blocking.locks
             keeper.give_back(locks, self.key, self.token, locks.release)
         if self.hold is not None:
             self.hold.end()
         self.over = True
 
-    def ends_with(self, loop: Loop) -> None:
-        """If this loop is closed, the task that has this holding never goes on: the keeper gives the lock back then,
-        when it would renew it."""
-        self._alive = partial(_runs, ref(loop))
-        if self.hold is not None:
-            self.hold.alive = self._alive
-
-    def outlives_its_loop(self) -> None:
-        self._alive = None
-        if self.hold is not None:
-            self.hold.alive = None
-
-    def __del__(self) -> None:
-        held = self.stands and self.hold is not None and not self.hold.ended
-        if held and (records := self._access.engine.lock_engine.records) is not None:
-            records.failed(self.token, Problem("ResourceWarning", "it was held, and never released", ""))
-        self.let_go()  # before the warning, which may be an error
-        if held:
-            message = f"the lock {self.name!r} was held, and never released"
-            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
-
-    async def releasing(self, colour: Colour) -> None:
+    async def released(self, way: Way) -> None:
         if not self.stands:
             raise self._not_held()
-        await self._give_back(colour, None)
+        await self.give_back(way, None)
 
-    async def _extending(self, colour: Colour, more: Seconds) -> None:
-        lasts = seconds("seconds", more)
-        if not lasts < inf:
-            raise OptionError(f"seconds is {more!r}: give a finite number")
-        if not self.held:
-            raise self._not_held()
-        if not await colour.shielded(extended(self._access.locks(colour), self, lasts)):
-            raise self._loss()
-
-    async def _detaching(self, colour: Colour, stands: Seconds) -> bytes:
-        lasts = None if stands is None else seconds("seconds", stands)
-        if lasts is not None and not 0 < lasts < inf:
-            raise OptionError(f"seconds is {stands!r}: give a finite number, more than 0")
-        if not self._access.detachable:
-            raise OptionError("a place in a bulkhead can't be handed to another process: `extend` it")
-        if not self.held:
-            raise self._not_held()
-        if self._session is not None:
-            raise OptionError("a lock whose `connection` was asked for ends with that, and can't be handed over")
-        if not await colour.shielded(handed_over(self._access.engine, colour, self, lasts)):
-            raise self._loss()
-        self.leaving = self.over = True
-        return self.token
-
-    async def leave(self, colour: Colour, error: BaseException | None) -> None:
+    async def leave(self, way: Way, error: BaseException | None) -> None:
         """At the end of a block, which has raised this error."""
-        if self.hold is None or self.leaving:
+        via, hold = self.access.release_via, self.hold
+        if hold is None or self.over:
             return  # refused, or released inside the block
-        if (self.over or self.hold.ended) and not self._foreign:  # given back, as the task's loop was closed
-            if error is None:
-                raise self._loss()
+        if error is not None or via is None or hold.lost:
+            await self.give_back(way, error)
             return
-        if error is not None or self._access.release_via is None or self.hold.lost:
-            await self._give_back(colour, error)
-            return
-        self.leaving = True
-        self.hold.end()
+        self.over, release = True, Release(self, way)
+        hold.end()
         try:
-            release = Release(self, colour)
-            hooked = self._access.release_via(release)
+            hooked = via(release)
             if iscoroutine(hooked):
-                await _awaited(hooked, colour)
+                if not way.colour.suspending:
+                    hooked.close()
+                    raise OptionError("release_via gives a coroutine, which can be awaited in an `async with` only")
+                await hooked
                 if release.task is not None:
                     await release.task
         except BaseException as failure:
-            await self._give_back(colour, failure)
+            await self.give_back(way, failure)
             raise
-        self.over = True  # the rest is the hook's
 
-    async def _give_back(self, colour: Colour, error: BaseException | None) -> None:
-        assert self.hold is not None
-        self.leaving, lost = True, self.hold.lost
-        self.hold.end()
-        if self._foreign:  # in a forked child: the lock is its parent's
-            self.over = True
+    async def give_back(self, way: Way, error: BaseException | None) -> None:
+        """After this error of its block. LockLost and EngineError as `release` raises them, if there was none."""
+        hold, its = self.hold, self.access.its
+        assert hold is not None
+        self.over, lost, ended = True, hold.lost, hold.ended
+        hold.end()
+        if hold.foreign:  # in a forked child the lock is its parent's; and at exit it was given back already
             return
-        locks, records = self._access.locks(colour), self._access.engine.lock_engine.records
-        if error is not None and records is not None:
-            records.failed(self.token, problem_of(error))
-        elif error is None and not lost and self._handed_on(colour):
-            self._end()  # for the next holder in this process, without a word to the engine
+        if error is not None and its.records is not None:
+            its.records.failed(self.token, problem_of(error))
+        crowd = self.access.crowd
+        # One that is bound to a connection would end with that, and one that was extended outlive a dead holder.
+        lent = crowd is not None and error is None and not lost and not self._session and hold.least <= monotonic()
+        if crowd is not None and lent and crowd(way).hand_on(self):
             return
         try:
-            kept = await colour.shielded(locks.release(self.key, self.token)) and not lost
-        except EngineError as trouble:
-            self._end()  # and its lease ends it
-            if error is None and lost:
+            # Not if the keeper has given it back, as the holder's loop was closed.
+            known = not (ended and lost) and await way.colour.shielded(way.locks.release(self.key, self.token))
+        except EngineError as trouble:  # its lease ends it
+            if error is not None:
+                return  # the block's own error goes first
+            if lost:
                 raise self._loss() from trouble
-            if error is None:
-                raise naming(self.name, "can't be given back", trouble) from trouble.__cause__
-            return  # the block's own error goes first
-        self._end()
-        if not kept and error is None:
+            raise naming(self.name, "can't be given back", trouble) from trouble.__cause__
+        finally:
+            session, self._session = self._session, None
+            if session is not None and its.sessions is not None:
+                its.sessions.close(session)
+        if error is None and (lost or not known):
             raise self._loss()
 
-    def _handed_on(self, colour: Colour) -> bool:
-        """Give the place to the next holder in this process. Not one that is bound to this holder's connection, or that
-        lasts longer than its lease: it would end with the connection, or outlive the next holder's death."""
-        crowd, hold = self._access.crowd, self.hold
-        if crowd is None or hold is None or self._session is not None or hold.extended:
-            return False
-        return crowd(colour).hand_on(self)
+    async def _extended(self, way: Way, more: Seconds) -> None:
+        lasts = seconds("seconds", more)
+        if not lasts < inf:
+            raise OptionError(f"seconds is {more!r}: give a finite number")
+        hold = self._held_now()
+        await self._alone(way, hold)
+        asked = monotonic()
+        lasts = max(lasts, hold.lease, hold.ends - asked)
+        try:
+            stands = await way.colour.shielded(way.locks.renew(self.key, self.token, lasts))
+            if stands:
+                hold.ends = hold.least = asked + lasts
+        finally:
+            hold.again(monotonic() + hold.lease / 3)
+        if not stands:
+            hold.lose()
+        if hold.lost:
+            raise self._loss()
 
-    def _end(self) -> None:
+    async def _detached(self, way: Way, stands: Seconds) -> bytes:
+        lasts = None if stands is None else seconds("seconds", stands)
+        if lasts is not None and not 0 < lasts < inf:
+            raise OptionError(f"seconds is {stands!r}: give a finite number, more than 0")
+        if not self.access.detachable:
+            raise OptionError("a place in a bulkhead can't be handed to another process: `extend` it")
+        hold, its = self._held_now(), self.access.its
+        if self._session is not None:
+            raise OptionError("a lock whose `connection` was asked for ends with that, and can't be handed over")
+        hands = its.side(way.colour).hands
+        if hands is None:
+            raise OptionError(f"a lock of {its.scheme}:// ends with its holder, and can't be handed over")
+        await self._alone(way, hold)
+        try:
+            handed = hands.hand_over(self.key, self.token, hold.lease if lasts is None else lasts)
+            kept = await way.colour.shielded(handed)
+        except BaseException:
+            hold.again(monotonic())
+            raise
+        hold.end()
+        if not kept or hold.lost:
+            hold.lose()
+            raise self._loss()
         self.over = True
-        session, self._session = self._session, None
-        sessions = self._access.engine.lock_engine.sessions
-        if session is not None and sessions is not None:
-            sessions.close(session)
+        return self.token
 
-    @property
-    def _foreign(self) -> bool:
-        """In a forked child, a holding is its parent's; and at exit, leases have been given back already."""
-        return self._pid != os.getpid() or (self.hold is not None and self.hold.foreign)
+    async def _alone(self, way: Way, hold: Hold) -> None:
+        """Wait for the end of a renewal that is under way: sent before, it may come to the engine behind what is sent
+        next, and undo that."""
+        while not hold.begin():
+            await way.colour.park(Bell(), 0.005)
+
+    def _held_now(self) -> Hold:
+        if self.hold is None or not self.held:
+            raise self._not_held()
+        return self.hold
 
     def _not_held(self) -> LockLost:
         if self.hold is None:
@@ -382,13 +384,27 @@ class Holding:
         return LockLost(f"the lock {self.name!r} is not held: it was released, or lost")
 
     def _loss(self) -> LockLost:
-        add(LOCKS_LOST, self._access.called)
+        add(LOCKS_LOST, self.access.called)
         return LockLost(f"the lock {self.name!r} ended before its block did: somebody else may have been inside")
 
 
-def _runs(refer: ReferenceType[Loop]) -> bool:
-    loop = refer()
+def _lives(refer: ReferenceType[Holding], name: str) -> bool:
+    """Whether anybody can release the holding yet."""
+    holding = refer()
+    if holding is None:
+        _log.warning("the lock %r was held, and never released: its holding was dropped", name)
+        return False
+    if holding._loop is None:
+        return True
+    loop = holding._loop()
     return loop is not None and not loop.is_closed()
+
+
+def _given_back(locks: Locks, key: str, token: bytes) -> None:
+    run_blocking(quietly(locks.release, key, token))
+
+
+def _nothing() -> None: ...
 
 
 def _held() -> Iterator[tuple[Metric, str]]:
@@ -407,31 +423,24 @@ class Release:
 
     __slots__ = ("_holding", "_suspending", "name", "task", "token")
 
-    def __init__(self, holding: Holding, colour: Colour) -> None:
+    def __init__(self, holding: Holding, way: Way) -> None:
         self.name, self.token = holding.key, holding.token
         self._holding = holding
-        self._suspending = colour.suspending and not holding._access.engine.lock_engine.prompt
+        self._suspending = way.colour.suspending and not way.access.its.prompt
         self.task: asyncio.Task[None] | None = None
 
     def __call__(self) -> asyncio.Task[None] | None:
         expected = (EngineError, LockLost) if self._suspending else EngineError
-        work = partial(self._holding._give_back, error=None)
-        self.task = after_commit(work, self._complain, suspending=self._suspending, expected=expected)
+        holding = self._holding
+        self.task = after_commit(
+            lambda colour: holding.give_back(holding.access.way(colour), None),
+            self._complain,
+            suspending=self._suspending,
+            expected=expected,
+        )
         return self.task
 
     def _complain(self, why: object) -> None:
         _log.error(
             "the lock %r was not released after a commit, so it ends with its lease: %s", self._holding.name, why
         )
-
-
-async def _awaited(hooked: Coroutine[Any, Any, object], colour: Colour) -> None:
-    if not colour.suspending:
-        hooked.close()
-        raise OptionError("release_via gives a coroutine, which can be awaited at the end of an `async with` only")
-    await hooked
-
-
-def _drop(locks: Locks, name: str, token: bytes) -> None:
-    """Give back a lock whose holder is gone: called by the keeper."""
-    run_blocking(quietly(locks.release, name, token))

@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from stampede import decisions
@@ -39,6 +39,23 @@ HUNG = 0.1
 _breakers: WeakKeyDictionary[Engine, Breaker] = WeakKeyDictionary()  # one for all limits of an engine
 
 
+class Way(NamedTuple):
+    """How callers of one colour reach the limits of an engine."""
+
+    colour: Colour
+    limits: Limits
+
+
+class Ways(NamedTuple):
+    """The ways of both colours."""
+
+    blocking: Way
+    suspending: Way
+
+    def of(self, colour: Colour) -> Way:
+        return self.suspending if colour.suspending else self.blocking
+
+
 @with_twins
 class Limiter:
     """At most `max` starts in any window of `per` seconds: `with Limiter("github", max=5, per=0.8): ...`.
@@ -55,7 +72,7 @@ class Limiter:
     def __init__(
         self,
         name: str,
-        engine: Engine,
+        engine: Engine | Callable[[], Engine],
         *,
         max: int,
         per: Seconds,
@@ -76,20 +93,24 @@ class Limiter:
         self._alone = NamedLimits(monotonic) if when_down == "allow" else None
         self._late = slack(micros(self._rate.per)) / SECOND
         self._moved = Bell()
-        self._use(engine)
+        self._find = None if isinstance(engine, Engine) else engine  # settings may name another engine later
+        self._use(engine if isinstance(engine, Engine) else engine())
 
     def _use(self, engine: Engine) -> None:
-        if engine.blocking.limits is None or engine.suspending.limits is None:
+        blocking, suspending = engine.blocking.limits, engine.suspending.limits
+        if blocking is None or suspending is None:
             raise OptionError(f"{engine.scheme}:// keeps no limits: name another with on=")
         self._engine = engine
-        self._suspending = PROMPT if engine.prompt else SUSPENDING
-        self._limits = engine.blocking.limits, engine.suspending.limits
+        self._ways = Ways(Way(BLOCKING, blocking), Way(PROMPT if engine.prompt else SUSPENDING, suspending))
         with decisions.lock:
             self._breaker = _breakers.setdefault(engine, Breaker())
         self._starts, self._refusals = (histogram(LIMIT, engine.called, each) for each in ("started", "refused"))
 
-    def _bind(self) -> None:
-        """Before it is asked: settings may name another engine by now."""
+    def _now(self) -> Ways:
+        """How to reach its limits, on the engine that settings name by now."""
+        if self._find is not None and (engine := self._find()) is not self._engine:
+            self._use(engine)
+        return self._ways
 
     @property
     def max(self) -> int:
@@ -115,29 +136,29 @@ class Limiter:
         >>> limiter.acquire(), limiter.acquire(wait=0.5)
         (True, False)
         """
-        return run_blocking(self._acquire(BLOCKING, wait, cost))
+        return run_blocking(self._acquired(self._now().blocking, wait, cost))
 
     def try_acquire(self, cost: int = 1) -> bool:
         """May one start now? Then it is counted; and nobody waits."""
-        return run_blocking(self._acquire(BLOCKING, 0.0, cost))
+        return run_blocking(self._acquired(self._now().blocking, 0.0, cost))
 
     def ready_in(self, cost: int = 1) -> float:
         """Seconds until the next start that nobody has booked yet; 0.0: now. Nothing is counted."""
-        return run_blocking(self._ready_in(BLOCKING, cost))
+        return run_blocking(self._ready_in(self._now().blocking, cost))
 
     def penalize(self, seconds: Seconds) -> None:
         """No start for so long, anywhere, as when a third party said `Retry-After`.
 
         Those who wait for their starts already wait for its end, too.
         """
-        run_blocking(self._penalize(BLOCKING, seconds))
+        run_blocking(self._penalize(self._now().blocking, seconds))
 
     def used(self) -> Usage:
         """What is used of it now, what is booked for later, and for how long it is penalized."""
-        return run_blocking(self._used(BLOCKING))
+        return run_blocking(self._used(self._now().blocking))
 
     def __enter__(self: SELF) -> SELF:
-        run_blocking(self._enter(BLOCKING))
+        run_blocking(self._enter(self._now().blocking))
         return self
 
     def __exit__(
@@ -148,22 +169,22 @@ class Limiter:
     # -- and their twins ------------------------------------------------------------------------------------------
 
     async def aacquire(self, wait: Seconds = None, cost: int = 1) -> bool:
-        return await self._acquire(self._suspending, wait, cost)
+        return await self._acquired(self._now().suspending, wait, cost)
 
     async def atry_acquire(self, cost: int = 1) -> bool:
-        return await self._acquire(self._suspending, 0.0, cost)
+        return await self._acquired(self._now().suspending, 0.0, cost)
 
     async def aready_in(self, cost: int = 1) -> float:
-        return await self._ready_in(self._suspending, cost)
+        return await self._ready_in(self._now().suspending, cost)
 
     async def apenalize(self, seconds: Seconds) -> None:
-        await self._penalize(self._suspending, seconds)
+        await self._penalize(self._now().suspending, seconds)
 
     async def aused(self) -> Usage:
-        return await self._used(self._suspending)
+        return await self._used(self._now().suspending)
 
     async def __aenter__(self: SELF) -> SELF:
-        await self._enter(self._suspending)
+        await self._enter(self._now().suspending)
         return self
 
     async def __aexit__(
@@ -173,12 +194,12 @@ class Limiter:
 
     # -- how ------------------------------------------------------------------------------------------------------
 
-    async def _acquire(self, colour: Colour, wait: Seconds, cost: int = 1) -> bool:
+    async def _acquired(self, way: Way, wait: Seconds, cost: int = 1) -> bool:
         patience = self._wait if wait is None else seconds("wait", wait)
-        return await self._start(colour, patience, checked(cost, self)) is None
+        return await self._start(way, patience, checked(cost, self)) is None
 
-    async def _enter(self, colour: Colour, cost: int = 1) -> None:
-        left = await self._start(colour, self._wait, cost)
+    async def _enter(self, way: Way, cost: int = 1) -> None:
+        left = await self._start(way, self._wait, cost)
         if left is not None:
             raise LimitTimeout(
                 f"the limit {self.name!r} allows {self.max} per {self.per:g} s, and wait ran out: {self._wait:g} s; "
@@ -186,10 +207,9 @@ class Limiter:
                 left,
             )
 
-    async def _start(self, colour: Colour, patience: float, cost: int) -> float | None:
+    async def _start(self, way: Way, patience: float, cost: int) -> float | None:
         """Wait for the start. Return None when it is made, or the seconds until it if they are more than `patience`."""
-        self._bind()
-        limits, began = self._limits[colour.suspending], monotonic()
+        (colour, limits), began = way, monotonic()
         end = began + patience
         mine: dict[Limits, int] = {}  # where the start is booked, and its moment
         try:
@@ -257,22 +277,18 @@ class Limiter:
         told, self._moved = self._moved, Bell()
         told.ring()
 
-    async def _ready_in(self, colour: Colour, cost: int) -> float:
-        self._bind()
-        limits = self._limits[colour.suspending]
-        return (await self._answer(partial(limits.take, self.name, self._rate, checked(cost, self), -1.0))).delay
+    async def _ready_in(self, way: Way, cost: int) -> float:
+        return (await self._answer(partial(way.limits.take, self.name, self._rate, checked(cost, self), -1.0))).delay
 
-    async def _penalize(self, colour: Colour, forbidden: Seconds) -> None:
+    async def _penalize(self, way: Way, forbidden: Seconds) -> None:
         length = seconds("seconds", forbidden)
         if length == inf:
             raise OptionError(f"seconds is {forbidden!r}: give a finite number, as nobody can take a penalty back")
-        self._bind()
-        await self._answer(partial(self._limits[colour.suspending].penalize, self.name, self._rate, length))
+        await self._answer(partial(way.limits.penalize, self.name, self._rate, length))
         self._ring()
 
-    async def _used(self, colour: Colour) -> Usage:
-        self._bind()
-        return await self._answer(partial(self._limits[colour.suspending].used, self.name))
+    async def _used(self, way: Way) -> Usage:
+        return await self._answer(partial(way.limits.used, self.name))
 
 
 defaults = {name: each.default for name, each in inspect.signature(Limiter).parameters.items()}
@@ -296,14 +312,14 @@ def limiting(limiter: Limiter, function: Callable[P, T], cost: int) -> Callable[
 
         @functools.wraps(function)
         async def asked(*args: P.args, **kwargs: P.kwargs) -> Any:
-            await limiter._enter(limiter._suspending, cost)
+            await limiter._enter(limiter._now().suspending, cost)
             return await cast("Callable[P, Awaitable[Any]]", function)(*args, **kwargs)
 
         return cast("Callable[P, T]", asked)
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        run_blocking(limiter._enter(BLOCKING, cost))
+        run_blocking(limiter._enter(limiter._now().blocking, cost))
         return function(*args, **kwargs)
 
     return called

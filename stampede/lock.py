@@ -7,30 +7,30 @@ import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from hashlib import blake2b
 from math import inf
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from stampede.colour import BLOCKING, Bell, Colour, run_blocking, running_loop
+from stampede.colour import Bell, run_blocking
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
-from stampede.hands import inside, token_of
-from stampede.holding import Access, Holding, Hook, naming
+from stampede.holding import Access, Holding, Hook, Way, naming
+from stampede.land import quietly
 from stampede.metrics.table import LOCK, histogram
 from stampede.pace import Pace
 from stampede.policy import Seconds, seconds
-from stampede.ports import Busy, Engine, Granted, Locks
+from stampede.ports import Busy, Engine, Granted
 from stampede.signatures import with_twins
 
-__all__ = ["Lock", "TryLock"]
+__all__ = ["Lock", "TryLock", "token_of"]
 
 ROOMY = "memory://, disk://, redis://, postgres://, etcd://, zookeeper:// and zmq://"
 """Whose locks have room for more than one, for people."""
 
-
-def nothing() -> None:
-    """Do nothing."""
+LENGTH = 8
+"""Bytes of a token, as engines have them."""
 
 
 @with_twins
@@ -48,17 +48,21 @@ class Lock:
     arrival, so that readers who come and go keep no writer out for ever.
     `token`: the token of a lock that `detach` has let go of; with the same token it is the same holder. Such an object
     is for one caller at a time.
-    A holding that is dropped without a release is given back, with a ResourceWarning.
+    A holding that is dropped without a release is given back when it would be renewed, and that is logged.
 
     >>> with Lock("nightly", lease=60, wait=5) as lock:  # of all processes of this machine; on="redis://..." of all
     ...     lock.held
     True
     """
 
+    _patience: float | None = None  # of its blocks; None: the object's
+    _room: float = 1  # how many may be inside with it, itself included
+    _detachable = True
+
     def __init__(
         self,
         name: str,
-        engine: Engine,
+        engine: Engine | Callable[[], Engine],
         *,
         lease: float | str | timedelta = 30.0,
         wait: Seconds = None,
@@ -67,6 +71,7 @@ class Lock:
         shared: bool = False,
         token: bytes | str | None = None,
     ) -> None:
+        """`engine`: or what finds it each time that the lock is taken, as settings may name another one by then."""
         if not isinstance(name, str) or not name:
             raise OptionError(f"the name of a lock is {name!r}: give a string that is not empty")
         if release_via is not None and not callable(release_via):
@@ -81,31 +86,37 @@ class Lock:
         self._token = token_of(token)
         if shared:
             self._room = inf
-        self._use(engine)
-        self._holdings: list[Holding] = []  # of `acquire()`, until released, and of blocks, until these end
+        self._find = None if isinstance(engine, Engine) else engine
+        self._use(engine if isinstance(engine, Engine) else engine())
+        self._last: Holding | None = None  # the one that was granted last
+        self._acquired: list[Holding] = []  # by `acquire()`, in this order, for `release()`
+        self._blocks: list[tuple[int, Holding]] = []  # and the thread or task that has entered each
 
     def _use(self, engine: Engine) -> None:
         if engine.blocking.locks is None or engine.suspending.locks is None:
             raise OptionError(f"{engine.scheme}:// is no lock engine: name another with on=")
-        self._check_room(engine)
+        self._check_room(engine.lock_engine)
         self._engine = engine
         self._access = Access(engine, release_via=self._release_via, detachable=self._detachable)
         its = self._access.called
         self._waits, self._refusals = (histogram(LOCK, its, outcome) for outcome in ("taken", "refused"))
 
-    def _check_room(self, engine: Engine) -> None:
-        if self._room != 1 and not engine.lock_engine.rooms:
-            raise OptionError(f"a lock of {engine.lock_engine.scheme}:// can't be shared: {ROOMY} have those that can")
+    def _check_room(self, its: Engine) -> None:
+        if self._room != 1 and not its.rooms:
+            raise OptionError(f"a lock of {its.scheme}:// can't be shared: {ROOMY} have those that can")
 
-    def _bind(self) -> None:
-        """Before it is taken: settings may name another engine by now."""
+    def _now(self) -> Access:
+        """The access to its engine, which settings may have changed."""
+        if self._find is not None and (engine := self._find()) is not self._engine:
+            self._use(engine)
+        return self._access
 
     # -- what is held through this object -------------------------------------------------------------------------
 
     @property
     def held(self) -> bool:
         """Is it held through this object, by whichever thread or task, as far as is known?"""
-        return any(holding.held for holding in list(self._holdings))
+        return any(each.held for each in [*self._acquired, *(holding for _, holding in list(self._blocks))])
 
     @property
     def lost(self) -> bool:
@@ -114,40 +125,18 @@ class Lock:
 
     @property
     def remaining(self) -> float:
-        """Seconds that are left of the lease, as far as is known, if it isn't renewed any more. 0: it isn't held."""
+        """`remaining` of the last holding; 0 before."""
         return 0.0 if self._last is None else self._last.remaining
 
     @property
     def token(self) -> bytes | None:
-        """What tells this holder from all others; None while it isn't held."""
+        """What tells this holder from all others; None while the lock isn't held through this object."""
         return self._last.token if self._last is not None and self._last.stands else None
 
     @property
     def fence(self) -> int | None:
-        """`fence` of the last holding that was taken through this object; None before."""
-        return self._taken().fence
-
-    @property
-    def connection(self) -> Any:
-        """`connection` of the last holding that was taken through this object (`postgres://`)."""
-        return self._taken().connection
-
-    async def aconnection(self) -> Any:
-        """`connection`, for an event loop."""
-        return await self._taken().aconnection()
-
-    @property
-    def _last(self) -> Holding | None:
-        return next((each for each in reversed(list(self._holdings)) if each.hold is not None), None)
-
-    @property
-    def _in_use(self) -> bool:
-        return any(holding.stands for holding in list(self._holdings))
-
-    def _taken(self) -> Holding:
-        """The last holding, for what is done with one that is held."""
-        last = self._last  # which is false if it was lost
-        return Holding(self._access, self.name, self._token) if last is None else last
+        """`fence` of the last holding; None before."""
+        return None if self._last is None else self._last.fence
 
     def __bool__(self) -> bool:
         return self.held
@@ -168,37 +157,20 @@ class Lock:
         >>> if holding:
         ...     holding.release()
         """
-        return self._kept(run_blocking(self._taken_by(BLOCKING, wait)), None)
+        return self._kept(run_blocking(self._take(self._now().blocking, wait)))
 
     def release(self) -> None:
-        """Give back what was taken through this object, by whichever thread or task. LockLost if it had ended before.
+        """Give back what `acquire()` took through this object, by whichever thread or task. LockLost if it had ended.
 
-        Threads that share the object release the holding that `acquire()` gave to each.
+        Threads that share the object release the holding that `acquire()` gave to each. What `with` has taken is
+        released by its block, or by its holding.
 
         >>> lock = Lock("nightly")
         >>> lock.release()
         Traceback (most recent call last):
-        stampede.errors.LockLost: the lock 'nightly' is not held through this object: released, or never taken
+        stampede.errors.LockLost: the lock 'nightly' is not held through this object: released, or never acquired
         """
-        run_blocking(self._releasing(BLOCKING))
-
-    def extend(self, seconds: Seconds) -> None:
-        """`extend` of the last holding that was taken through this object.
-
-        >>> lock = Lock("nightly")
-        >>> with lock:
-        ...     lock.extend("10m")
-        """
-        self._taken().extend(seconds)
-
-    def detach(self, seconds: Seconds = None) -> bytes:
-        """`detach` of the last holding that was taken through this object.
-
-        >>> lock = Lock("report")
-        >>> with lock:
-        ...     token = lock.detach("1m").hex()
-        """
-        return self._taken().detach(seconds)
+        self._first().release()
 
     def locked(self) -> bool:
         """Has any process the lock, or may have? By the time that it is said, that may be otherwise.
@@ -206,205 +178,151 @@ class Lock:
         >>> Lock("nightly").locked()
         False
         """
-        return run_blocking(self._is_locked(BLOCKING))
+        return run_blocking(self._is_locked(self._now().blocking))
 
     def __enter__(self) -> Holding:
-        return self._entered(run_blocking(self._taken_by(BLOCKING, self._patience)))
+        return self._entered(run_blocking(self._take(self._now().blocking, self._patience)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give it back. LockLost if it had ended before; EngineError if the engine could not be told."""
-        run_blocking(self._leaving(BLOCKING, error))
+        holding = self._left()
+        run_blocking(holding.leave(holding.access.blocking, error))
 
     # -- and their twins ------------------------------------------------------------------------------------------
 
     async def aacquire(self, wait: Seconds = None) -> Holding:
-        return self._kept(await self._taken_by(self._access.suspending, wait), None)
+        return self._kept(await self._take(self._now().suspending, wait))
 
     async def arelease(self) -> None:
-        await self._releasing(self._access.suspending)
-
-    async def aextend(self, seconds: Seconds) -> None:
-        await self._taken().aextend(seconds)
-
-    async def adetach(self, seconds: Seconds = None) -> bytes:
-        return await self._taken().adetach(seconds)
+        await self._first().arelease()
 
     async def alocked(self) -> bool:
-        return await self._is_locked(self._access.suspending)
+        return await self._is_locked(self._now().suspending)
 
     async def __aenter__(self) -> Holding:
-        return self._entered(await self._taken_by(self._access.suspending, self._patience))
+        holding = self._entered(await self._take(self._now().suspending, self._patience))
+        holding.ends_with_loop()
+        return holding
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give it back. LockLost if it had ended before; EngineError if the engine could not be told."""
-        await self._leaving(self._access.suspending, error)
+        holding = self._left()
+        await holding.leave(holding.access.suspending, error)
 
-    # -- how ------------------------------------------------------------------------------------------------------
+    # -- how it is taken ------------------------------------------------------------------------------------------
 
-    _patience: float | None = None  # of its blocks; None: the object's
-    _room: float = 1  # how many may be inside with it, itself included
-    _detachable = True
-
-    def _entered(self, holding: Holding) -> Holding:
-        if holding.refusal is not None:
-            self._not_had(holding.refusal)
-        return self._kept(holding, _here())
-
-    def _kept(self, holding: Holding, block: int | None) -> Holding:
-        """The object keeps it for its release. What interrupts us here leaves it to nobody, which releases it."""
-        if block is None and holding.refusal is not None:
-            return holding
+    async def _take(self, way: Way, wait: Seconds) -> Holding:
+        """Take it for a caller, and count that."""
+        began = monotonic()
         try:
-            holding.block = block
-            if block is None:
-                holding.outlives_its_loop()
-            self._tidy_up()
-            if holding not in self._holdings:
-                self._holdings.append(holding)
-        except BaseException:
-            self._forget(holding)
-            raise
+            holding = await self._taken(way, self._wait if wait is None else seconds("wait", wait))
+        except EngineError as error:
+            raise naming(self.name, "can't be taken", error) from error.__cause__
+        (self._waits if holding.refusal is None else self._refusals).observe(monotonic() - began)
         return holding
 
-    def _tidy_up(self) -> None:
-        """Forget what was released by its holding."""
-        for each in list(self._holdings):
-            if each.block is None and (each.leaving or each.over):
+    async def _taken(self, way: Way, wait: float, heard: Callable[[], object] | None = None) -> Holding:
+        """Ask until it is granted, or `wait` runs out: then the holding has the refusal. `heard` is called before each
+        question."""
+        holding = Holding(way.access, self.name, self._token)
+        if self._token is not None:
+            if self._last is not None and not self._last.over:
+                raise OptionError(f"the lock {self.name!r} has a token of its own, for one caller at a time")
+            self._last = holding
+        end, pace = monotonic() + wait, None
+        try:
+            while True:
+                asked = monotonic()
+                if heard is not None:
+                    heard()
+                reply = await self._asked(way, holding, waits=wait > 0)
+                if isinstance(reply, Granted):
+                    holding.grant(reply.fence, self._lease, self._max_hold, asked)
+                    self._last = holding
+                    return holding
+                left = end - monotonic()
+                if left <= 0:
+                    break
+                await self._woken(way, holding, reply, left)
+                pace = pace or Pace()
+                rest = pace.rest(monotonic())
+                if rest > 0:
+                    await way.colour.park(Bell(), min(rest, max(end - monotonic(), 0.0)))
+        except BaseException:  # it may have been granted all the same, or be in the queue
+            holding.let_go()
+            raise
+        holding.over, holding.refusal = True, reply
+        if wait > 0:  # or it would be its turn one day, and the lock be kept for it
+            await way.colour.shielded(quietly(way.locks.release, holding.key, holding.token))
+        return holding
+
+    async def _asked(self, way: Way, holding: Holding, *, waits: bool) -> Granted | Busy:
+        return await way.locks.acquire(holding.key, holding.token, self._lease, waits=waits, room=self._room)
+
+    async def _woken(self, way: Way, holding: Holding, busy: Busy, timeout: float) -> None:
+        await way.locks.wait(holding.key, busy, timeout)
+
+    async def _is_locked(self, way: Way) -> bool:
+        return await way.inside(self.name) > 0
+
+    # -- which holding is whose -----------------------------------------------------------------------------------
+
+    def _kept(self, holding: Holding) -> Holding:
+        """Remember what `acquire()` gives, for `release()`."""
+        for each in list(self._acquired):
+            if not each.stands:  # released by its holding
                 self._forget(each)
+        if holding.stands:
+            self._acquired.append(holding)
+        return holding
+
+    def _first(self) -> Holding:
+        """What was acquired first: so what was lost is told first, and takes nothing from the next holder."""
+        for each in list(self._acquired):
+            self._forget(each)
+            if each.stands:
+                return each
+        raise LockLost(f"the lock {self.name!r} is not held through this object: released, or never acquired")
 
     def _forget(self, holding: Holding) -> None:
         with suppress(ValueError):  # another thread has
-            self._holdings.remove(holding)
+            self._acquired.remove(holding)
 
-    def _not_had(self, refusal: Busy) -> None:
-        """Another holder has it, as was said at last, and a block is to be entered."""
-        if self._in_use:
+    def _entered(self, holding: Holding) -> Holding:
+        if holding.refusal is not None:
+            self._refuse(holding.refusal)
+        self._blocks.append((_here(), holding))
+        return holding
+
+    def _left(self) -> Holding:
+        """The holding of the block that ends here.
+
+        A generator's block may end in another thread or task than it began in, while others are in blocks of the same
+        object: then it is one that holds nothing, if there is any, so that no lock ends under its holder.
+        """
+        blocks, here = list(self._blocks), _here()
+        mine = [each for each in blocks if each[0] == here][-1:]
+        block = (mine or [each for each in blocks if not each[1].stands] or blocks)[0]
+        self._blocks.remove(block)
+        return block[1]
+
+    def _refuse(self, refusal: Busy) -> None:
+        """Another holder has the lock, as was said at last, and a block is to be entered."""
+        if self.held:
             raise self._timeout(refusal, f"the lock {self.name!r} is held through this very object (not re-entrant)")
         raise self._timeout(refusal, f"the lock {self.name!r} is already held")
 
     def _timeout(self, refusal: Busy, why: str) -> LockTimeout:
         if not refusal.grace:
             return LockTimeout(f"{why}, and wait ran out: {self._wait:g} s")
-        its, left = self._engine.lock_engine.called, round(refusal.lease, 1)
         return LockTimeout(
-            f"{self.name!r} is not to be had yet, and wait ran out: {self._wait:g} s: {its} has just been started, and "
-            f"for another {left:g} s grants nothing but what was held before"
+            f"{self.name!r} is not to be had yet, and wait ran out: {self._wait:g} s: {self._access.called} has just "
+            f"been started, and for another {round(refusal.lease, 1):g} s grants nothing but what was held before"
         )
-
-    async def _taken_by(self, colour: Colour, wait: Seconds) -> Holding:
-        """Take it for a caller, and count that."""
-        began = monotonic()
-        try:
-            holding = await self._taking(colour, wait)
-        except EngineError as error:
-            raise naming(self.name, "can't be taken", error) from error.__cause__
-        (self._waits if holding.refusal is None else self._refusals).observe(monotonic() - began)
-        return holding
-
-    async def _taking(self, colour: Colour, wait: Seconds, heard: Callable[[], object] = nothing) -> Holding:
-        """Ask until it is granted, or `wait` runs out: then the holding has the refusal. `heard` is called before each
-        question."""
-        self._bind()
-        holding = Holding(self._access, self.name, self._token)
-        loop = running_loop() if colour.suspending else None
-        if loop is not None:
-            holding.ends_with(loop)
-        if self._token is not None:
-            if any(not each.over for each in self._holdings):
-                raise OptionError(f"the lock {self.name!r} has a token of its own, for one caller at a time")
-            self._holdings.append(holding)
-        locks = self._access.locks(colour)
-        try:
-            patience = self._wait if wait is None else seconds("wait", wait)
-            began = monotonic()
-            end = began + patience  # of all that it waits for, one after the other
-            pace: Pace | None = None
-            while True:
-                asked = monotonic()
-                holding.asked, holding.answered = True, False
-                heard()
-                reply = await self._question(locks, holding, waits=patience > 0)
-                holding.answered = True
-                if isinstance(reply, Granted):
-                    holding.grant(reply.fence, self._lease, self._max_hold, asked)
-                    return holding
-                left = end - monotonic()
-                if left <= 0:
-                    break
-                await self._wait_for(locks, holding, reply, left)
-                pace = pace or Pace()
-                rest = pace.rest(monotonic())
-                if rest > 0:
-                    await colour.park(Bell(), min(rest, max(end - monotonic(), 0.0)))
-            if patience > 0:  # or it would be its turn one day, and the lock be kept for it
-                await colour.shielded(holding.withdraw(colour))
-        except GeneratorExit:  # its loop was closed: nothing can be awaited any more
-            holding.let_go()
-            self._forget(holding)
-            raise
-        except EngineError:
-            holding.let_go()  # what may have been granted is given back beside the caller, who has waited long enough
-            self._forget(holding)
-            raise
-        except BaseException:
-            if holding.asked and not holding.over:  # the reply may just have been lost
-                await colour.shielded(holding.withdraw(colour))
-            self._forget(holding)
-            raise
-        self._forget(holding)
-        holding.over, holding.refusal = True, reply
-        return holding
-
-    async def _question(self, locks: Locks, holding: Holding, *, waits: bool) -> Granted | Busy:
-        room = {} if self._room == 1 else {"room": self._room}
-        return await locks.acquire(holding.key, holding.token, self._lease, waits=waits, **room)
-
-    async def _wait_for(self, locks: Locks, holding: Holding, busy: Busy, timeout: float) -> None:
-        await locks.wait(holding.key, busy, timeout)
-
-    async def _is_locked(self, colour: Colour) -> bool:
-        self._bind()
-        return await inside(self._engine, colour, self.name) > 0
-
-    async def _releasing(self, colour: Colour) -> None:
-        standing = [each for each in list(self._holdings) if each.stands]
-        plain = [each for each in standing if each.block is None]
-        if not plain and len(standing) != 1:
-            raise self._not_held(len(standing))
-        holding = (plain or standing)[0]  # what was lost first is told first, and takes nothing from the next
-        try:
-            await holding.releasing(colour)
-        finally:
-            if holding.block is None:
-                self._forget(holding)
-
-    def _not_held(self, blocks: int) -> LockLost:
-        if blocks:
-            return LockLost(f"all that is held of {self.name!r} is of {blocks} blocks: release what one of `with` gave")
-        return LockLost(f"the lock {self.name!r} is not held through this object: released, or never taken")
-
-    async def _leaving(self, colour: Colour, error: BaseException | None) -> None:
-        holding = self._ending()
-        if holding is not None:
-            self._forget(holding)
-            await holding.leave(colour, error)
-
-    def _ending(self) -> Holding | None:
-        """The holding of the block that ends here.
-
-        A generator's block may end in another thread or task than it began in, while others are in blocks of the same
-        object: then it is one that holds nothing, if there is any, so that nobody's lock ends under its holder.
-        """
-        blocks, here = [each for each in list(self._holdings) if each.block is not None], _here()
-        for each in reversed(blocks):
-            if each.block == here:
-                return each
-        idle = [each for each in blocks if not each.stands]
-        return next(iter(idle or blocks or list(self._holdings)), None)
 
 
 defaults = {name: each.default for name, each in inspect.signature(Lock).parameters.items()}
@@ -427,11 +345,29 @@ class TryLock(Lock):
     async def aacquire(self, wait: Seconds = 0) -> Holding:
         return await super().aacquire(wait)
 
-    def _not_had(self, refusal: Busy) -> None:
+    def _refuse(self, refusal: Busy) -> None:
         """Its block is entered all the same."""
+
+
+def token_of(own: bytes | str | None) -> bytes | None:
+    """Return a lock's token from what its user gives: a token, its hexadecimal digits, or any other text."""
+    if own is None:
+        return None
+    if not isinstance(own, (bytes, str)) or not own:
+        raise OptionError(f"token is {own!r}: give a lock's `token`, its `.hex()`, or a text of your own")
+    if isinstance(own, bytes) and len(own) == LENGTH:
+        return own
+    if isinstance(own, str) and len(own) == 2 * LENGTH:
+        with suppress(ValueError):
+            return bytes.fromhex(own)
+    words = own if isinstance(own, bytes) else own.encode("utf-8", "surrogatepass")
+    return blake2b(words, digest_size=LENGTH, person=b"stampede").digest()
 
 
 def _here() -> int:
     """A number of the task that runs, or else of the thread or greenlet, while that lives."""
-    task = asyncio.current_task() if running_loop() is not None else None
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs here
+        task = None
     return get_ident() if task is None else id(task)

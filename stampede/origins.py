@@ -155,21 +155,19 @@ class _Caps:
         began, place = _clock(), None
         if room is not None:
             bulkhead = Bulkhead(f"origin/{self._name}", self.engine, concurrency=room, lease=lease, max_hold=longest)
-            place = await bulkhead._taking(colour, wait)
+            place = await bulkhead._taken(bulkhead._now().way(colour), wait)
             if place.refusal is not None:
                 raise self._full(f"computes {room} at once", wait)
+            if colour.suspending:
+                place.ends_with_loop()
         if self._rate is not None:
             try:
                 left = max(wait - (_clock() - began), 0.0)
-                if not await self._rate._acquire(colour, left):
+                if not await self._rate._acquired(self._rate._now().of(colour), left):
                     raise self._full(f"has begun {self._rate.max} in {self._rate.per:g} s", wait)
-            except GeneratorExit:  # its loop was closed: nothing can be awaited any more
-                if place is not None:
-                    place.let_go()
-                raise
             except BaseException:
                 if place is not None:
-                    await colour.shielded(_given_back(place, colour))
+                    place.let_go()
                 raise
         return place
 
@@ -197,14 +195,10 @@ class _Place:
     async def leave(self) -> None:
         self._gate.left(self)
         if self._holding is not None:
-            await _given_back(self._holding, self._colour)
+            with suppress(EngineError, LockLost):  # its lease ends it
+                await self._holding.released(self._holding.access.way(self._colour))
 
     def drop(self) -> None:
         self._gate.left(self)
         if self._holding is not None:
             self._holding.let_go()
-
-
-async def _given_back(place: Holding, colour: Colour) -> None:
-    with suppress(EngineError, LockLost):  # its lease ends it
-        await place.releasing(colour)

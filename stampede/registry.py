@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
@@ -407,23 +408,15 @@ def _engine_of(on: Any) -> Engine:
     raise OptionError(f"on is {on!r}: give a URL, the name of a cache, or a Cache")
 
 
-class _Late(locks.Lock):
-    """What finds its engine by what `on` says, and again after `configure`."""
-
-    _on: Any
-
-    def _bind(self) -> None:
-        if not self._in_use and (self._on is None or isinstance(self._on, str)):
-            engine = _engine_of(self._on)
-            if engine is not self._engine:
-                self._use(engine)
+def _engine_or_finder(on: Any) -> Engine | Callable[[], Engine]:
+    """The engine, or how it is found each time that it is used: `configure` may give its name, or nothing, another."""
+    return partial(_engine_of, on) if on is None or isinstance(on, str) else _engine_of(on)
 
 
-class _LateLock(_Late):
+class _LateLock(locks.Lock):
     @showing(LockOptions, **locks.defaults)
     def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[LockOptions]) -> None:
-        self._on = on
-        super().__init__(name, _engine_of(on), **options)
+        super().__init__(name, _engine_or_finder(on), **options)
 
 
 class Lock(_LateLock):
@@ -459,14 +452,7 @@ class Limiter(limits.Limiter):
         on: str | Cache | Engine | None = None,
         **options: Unpack[LimitOptions],
     ) -> None:
-        self._on = on
-        super().__init__(name, _engine_of(on), max=max, per=per, **options)
-
-    def _bind(self) -> None:
-        if self._on is None or isinstance(self._on, str):
-            engine = _engine_of(self._on)
-            if engine is not self._engine:
-                self._use(engine)
+        super().__init__(name, _engine_or_finder(on), max=max, per=per, **options)
 
 
 @showing(LimitOptions, **limits.defaults)
@@ -495,12 +481,11 @@ def limited(
     return lambda function: limits.limiting(limiter, function, cost)
 
 
-class Bulkhead(_Late, bulkheads.Bulkhead):
+class Bulkhead(bulkheads.Bulkhead):
     __doc__ = bulkheads.Bulkhead.__doc__
 
     @showing(BulkheadOptions, **bulkheads.defaults)
     def __init__(
         self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[BulkheadOptions]
     ) -> None:
-        self._on = on
-        bulkheads.Bulkhead.__init__(self, name, _engine_of(on), **options)
+        super().__init__(name, _engine_or_finder(on), **options)

@@ -533,7 +533,7 @@ def test_a_finalizer_may_end_a_computation_in_the_middle_of_a_decision() -> None
     world = World()
 
     def decide() -> Any:
-        with decisions.lock, keeper._changed:
+        with decisions.lock, keeper.lock:
             return world.ask(lambda: "value")
 
     with Room() as room:

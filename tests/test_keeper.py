@@ -66,8 +66,6 @@ def test_an_engine_that_hangs_keeps_no_other_lease_waiting(engines: int, leases:
             assert not hold.lost
         assert [port.renewed for port in hung] == [min(leases, THREADS)] * engines
         opened.set()
-    until(lambda: not keeper._busy)
-    assert keeper._threads <= 2 * (engines + 1) * min(leases, THREADS)
 
 
 def test_what_waits_for_its_engine_is_renewed_when_that_answers() -> None:
@@ -76,9 +74,8 @@ def test_what_waits_for_its_engine_is_renewed_when_that_answers() -> None:
     port = Port(lambda: opened.wait(LONG))
     with ExitStack() as held:
         holds = [held.enter_context(hold_of(keeper, port, lease=30.0)) for _ in range(THREADS + 3)]
-        with keeper._lock:
-            for hold in holds:
-                keeper._schedule(keeper._clock(), hold)  # all are due at once
+        for hold in holds:
+            keeper.look_at(hold, time.monotonic())  # all are due at once
         port.wait(THREADS)
         opened.set()
         port.wait(3)
@@ -111,19 +108,6 @@ def test_many_holds_are_all_renewed_in_time() -> None:
     assert not keeper._holds
 
 
-def test_what_has_ended_does_not_pile_up() -> None:
-    """A busy cache would keep the keys of seconds' worth of computations; and one that lasts must not go with them."""
-    keeper, port, lasting = Keeper(), Port(), Port()
-    with hold_of(keeper, port, lease=30.0):
-        until(lambda: not keeper._new)  # the watch knows it, and looks again in ten seconds
-        with hold_of(keeper, lasting, lease=30.0) as last:
-            for _ in range(1000):
-                hold_of(keeper, port, lease=30.0).__enter__().end()
-            assert len(keeper._new) < 200
-            assert last in [hold for _, hold in keeper._new]
-    assert not keeper._holds
-
-
 def test_holds_that_come_from_many_threads_are_all_renewed() -> None:
     """One that is added while the watch looks away would never be renewed."""
     keeper = Keeper()
@@ -151,34 +135,32 @@ def test_holds_that_come_from_many_threads_are_all_renewed() -> None:
 def test_a_shorter_lease_that_comes_later_is_renewed_first() -> None:
     """The thread would sleep until the longer one's time."""
     keeper, port = Keeper(), Port()
-    with hold_of(keeper, Port(), lease=1000.0):
-        until(lambda: len(keeper._changed._waiters) == 1)  # type: ignore[attr-defined]
-        with hold_of(keeper, port):
-            port.wait(2)
+    with hold_of(keeper, Port(), lease=1000.0), hold_of(keeper, port):
+        port.wait(2)
 
 
 def test_renewal_ends_after_max_hold() -> None:
     """One hung origin would hang its key for ever."""
-    keeper, port, lost = Keeper(), Port(), threading.Event()
-    with hold_of(keeper, port, max_hold=3 * SHORT, on_lost=lost.set):
+    keeper, port = Keeper(), Port()
+    with hold_of(keeper, port, max_hold=3 * SHORT) as hold:
         until(lambda: not keeper._holds)
         renewed, other = port.renewed, Port()
         with hold_of(keeper, other):
             other.wait(3)
         assert 1 <= renewed <= 9
         assert port.renewed == renewed
-        assert lost.is_set()
+        assert hold.lost
 
 
 def test_the_clock_tells_that_a_lease_is_lost() -> None:
     """Whoever asks, and whoever is to be told, would wait for an engine that hangs, while somebody else is in."""
-    keeper, opened, lost = Keeper(), threading.Event(), threading.Event()
+    keeper, opened = Keeper(), threading.Event()
     port, lease = Port(lambda: opened.wait(LONG)), 3 * SHORT
     began = time.monotonic()
-    with hold_of(keeper, port, lease=lease, since=began - lease / 3, on_lost=lost.set) as hold:
+    with hold_of(keeper, port, lease=lease, since=began - lease / 3) as hold:
         assert not hold.lost or time.monotonic() - began >= lease * 2 / 3
         port.wait()
-        assert lost.wait(LONG)
+        until(lambda: not keeper._holds)
         assert hold.lost
         opened.set()  # the answer comes after all: it was told to be lost, and stays so
         until(lambda: not keeper._holds)
@@ -188,46 +170,10 @@ def test_the_clock_tells_that_a_lease_is_lost() -> None:
 
 def test_what_is_not_renewed_is_lost_with_its_lease() -> None:
     """After max_hold somebody else gets the lease, and its holder would still believe in it."""
-    keeper, lost, began = Keeper(), threading.Event(), time.monotonic()
-    with hold_of(keeper, Port(), max_hold=0.0, on_lost=lost.set):
-        assert lost.wait(LONG)
+    keeper, began = Keeper(), time.monotonic()
+    with hold_of(keeper, Port(), max_hold=0.0) as hold:
+        until(lambda: hold.lost)
         assert time.monotonic() - began >= SHORT
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), MemoryError(), SystemExit()])
-def test_a_watch_that_fails_ends_no_renewal(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lease of this process would ever be renewed again."""
-    keeper, port, watch, failures = Keeper(), Port(), Keeper._watch, [error]
-
-    def fails_once(self: Keeper) -> Hold:
-        if failures:
-            raise failures.pop()
-        return watch(self)
-
-    monkeypatch.setattr(Keeper, "_watch", fails_once)
-    with hold_of(keeper, Port()):
-        until(lambda: not failures)
-        with hold_of(keeper, port):
-            port.wait(2)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_was_killed_is_replaced() -> None:
-    """The same, by an exception that somebody throws into our thread."""
-    import ctypes
-
-    keeper, port = Keeper(), Port()
-    with hold_of(keeper, port, lease=1.0):
-        until(lambda: len(keeper._changed._waiters) == 1)  # type: ignore[attr-defined]
-        doomed = [each for each in threading.enumerate() if getattr(each, "_target", None) == keeper._run]
-        for thread in doomed:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-        later = Port()
-        with hold_of(keeper, later):
-            later.wait(2)
-        assert not all(thread.is_alive() for thread in doomed)
-        port.wait()
 
 
 def test_no_lease_is_too_short_or_too_long() -> None:
@@ -240,10 +186,9 @@ def test_no_lease_is_too_short_or_too_long() -> None:
 
 def test_a_lost_lease_is_noticed() -> None:
     """A lock's holder would never learn that others may be inside."""
-    keeper, port, lost = Keeper(), Port(False), threading.Event()
-    with hold_of(keeper, port, on_lost=lost.set) as hold:
-        assert lost.wait(LONG)
-        assert hold.lost
+    keeper, port = Keeper(), Port(False)
+    with hold_of(keeper, port, lease=3 * SHORT) as hold:
+        until(lambda: hold.lost)
         until(lambda: not keeper._holds)
     assert port.renewed == 1
 
@@ -251,18 +196,17 @@ def test_a_lost_lease_is_noticed() -> None:
 def test_one_unanswered_renewal_loses_nothing() -> None:
     """A hiccup of the network would end leases that stand."""
     answers = iter([EngineError("gone"), True, True])
-    keeper, port, lost = Keeper(), Port(lambda: next(answers, True)), threading.Event()
-    with hold_of(keeper, port, on_lost=lost.set) as hold:
+    keeper, port = Keeper(), Port(lambda: next(answers, True))
+    with hold_of(keeper, port) as hold:
         port.wait(4)
         assert not hold.lost
-    assert not lost.is_set()
 
 
 def test_a_lease_that_can_no_more_be_renewed_is_lost() -> None:
     """A holder that is cut off would believe in its lease for ever."""
-    keeper, port, lost = Keeper(), Port(EngineError("gone")), threading.Event()
-    with hold_of(keeper, port, on_lost=lost.set):
-        assert lost.wait(LONG)
+    keeper, port = Keeper(), Port(EngineError("gone"))
+    with hold_of(keeper, port) as hold:
+        until(lambda: hold.lost)
     assert port.renewed >= 3
 
 
@@ -437,12 +381,13 @@ def test_a_frozen_holder_stores_nothing() -> None:
 
 def test_a_lease_that_was_taken_away_is_told_from_one_that_ran_out() -> None:
     """An ordinary invalidation by another process would be logged as a frozen process, or the other way round."""
-    keeper, lost = Keeper(), threading.Event()
-    refused = hold_of(keeper, Port(False), on_lost=lost.set)
+    keeper = Keeper()
+    refused = hold_of(keeper, Port(False))
     frozen = Hold(keeper, Port(), "k", b"token", SHORT, LONG, lambda: None, since=time.monotonic() - SHORT)
     assert not frozen.overruled and frozen.lost
     with refused:
-        assert refused.overruled and lost.wait(LONG)
+        assert refused.overruled
+        until(lambda: refused.lost)
         assert refused.overruled and refused.lost
 
 

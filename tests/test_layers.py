@@ -37,7 +37,7 @@ LAYERS = """
     bulkhead
     lock limiter batch exchange status
     holding
-    scope hands
+    scope
     stored
     generations
     core

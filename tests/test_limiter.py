@@ -15,9 +15,15 @@ from watched_limits import Watched, pairwise_by
 
 from stampede import Cache, EngineError, Limiter, LimitTimeout, OptionError, limited
 from stampede import limiter as limiters
+from stampede.colour import BLOCKING, SUSPENDING
 from stampede.engines import open_engine
 from stampede.ports import Booked, Engine, Rate
 from stampede.testing import isolated
+
+
+def limits_of(port: Any) -> limiters.Ways:
+    """A limiter's way to these limits, in both colours."""
+    return limiters.Ways(limiters.Way(BLOCKING, port), limiters.Way(SUSPENDING, port))
 
 
 def in_a_loop(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +154,7 @@ def test_an_engine_that_is_down_lets_nobody_start_unless_that_is_wanted(engine: 
     """A limit that opens by itself is none; and one that may is kept by each process alone."""
     strict, open_ = limiter(engine), limiter(engine, when_down="allow")
     for each in strict, open_:
-        each._limits = _Down(), _Down()  # type: ignore[assignment]
+        each._ways = limits_of(_Down())
     with pytest.raises(EngineError):
         strict.try_acquire()
     assert [open_.try_acquire() for _ in range(3)] == [True, True, False]
@@ -227,7 +233,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> _Hung:
 
 
 def hangs(limiter: Limiter, hung: _Hung) -> Limiter:
-    limiter._limits = hung, hung  # type: ignore[assignment]
+    limiter._ways = limits_of(hung)
     return limiter
 
 

@@ -113,7 +113,7 @@ def test_plain_verbs(on: str) -> None:
     first.release()
     assert other.acquire(wait=0)
     other.release()
-    with pytest.raises(LockLost, match="'a' is not held"):
+    with pytest.raises(LockLost, match="'a' is not held through this object"):
         other.release()
 
 
@@ -463,14 +463,24 @@ def test_absurd_durations_are_refused(options: dict[str, float]) -> None:
         stampede.cached(**options)(lambda: 1)
 
 
-def test_a_lock_that_is_forgotten_while_it_is_held_is_released(on: str) -> None:
+def test_a_lock_that_is_forgotten_while_it_is_held_is_released(on: str, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody could ever release it, and it would be renewed for ever."""
-    held = [Lock("a", on=on)]
+    held = [Lock("a", on=on, lease=0.6)]
     held[0].acquire()
-    with pytest.warns(ResourceWarning, match="the lock 'a' was held, and never released"):
-        held.clear()
+    held.clear()
     with Lock("a", on=on, wait=PATIENCE):
         pass
+    assert "the lock 'a' was held, and never released" in caplog.text
+
+
+def test_what_with_has_taken_is_released_by_its_block(on: str) -> None:
+    """A thread that was refused, and releases all the same, would end the lock of the one inside."""
+    lock = Lock("a", on=on)
+    with lock as mine:
+        assert not lock.acquire(wait=0)
+        with pytest.raises(LockLost, match="is not held through this object"):
+            lock.release()
+        assert mine.held
 
 
 def test_a_lock_keeps_its_engine() -> None:
@@ -883,8 +893,8 @@ def test_the_end_of_a_block_that_was_released_takes_nothing_from_the_next(on: st
             assert lock.held
             assert not free("a", on)
 
-    with lock:
-        lock.release()
+    with lock as mine:
+        mine.release()
         other = Herd(second)
         assert inside.wait(PATIENCE)
     go_on.set()
@@ -906,8 +916,8 @@ def test_the_end_of_a_task_s_block_that_was_released_takes_nothing_from_the_next
                 assert lock.held
                 assert not free("a", on)
 
-        async with lock:
-            await lock.arelease()
+        async with lock as mine:
+            await mine.arelease()
             other = asyncio.create_task(second())
             await asyncio.wait_for(inside.wait(), PATIENCE)
         go_on.set()
@@ -968,8 +978,8 @@ def test_an_exit_stack_takes_nothing_from_a_block(on: str) -> None:
             assert not one.submit(lambda: bool(stack.enter_context(lock))).result(PATIENCE)
             two.submit(stack.close).result(PATIENCE)
             assert mine.held
-        assert two.submit(lambda: bool(stack.enter_context(lock))).result(PATIENCE)
-        one.submit(lock.release).result(PATIENCE)  # handed on
+        got = two.submit(lambda: stack.enter_context(lock)).result(PATIENCE)
+        one.submit(got.release).result(PATIENCE)  # handed on
         assert free("a", on)
 
 

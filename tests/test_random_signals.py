@@ -21,10 +21,9 @@ from servers import shared_redis
 from stampede import Cache, EngineError
 
 pytestmark = [
-    # What is raised in a finalizer is only told, and a holding that was interrupted is given back with a warning.
+    # What is raised in a finalizer is only told.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:the lock .* was held:ResourceWarning"),
 ]
 
 TRIES, AT_LEAST = 300, 40

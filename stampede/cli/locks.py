@@ -14,7 +14,7 @@ from stampede.cli.everywhere import Answer, ask
 from stampede.cli.show import long, say, shown, table
 from stampede.colour import run_blocking
 from stampede.errors import OptionError
-from stampede.hands import holds_of
+from stampede.holding import holds_of
 from stampede.ports import Engine, Held, Released, Reports
 
 __all__ = ["break_lock", "history", "locks"]
