@@ -8,28 +8,24 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pymemcache")
 
-from disk_world import Connection, Other, other, others
 from faces import Face
-from herd import Herd, until, until_async
-from interleaving import Plan, check, played
+from herd import until, until_async
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 
-from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines.memcached import MemcachedEngine, items
 from stampede.engines.memcached.blocking import Connection as BlockingConnection
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Asked, Busy, Found, Granted
+from stampede.ports import Ask, Asked, Found, Granted
 
 LONG = 60.0
 
@@ -61,79 +57,6 @@ def at(proxy: Proxy) -> str:
 
 def some(value: bytes = b"value", fresh: float = LONG) -> Entry[bytes]:
     return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)
-
-
-# -- holders ------------------------------------------------------------------------------------------------------
-
-
-def _hold(pipe: Connection, url: str, key: str) -> None:
-    """Compute until told to go on."""
-    cache = Cache(url)
-
-    def compute() -> str:
-        pipe.send("computing")
-        pipe.recv()
-        return "late"
-
-    pipe.send(cache.get_or_compute(key, compute, ttl=LONG, lease=1))
-
-
-@contextmanager
-def holders(server: MemcachedServer) -> Iterator[list[Other]]:
-    """Two processes that compute: `signed` under a lease with their name on it, `bare` under one without."""
-    with (
-        other(_hold, f"{server.url}?sign=60", "bare") as bare,
-        other(_hold, f"{server.url}?sign=0", "signed") as signed,
-    ):
-        assert [bare.hear(), signed.hear()] == ["computing"] * 2
-        yield [bare, signed]
-
-
-def computed(server: MemcachedServer, key: str, colour: str) -> str:
-    """What a process gets that computes `mine`, as soon as it may."""
-
-    async def suspending() -> Any:
-        return await cache.aget_or_compute(key, lambda: "mine", ttl=LONG, lease=1)
-
-    cache = Cache(server.url)
-    try:
-        value: str = (
-            asyncio.run(suspending())
-            if colour == "async"
-            else cache.get_or_compute(key, lambda: "mine", ttl=LONG, lease=1)
-        )
-        return value
-    finally:
-        cache.close()
-
-
-KINDS = [(key, colour) for key in ("bare", "signed") for colour in ("sync", "async")]
-
-
-def test_a_killed_holder_blocks_nobody_for_long(server: MemcachedServer) -> None:
-    """A dead holder would block its key for ever."""
-    with holders(server) as both:
-        for holder in both:
-            holder.kill()
-        start = time.monotonic()
-        assert Herd(*(partial(computed, server, *kind) for kind in KINDS)).join() == ["mine"] * 4
-        assert time.monotonic() - start < 5
-
-
-def test_a_frozen_holder_stores_nothing_late(server: MemcachedServer) -> None:
-    """SIGSTOP past the lease, then SIGCONT: what it computed is out of date by then."""
-    with holders(server) as both:
-        for holder in both:
-            holder.freeze()
-        assert Herd(*(partial(computed, server, *kind) for kind in KINDS)).join() == ["mine"] * 4
-        for holder in both:
-            holder.tell()
-            holder.thaw()
-        assert [holder.hear() for holder in both] == ["late"] * 2  # to their own callers
-        assert [computed(server, *kind) for kind in KINDS] == ["mine"] * 4
-        cache = Cache(server.url)
-        assert [cache.get(key) for key in ("bare", "signed")] == ["mine"] * 2
-        cache.close()
 
 
 # -- the wire -----------------------------------------------------------------------------------------------------
@@ -533,23 +456,6 @@ def test_a_cancelled_first_task_leaves_the_connection_to_the_others(server: Memc
 # -- the server ---------------------------------------------------------------------------------------------------
 
 
-def test_calls_go_on_without_the_server(own_server: MemcachedServer) -> None:
-    """An engine that is down would be an outage, or its recovery would go unnoticed."""
-    cache = Cache(own_server.url, ttl=LONG)
-    assert cache.get_or_compute("k", lambda: 1) == 1
-    own_server.stop()
-    assert [cache.get_or_compute("new", lambda: 2) for _ in range(3)] == [2, 2, 2]
-    with pytest.raises(EngineError):
-        cache.invalidate("k")
-    own_server.start()
-    end = time.monotonic() + 10
-    while Cache(own_server.url).get("k2") is None:
-        assert time.monotonic() < end
-        cache.get_or_compute("k2", lambda: 3)
-        time.sleep(0.05)
-    cache.close()
-
-
 def test_a_restarted_server_is_only_empty(own_server: MemcachedServer) -> None:
     """Its clients would raise once for every connection they had."""
     engine = MemcachedEngine(own_server.address)
@@ -842,71 +748,3 @@ def test_the_rest_of_a_ring_goes_on(
                 assert asked(key, lambda key=key: computed.append(key) or key) == key
         assert 0 < len(set(computed)) == len(computed) < len(keys)
         dead.start()
-
-
-# -- all together -------------------------------------------------------------------------------------------------
-
-
-def _mix(pipe: Connection, url: str, seed: int, rounds: int) -> None:
-    """Compute, read and invalidate at random; what a call returns must not be older than its beginning allows."""
-    engine = MemcachedEngine(url.removeprefix("memcached://"), sign=(0.0, 0.002, LONG)[seed % 3])
-    generator = random.Random(seed)
-    stale = stored = 0
-    end = time.monotonic() + 10
-    for turn in range(rounds):
-        if time.monotonic() > end:
-            break  # a slow machine has had enough of them
-        if generator.random() < 0.2:  # each process changes the truth of one key
-            key, truth = f"mix{seed}", some(b"%020d" % turn)
-            run_blocking(engine.blocking.store.set(f"truth:{key}", truth))
-            run_blocking(engine.blocking.store.invalidate(key))
-            run_blocking(engine.blocking.store.set(f"told:{key}", truth))
-            continue
-        key, token = f"mix{generator.randrange(4)}", new_id()
-        (told,) = run_blocking(engine.blocking.store.get([f"told:{key}"]))
-        reply: Any = run_blocking(engine.blocking.claims.claim(key, token, Ask(1.0)))
-        if isinstance(reply, Found):
-            stale += told is not None and reply.entry.value < told.value
-        elif isinstance(reply, Granted):
-            (now,) = run_blocking(engine.blocking.store.get([f"truth:{key}"]))
-            value = now.value if now is not None else b""
-            if generator.random() < 0.3:
-                time.sleep(generator.random() * 0.003)
-            if generator.random() < 0.1:
-                run_blocking(engine.blocking.claims.abandon(key, token))
-            else:
-                stored += run_blocking(engine.blocking.claims.fill(key, token, some(value)))
-        elif isinstance(reply, Busy):
-            run_blocking(engine.blocking.claims.wait(key, reply, 0.002))
-    pipe.send((stale, stored))
-    engine.close()
-
-
-def test_random_interleavings_of_four_processes_store_nothing_stale(server: MemcachedServer) -> None:
-    """A value whose computation began before the last invalidation would stay."""
-    with others(4, _start_mix) as processes:
-        for number, process in enumerate(processes):
-            process.tell((server.url, number, 2500))
-        totals = [process.hear() for process in processes]
-    assert sum(stale for stale, _ in totals) == 0
-    assert sum(stored for _, stored in totals) > 200
-    engine = MemcachedEngine(server.address)
-    for number in range(4):
-        value, truth = run_blocking(engine.blocking.store.get([f"mix{number}", f"truth:mix{number}"]))
-        if value is not None and truth is not None:
-            assert value.value == truth.value
-    engine.close()
-
-
-def test_random_interleavings_of_whole_calls(server: MemcachedServer) -> None:
-    """The same through the caches of two processes of threads and two of tasks: or two would compute one value."""
-    urls = [f"{server.url}?sign={sign}" for sign in (0.2, 0.2, 0.002, 0)]
-    plans = [Plan(url, number, 7, False, 4, 320, 0.003, clears=False) for number, url in enumerate(urls)]
-    found = check(*played(plans), 0.05)
-    assert (found.old, found.twice, found.apart) == ([], [], [])
-    assert found.calls > 4500
-    assert found.computations > 100
-
-
-def _start_mix(pipe: Connection) -> None:
-    _mix(pipe, *pipe.recv())

@@ -202,26 +202,6 @@ def test_an_answer_that_has_come_but_for_its_end_is_waited_for_as_any_is(
             asks.kill()
 
 
-@both
-def test_a_frozen_server_holds_nobody_for_longer_than_its_time(
-    own_server: PostgresServer, face: Faces, colour: str
-) -> None:
-    """Callers would find out one after the other; and late answers be taken for those to other questions."""
-    asked = face(at(own_server.port, timeout=0.5), colour)
-    assert asked.herd(8, "warm", lambda: 0) == [0] * 8
-    own_server.freeze()
-    try:
-        began = time.monotonic()
-        assert asked.herd(40, "k", lambda: 1) == [1] * 40
-        assert time.monotonic() - began < 3
-    finally:
-        own_server.thaw()
-    until(lambda: asked("k2", lambda: 2) == 2 and not asked.down)
-    for number in range(20):
-        asked.run("set", f"n{number}", number)
-        assert asked.run("get", f"n{number}") == number
-
-
 # -- servers that refuse ------------------------------------------------------------------------------------------
 
 
@@ -483,31 +463,6 @@ def test_a_loop_that_was_blocked_calls_nobody_hung(server: PostgresServer) -> No
 
 
 # -- cuts ---------------------------------------------------------------------------------------------------------
-
-
-@both
-def test_a_cut_at_every_byte(server: PostgresServer, before: Before, asking: Asking, colour: str) -> None:
-    """A claim would be granted to nobody, a fill said to be stored that is not, an invalidation be lost."""
-    proxy = before(server)
-    asked, direct = asking(at(proxy.port), colour), PostgresEngine(server.postgres_url)
-    warm = new_id()
-    asked(asked.claims.claim("warm", warm, Ask(LONG)))
-    asked(asked.claims.fill("warm", warm, some()))
-    asked(asked.claims.invalidate("warm"))
-    cuts = [("sent", n) for n in range(0, 240, 13)] + [("answered", n) for n in range(0, 120, 11)]
-    for where, byte in cuts:
-        key, token = f"{where}-{byte}.", new_id()
-        at_: dict[str, Any] = {where: byte}
-        proxy.at(key.encode(), **at_)
-        assert isinstance(asked(asked.claims.claim(key, token, Ask(LONG))), Granted)  # with the same token
-        proxy.at(key.encode(), **at_)
-        assert asked(asked.claims.fill(key, token, some(key.encode())))
-        (entry,) = run_blocking(direct.blocking.store.get([key]))
-        assert entry is not None and entry.value == key.encode()
-        proxy.cut()
-        asked(asked.claims.invalidate(key))
-        assert run_blocking(direct.blocking.store.get([key])) == [None]
-    direct.close()
 
 
 @both

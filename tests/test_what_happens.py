@@ -54,34 +54,31 @@ TRIED: dict[str, str] = {
     """,
     "the engine is down, hangs, or refuses us": """
         disk_faults::test_locked_by_another_program
+        faults::test_a_slow_engine_is_no_dead_one
+        faults::test_an_engine_in_trouble_is_no_outage
+        hung_engines::test_calls_go_on_for_one_time_out
         memcached_faults::test_a_server_that_hangs_is_an_error_soon
-        memcached_outage::test_a_slow_engine_is_no_dead_one
-        memcached_outage::test_an_engine_in_trouble_is_no_outage
         outage::test_a_dead_engine_is_asked_once_a_second
         outage::test_a_directory_that_cannot_be_used_at_the_start
         outage::test_a_directory_that_disappears
         outage::test_calls_go_on
         outage::test_locks_are_never_open
-        postgres_faults::test_a_frozen_server_holds_nobody_for_longer_than_its_time
         postgres_faults::test_a_server_that_lets_nobody_in_takes_no_longer_than_its_time
         postgres_faults::test_hits_go_on_where_nothing_may_be_written
-        redis_faults::test_a_slow_engine_is_no_dead_one
-        redis_faults::test_an_engine_in_trouble_is_no_outage
         redis_faults::test_by_default_a_hung_engine_costs_a_second
-        redis_faults::test_nobody_waits_longer_than_wait
     """,
     "the engine is full": """
         disk_faults::test_a_file_system_smaller_than_max_bytes
         disk_faults::test_bounded_by_bytes
         disk_faults::test_no_room
         docs_servers::test_what_is_evicted_first
+        faults::test_an_engine_in_trouble_is_no_outage
         memcached_faults::test_a_full_server_forgets_and_lies_not
         memcached_faults::test_a_stub_is_evicted_too
         outage::test_what_a_full_engine_refuses_is_kept_for_a_moment_only
         postgres_faults::test_a_full_disk_refuses_and_hits_go_on
         postgres_sweep::test_it_is_as_large_as_it_may_be
         redis::test_a_full_server_ends_what_it_began
-        redis_faults::test_an_engine_in_trouble_is_no_outage
         redis_faults::test_what_was_computed_in_trouble_holds_for_a_while
     """,
     "a value can't be kept": """
@@ -108,26 +105,24 @@ TRIED: dict[str, str] = {
         disk_faults::test_damaged_database
         disk_faults::test_lease_of_a_removed_directory_is_lost
         disk_faults::test_removed_directory_is_made_again
+        faults::test_a_lock_that_was_forgotten_is_lost
+        faults::test_a_server_that_forgets_at_every_step
         memcached::test_a_lock_is_released_only_by_its_owner
         memcached_faults::test_an_evicted_lease_is_lost
-        memcached_outage::test_a_restart_at_every_step
         postgres_coherence::test_a_server_that_crashes
         postgres_failover::test_what_was_ended_does_not_come_back
-        redis_faults::test_a_lock_that_was_forgotten_is_lost
-        redis_faults::test_a_server_that_forgets_at_every_step
         redis_restart::test_a_snapshot_brings_nothing_back
     """,
     "a connection breaks, or a reply is lost": """
+        faults::test_a_cut_at_every_step
+        faults::test_half_a_reply_and_silence
         memcached::test_a_lost_reply_locks_out_for_a_moment_only
         memcached_faults::test_a_fill_cut_at_every_byte_says_what_it_did
         outage::test_a_claim_whose_reply_is_lost_locks_nobody_out
-        postgres_faults::test_a_cut_at_every_byte
         postgres_faults::test_a_restart_is_nobodys_error
         postgres_news::test_a_connection_that_is_cut_without_a_word
         redis::test_losing_the_news_voids_all
         redis::test_waiters_are_woken_when_the_news_break
-        redis_faults::test_a_cut_at_every_byte
-        redis_faults::test_half_a_reply_and_silence
     """,
     "the wall clock steps": """
         disk_faults::test_reboot
