@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from stampede.errors import CodecError
+from stampede.keys.names import root_of
 
 if TYPE_CHECKING:
     from stampede.codec.values import Raise, Shape, Shapes
@@ -31,14 +32,9 @@ def _module(package: str) -> Any:
     return importlib.import_module(f"stampede.codec.{(DATA | ROWS)[package]}")
 
 
-def _root(kind: type) -> str:
-    module = getattr(kind, "__module__", None)
-    return module.partition(".")[0] if isinstance(module, str) else ""
-
-
 def package_of(kind: type) -> str | None:
     """Return the package of `DATA` that a type comes from."""
-    package = _root(kind)
+    package = root_of(kind)
     return package if package in DATA and package in sys.modules else None
 
 
@@ -119,11 +115,11 @@ def related(kind: type) -> Iterator[Any]:
 def advice(kind: type) -> str | None:
     """Return what to do instead of storing a value of this type, which is refused; None: nothing is known."""
     for base in kind.__mro__:
-        told = ADVICE.get(f"{_root(base)}.{base.__name__}")
+        told = ADVICE.get(f"{root_of(base)}.{base.__name__}")
         if told is not None:
             return told
         if base is not kind and package_of(base) is not None and shape_for(base) is not None:
-            made = "np.array" if base.__name__ == "ndarray" else f"{_root(base)}.{base.__name__}"
+            made = "np.array" if base.__name__ == "ndarray" else f"{root_of(base)}.{base.__name__}"
             return f"return {made}(it), which is without what its class adds"
     return None
 

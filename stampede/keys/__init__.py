@@ -3,9 +3,8 @@
 from stampede.keys.canonical import canonical, name_of
 from stampede.keys.compose import BY_CODE, function_in, generation, in_namespace, quoted, scope_name
 from stampede.keys.identity import Identity, identity_of
-from stampede.keys.maker import key_maker
+from stampede.keys.maker import arguments_named, in_namespace_of, key_maker, ttl_of_call
 from stampede.keys.names import GENERATED
-from stampede.keys.of_call import arguments_named, in_namespace_of, ttl_of_call
 from stampede.keys.parameters import FAST_TYPES, Parameter, Parameters, are_fast
 
 __all__ = [

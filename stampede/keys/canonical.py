@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 
 from stampede.errors import KeyingError
 from stampede.keys.models import attributes, beside, generic, hidden, is_row
-from stampede.keys.names import found_by_name, name_of
+from stampede.keys.names import DATA, found_by_name, name_of, root_of
 from stampede.keys.numbers import numpys, pandas_own
 
 __all__ = ["REMEDIES", "canonical", "name_of", "remedies", "word"]
@@ -48,14 +48,9 @@ def word(name: str) -> str:
     return name if name.isascii() and name.isidentifier() else _str(name, 0)
 
 
-def package_of(cls: type) -> str:
-    module = cls.__module__
-    return module.partition(".")[0] if isinstance(module, str) else ""
-
-
 def remedies(cls: type) -> str:
     """What helps against a value of a class without an identity, which may be nobody's to change."""
-    if package_of(cls) in ("numpy", "pandas", "polars", "pyarrow"):
+    if root_of(cls) in DATA:
         return f"pass what it was made of (a path, a query, a date) and make it inside, {OTHERS}"
     return REMEDIES
 
@@ -83,7 +78,7 @@ def _instance(value: Any, left: int) -> str:
         return f"<{_class(value)}>"
     if issubclass(cls, Enum):
         return _enum(value, left)
-    package = package_of(cls)
+    package = root_of(cls)
     if package == "numpy" and (text := numpys(value)) is not None:
         return text
     if package == "pandas" and (own := pandas_own(value)) is not None:

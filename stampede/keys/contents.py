@@ -10,7 +10,7 @@ from typing import Any
 
 from stampede.errors import KeyingError
 from stampede.keys.canonical import canonical
-from stampede.keys.names import name_of
+from stampede.keys.names import DATA, name_of, root_of
 
 __all__ = ["Contents"]
 
@@ -18,7 +18,6 @@ MOST = 100_000
 """Parts of one object. What has more of them is not told."""
 
 _LONG = 200
-_DATA = frozenset({"numpy", "pandas", "polars", "pyarrow", "re"})
 
 
 class Contents:
@@ -57,8 +56,6 @@ class Contents:
             return canonical(value)
         except KeyingError:
             pass
-        except Exception:  # its own `__stampede_key__`
-            pass
         if kind in (list, tuple):
             return f"{kind.__name__}({','.join(map(self.text, value))})"
         if kind in (set, frozenset):
@@ -84,4 +81,4 @@ class Contents:
 
 def _is_data(value: Any) -> bool:
     kind = type(value)
-    return kind is slice or kind.__module__.partition(".")[0] in _DATA
+    return kind is slice or root_of(kind) in DATA or root_of(kind) == "re"

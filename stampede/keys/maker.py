@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from hashlib import blake2b
-from inspect import _ParameterKind as Kind
 from inspect import iscoroutinefunction
 from string import Formatter
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
+from stampede.definitions import signature_of
 from stampede.errors import KeyingError, OptionError
 from stampede.keys.canonical import canonical, name_of, remedies
+from stampede.keys.compose import quoted
 from stampede.keys.models import is_frozen
-from stampede.keys.parameters import Parameter, Parameters, fields_in, names_in
+from stampede.keys.parameters import Kind, Parameter, Parameters, fields_in, names_in
 from stampede.policy import nearest
+
+__all__ = ["arguments_named", "in_namespace_of", "key_maker", "ttl_of_call"]
 
 LONGEST = 200
 """Characters of an argument part that is still written out; a longer one is hashed, never cut."""
@@ -117,14 +120,12 @@ def _label(parameter: Parameter, named: bool) -> str:
 
 
 def _stands_alone(parameter: Parameter) -> bool:
-    if not parameter.has_default:
-        return False
+    if not parameter.has_default or hasattr(type(parameter.default), "__stampede_key__"):
+        return False  # the user's own code may have an answer by the time of a call
     try:
         canonical(parameter.default)
     except KeyingError:
         return True
-    except Exception:  # of a user's own `__stampede_key__`: it may be better by the time of a call
-        return False
     return False
 
 
@@ -198,7 +199,6 @@ def _by_format(parameters: Parameters, prefix: str, template: str, bound: bool) 
     code = Code(parameters)
     fields, names = fields_in(template), sorted(names_in(template))
     _check_names(template, names, parameters)
-    _check_words(template, parameters)
     if not names:
         _check_shared(template, parameters, bound)
     bare = [name for name in names if name in fields]
@@ -238,20 +238,6 @@ def _pieces(template: str) -> list[_Piece]:
 def _within(text: str, end: str) -> str:
     """The text of a field, without the character that ends it."""
     return text.replace("%", "%25").replace(end, f"%{ord(end):02X}") if end and (end in text or "%" in text) else text
-
-
-def _check_words(template: str, parameters: Parameters) -> None:
-    """Refuse a format specification that no value has a meaning for: a word, as cashews calls its formatters."""
-    known = {parameter.name for parameter in parameters.all}
-    for _, field, spec, _ in Formatter().parse(template):
-        if field in known and spec in _WORDS:
-            raise OptionError(
-                f"key {template!r} asks for {field!r} as {spec!r}, which is no format of Python's: give a function "
-                f"of the arguments, such as key=lambda {field}: ..."
-            )
-
-
-_WORDS = ("lower", "upper", "hash", "len", "jwt")
 
 
 def _check_names(template: str, names: list[str], parameters: Parameters) -> None:
@@ -318,3 +304,57 @@ class Code:
         made: Any = self._namespace[name]
         made.__name__ = made.__qualname__ = self._parameters.qualname
         return made  # type: ignore[no-any-return]
+
+
+# -- options that are functions of a call, given those of its arguments that they name ------------------------
+
+
+def arguments_named(option: str, function: Callable[..., Any], parameters: Parameters, *, after: int = 0) -> list[str]:
+    """The arguments that it asks for, behind so many of its parameters; OptionError if a call has no such argument."""
+    if iscoroutinefunction(function):
+        raise OptionError(f"{option} is {function!r}: give a plain function")
+    try:
+        asked = list(signature_of(function).parameters.values())[after:]
+    except (TypeError, ValueError):
+        return []  # a builtin that doesn't tell
+    names = []
+    for each in asked:
+        if each.kind in (Kind.VAR_POSITIONAL, Kind.VAR_KEYWORD):
+            continue
+        if each.name in parameters.names and each.kind is not Kind.POSITIONAL_ONLY:
+            names.append(each.name)
+        elif each.default is Kind.empty:
+            hint = nearest(each.name, parameters.names) if parameters.names else "it has none"
+            raise OptionError(
+                f"{option} asks for {each.name!r}, which is no parameter of {parameters.qualname}: {hint}"
+            )
+    return names
+
+
+def ttl_of_call(ttl: Any, parameters: Parameters) -> tuple[Callable[..., Callable[[Any], Any]] | None, frozenset[str]]:
+    """From a call's arguments to a function of the value, and which of them it asks for; None if of the value only."""
+    names = arguments_named("ttl", ttl, parameters, after=1) if callable(ttl) else []
+    if not names:
+        return None, frozenset()
+    code = Code(parameters)
+    source = f"    return {code.name(partial, '_partial')}({code.name(ttl, '_ttl')}, {_passed(names)})"
+    return code.function([source]), frozenset(names)
+
+
+def in_namespace_of(namespace: Callable[..., Any], parameters: Parameters, prefix: str, make: KeyMaker) -> KeyMaker:
+    """The same keys, in the namespace that the function gives for these arguments."""
+    names, code = arguments_named("namespace", namespace, parameters), Code(parameters)
+    text, rest = code.name(partial(_text, parameters.qualname)), code.name(make, "_rest")
+    own = f"{code.name(namespace, '_namespace')}({_passed(names)})"
+    start = code.name(prefix, "_prefix")
+    return code.function([f"    return f'{{{start}}}{{{text}({own})}}/{{{rest}({parameters.passing()})}}'"])
+
+
+def _passed(names: list[str]) -> str:
+    return ", ".join(f"{name}={name}" for name in names)
+
+
+def _text(qualname: str, namespace: object) -> str:
+    if not isinstance(namespace, (str, int)):
+        raise KeyingError(f"{qualname}: namespace gave {namespace!r}: it must be a string or a number")
+    return quoted(str(namespace))

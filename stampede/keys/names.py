@@ -8,6 +8,9 @@ from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
+DATA = frozenset({"numpy", "pandas", "polars", "pyarrow"})
+"""The packages whose values hold data and nothing else."""
+
 GENERATED = "<stampede: "
 """How names of files begin in which the code is that we have made around a function."""
 
@@ -17,6 +20,12 @@ MAIN = ("__main__", "__mp_main__")  # the second: what multiprocessing's spawn m
 def name_of(thing: Any) -> str:
     """`module:qualname`; a script goes by its file's name, so that who runs it and who imports it agree."""
     return f"{module_of(thing)}:{thing.__qualname__}"
+
+
+def root_of(cls: type) -> str:
+    """Return the package in which a class was made."""
+    module = getattr(cls, "__module__", None)
+    return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 def inmost_of(function: Any) -> Any:
@@ -40,7 +49,7 @@ def found_by_name(cls: type) -> bool:
     try:
         for part in cls.__qualname__.split("."):
             found = getattr(found, part)
-    except Exception:  # a module may have a __getattr__ of its own
+    except (AttributeError, ImportError):  # the latter of modules that import lazily
         return False
     return found is cls
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from inspect import _ParameterKind as Kind
 from string import Formatter
 from types import BuiltinFunctionType, NoneType
 from typing import Any
@@ -13,6 +12,9 @@ from typing import Any
 from stampede.definitions import signature_of
 from stampede.errors import OptionError
 from stampede.policy import nearest
+
+Kind = inspect.Parameter
+"""Whose attributes are the kinds of parameters."""
 
 FAST_TYPES = frozenset({int, str, bytes, bool, NoneType})
 """Only these compare as exactly as their keys do, once the class stands beside the value."""
@@ -36,7 +38,7 @@ class Parameter:
     """One parameter of a function. `default_name` is what its default is called in generated code."""
 
     name: str
-    kind: Kind
+    kind: int
     default: Any
     default_name: str
     ignored: bool
@@ -102,7 +104,7 @@ class Parameters:
     def declaration(self, first: str = "") -> str:
         """Source text of the list of parameters: `customer, /, b=_d1, *, year=_d2`; `first` is put before them."""
         parts = [first] if first else []
-        before: Kind | None = Kind.POSITIONAL_ONLY if first else None
+        before: int | None = Kind.POSITIONAL_ONLY if first else None
         for parameter in self.all:
             if before is Kind.POSITIONAL_ONLY and parameter.kind is not before:
                 parts.append("/")
