@@ -347,7 +347,7 @@ def test_a_forked_child_has_mutexes_of_its_own(url: str) -> None:
             mutex = region._mutex("k")
             good = (
                 mine._mutexes.held_here(mine.key) is None
-                and not mutex._takers
+                and not mutex.takers
                 and region.get_or_create("other", lambda: 2) == 2
             )
             if "memory" not in url:

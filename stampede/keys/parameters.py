@@ -38,7 +38,7 @@ class Parameter:
     """One parameter of a function. `default_name` is what its default is called in generated code."""
 
     name: str
-    kind: int
+    kind: Any  # one of `Kind`
     default: Any
     default_name: str
     ignored: bool
@@ -58,7 +58,7 @@ class Parameter:
         return f"{self.name}={self.name}" if self.kind is Kind.KEYWORD_ONLY else _STARS.get(self.kind, "") + self.name
 
 
-_STARS = {Kind.VAR_POSITIONAL: "*", Kind.VAR_KEYWORD: "**"}
+_STARS: dict[Any, str] = {Kind.VAR_POSITIONAL: "*", Kind.VAR_KEYWORD: "**"}
 
 
 class Parameters:
@@ -104,7 +104,7 @@ class Parameters:
     def declaration(self, first: str = "") -> str:
         """Source text of the list of parameters: `customer, /, b=_d1, *, year=_d2`; `first` is put before them."""
         parts = [first] if first else []
-        before: int | None = Kind.POSITIONAL_ONLY if first else None
+        before: Any = Kind.POSITIONAL_ONLY if first else None
         for parameter in self.all:
             if before is Kind.POSITIONAL_ONLY and parameter.kind is not before:
                 parts.append("/")

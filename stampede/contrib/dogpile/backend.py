@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -22,7 +21,6 @@ from dogpile.cache.api import (
     Serializer,
 )
 
-from stampede import forks
 from stampede.cache import Cache
 from stampede.codec.choose import sealing
 from stampede.codec.remedies import ANNOTATION
@@ -279,15 +277,6 @@ def _believing(load: Deserializer) -> Deserializer:
 # -- one engine for all regions of a URL -----------------------------------------------------------------------------
 
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
-_guard = threading.RLock()
-
-
-def _start_again() -> None:
-    global _guard
-    _guard = threading.RLock()
-
-
-forks.in_child(_start_again)
 
 
 def _opened(given: Mapping[str, Any]) -> Cache:
@@ -298,8 +287,5 @@ def _opened(given: Mapping[str, Any]) -> Cache:
     options["early"] = 0.0
     if not isinstance(url, str) or url.startswith("memory:"):
         return Cache(url, **options)
-    with _guard:
-        engine = _engines.get(url)
-        if engine is None:
-            engine = _engines[url] = open_engine(url)
+    engine = _engines.get(url) or _engines.setdefault(url, open_engine(url))
     return Cache(url, engine=engine, **options)

@@ -60,60 +60,52 @@ class DogpileEngine(Engine):
         if not isinstance(backend, CacheBackend):
             raise OptionError(f"backend is {backend!r}: give a backend of dogpile's, or its name")
         self.backend = backend
-        self._asks = _Asks(backend)
-        self.blocking, self.suspending = Side(store=_Store(self._asks)), Side()
+        self._store = _Store(backend)
+        self.blocking, self.suspending = Side(store=self._store), Side()
 
     def ping(self) -> float:
         start = time.perf_counter()
-        self._asks.get([_name("ping")])
+        self._store.found([_name("ping")])
         return time.perf_counter() - start
 
     def close(self) -> None:
         """Ours; the backend is its owner's, and dogpile's have no such verb."""
-        self._asks.closed = True
-
-
-class _Asks:
-    """A backend's verbs; what they raise is an EngineError."""
-
-    def __init__(self, backend: CacheBackend) -> None:
-        self._backend = backend
-        self.closed = False
-
-    def get(self, names: Sequence[str]) -> list[bytes | None]:
-        found = self._asked(lambda: self._backend.get_serialized_multi(names)) if names else []
-        return [bytes(each) if isinstance(each, (bytes, bytearray)) else None for each in found]
-
-    def set(self, name: str, value: bytes) -> None:
-        self._asked(lambda: self._backend.set_serialized(name, value))
-
-    def delete(self, name: str) -> None:
-        self._asked(lambda: self._backend.delete(name))
-
-    def _asked(self, ask: Callable[[], T]) -> T:
-        if self.closed:
-            raise EngineClosed("dogpile")
-        try:
-            return ask()
-        except EngineError:
-            raise
-        except Exception as trouble:  # of anybody's backend
-            kind = type(self._backend).__name__
-            raise EngineError(f"{kind} can't be asked: {type(trouble).__name__}: {trouble}") from trouble
+        self._store.closed = True
 
 
 class _Store(Store):
     """The blocking store. `Paired` makes it one that can replace, as well as that goes, and its suspending twin."""
 
-    def __init__(self, asks: _Asks) -> None:
-        self._asks = asks
+    closed = False
+
+    def __init__(self, backend: CacheBackend) -> None:
+        self._backend = backend
+
+    def _asked(self, ask: Callable[..., T], *args: Any) -> T:
+        """Ask the backend. Whatever it raises is an EngineError."""
+        if self.closed:
+            raise EngineClosed("dogpile")
+        try:
+            return ask(*args)
+        except EngineError:
+            raise
+        except Exception as trouble:  # of anybody's backend, which may raise anything
+            kind = type(self._backend).__name__
+            raise EngineError(f"{kind} can't be asked: {type(trouble).__name__}: {trouble}") from trouble
+
+    def found(self, names: Sequence[str]) -> list[bytes | None]:
+        found = self._asked(self._backend.get_serialized_multi, names) if names else []
+        return [bytes(each) if isinstance(each, (bytes, bytearray)) else None for each in found]
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         now = time.time()
-        return [_entry(found, now) for found in self._asks.get([_name("k", key) for key in keys])]
+        return [_entry(found, now) for found in self.found([_name("k", key) for key in keys])]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        self._asks.set(_name("k", key), _packed(entry, time.time()))
+        self._put(_name("k", key), _packed(entry, time.time()))
+
+    def _put(self, name: str, value: bytes) -> None:
+        self._asked(self._backend.set_serialized, name, value)
 
     async def expire(self, key: str) -> bool:
         (kept,) = await self.get([key])
@@ -125,25 +117,25 @@ class _Store(Store):
 
     async def invalidate(self, key: str) -> bool:
         (kept,) = await self.get([key])
-        self._asks.delete(_name("k", key))
+        self._asked(self._backend.delete, _name("k", key))
         return kept is not None
 
     # Asked for each time: a process that believed in one for a while would have to be told of the next.
     async def generation(self, scope: str) -> str:
         names = [_name("g"), _name("g", scope)] if scope else [_name("g")]
-        found = self._asks.get(names)
+        found = self.found(names)
         for name, value in zip(names, found, strict=True):
             if value is None:
-                self._asks.set(name, _random())
+                self._put(name, _random())
         if None in found:  # again: of two that make one at the same time the later is it
-            found = self._asks.get(names)
+            found = self.found(names)
         return ".".join((value or _random()).decode("latin-1") for value in found)
 
     async def generations(self, scope: str) -> Sequence[str]:
         return [await self.generation(scope)]
 
     async def bump(self, scope: str) -> None:
-        self._asks.set(_name("g", scope) if scope else _name("g"), _random())
+        self._put(_name("g", scope) if scope else _name("g"), _random())
 
 
 def _name(kind: str, key: str = "") -> str:

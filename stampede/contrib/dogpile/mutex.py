@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from weakref import WeakValueDictionary
+from typing import Any
 
 from dogpile.cache.api import CacheMutex
 
@@ -19,13 +19,6 @@ __all__ = ["Mutex", "Mutexes"]
 _log = logging.getLogger("stampede")
 
 
-class _Local:
-    """A lock of this process. (One of `threading` can't be referred to weakly.)"""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
 class Mutexes:
     """The mutexes of one backend: who holds which, and what stands in for the engine while it is down."""
 
@@ -33,37 +26,29 @@ class Mutexes:
         self.make = make
         self.is_down = is_down
         self.strict = strict
-        self._locals: WeakValueDictionary[str, _Local] = WeakValueDictionary()
-        self._guard = threading.RLock()
-        self._held: dict[tuple[str, int], Mutex] = {}
+        self.held: dict[tuple[str, int], Mutex] = {}  # by key and thread
+        self._stand_ins: dict[str, threading.Lock] = {}
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
         """What is held is the parent's, whose threads are not here to give it back."""
-        held, self._held = self._held, {}
-        self._locals, self._guard = WeakValueDictionary(), threading.RLock()
+        held, self.held, self._stand_ins = self.held, {}, {}
         for mutex in held.values():
-            mutex.start_again()
+            mutex.takers = []
 
     def of(self, key: str) -> Mutex:
         return Mutex(key, self)
 
     def held_here(self, key: str) -> Mutex | None:
-        """The one under which this thread computes the key."""
-        return self._held.get((key, threading.get_ident()))
+        """Return the one under which this thread computes the key."""
+        return self.held.get((key, threading.get_ident()))
 
-    def took(self, mutex: Mutex, thread: int) -> None:
-        self._held[mutex.key, thread] = mutex
+    def stand_in(self, key: str) -> threading.Lock:
+        return self._stand_ins.setdefault(key, threading.Lock())
 
-    def gave(self, mutex: Mutex, thread: int) -> None:
-        self._held.pop((mutex.key, thread), None)
-
-    def stand_in(self, key: str) -> _Local:
-        with self._guard:
-            local = self._locals.get(key)
-            if local is None:
-                local = self._locals[key] = _Local()
-            return local
+    def engine_is_back(self) -> None:
+        """Forget the locks that stood in for it; who has one keeps it."""
+        self._stand_ins = {}
 
 
 class Mutex(CacheMutex):
@@ -74,73 +59,68 @@ class Mutex(CacheMutex):
 
     def __init__(self, key: str, mutexes: Mutexes) -> None:
         self.key = key
+        self.takers: list[tuple[int, Any]] = []  # the threads that have it, and by what
         self._mutexes = mutexes
         self._lock = mutexes.make(key)
-        self._stand_in = mutexes.stand_in(key)
-        self._takers: list[tuple[int, Holding | None]] = []  # the threads that have it; None: the stand-in
-
-    def start_again(self) -> None:
-        self._takers = []
-        self._stand_in = self._mutexes.stand_in(self.key)
 
     @property
     def lost(self) -> bool:
         """Has the lease of this thread ended, so that another may be computing by now?"""
         me = threading.get_ident()
-        return any(holding is not None and holding.lost for taker, holding in self._takers if taker == me)
+        return any(isinstance(held, Holding) and held.lost for taker, held in self.takers if taker == me)
 
     def acquire(self, wait: bool = True) -> bool:
         """Take it, when it is free. With `wait` False: if it is free; False says that somebody else has it."""
-        me, holding = threading.get_ident(), None
-        if wait and self._mutexes.held_here(self.key):
+        me, mutexes = threading.get_ident(), self._mutexes
+        if wait and mutexes.held_here(self.key):
             raise RecursiveComputation(f"the creator of {self.key!r} asked for its own key")
-        if not self._mutexes.strict and self._mutexes.is_down():  # and each who asks it would pay for that, if it hangs
-            taken = self._stand_in.lock.acquire(wait)
-        else:
-            try:
-                holding = self._lock.acquire(None if wait else 0)
-                taken = bool(holding)
-            except EngineClosed:
+        # Who asks a hung engine pays for it: so nobody does, once it is known to be down.
+        holding = None if mutexes.is_down() and not mutexes.strict else self._of_engine(wait)
+        stand_in = mutexes.stand_in(self.key) if holding is None else None
+        if not (holding if stand_in is None else stand_in.acquire(wait)):
+            return False
+        self.takers.append((me, holding or stand_in))
+        mutexes.held[self.key, me] = self
+        return True
+
+    def _of_engine(self, wait: bool) -> Holding | None:
+        """Return what the engine says; None if it can't be asked."""
+        try:
+            holding = self._lock.acquire(None if wait else 0)
+        except EngineClosed:
+            raise
+        except EngineError as trouble:
+            if self._mutexes.strict:
                 raise
-            except EngineError as trouble:
-                if self._mutexes.strict:
-                    raise
-                _log.warning(
-                    "the mutex of %r is this process's own, as its engine can't be asked: %s", self.key, trouble
-                )
-                taken = self._stand_in.lock.acquire(wait)
-        if taken:
-            self._takers.append((me, holding))
-            self._mutexes.took(self, me)
-        return taken
+            _log.warning("the mutex of %r is this process's own, as its engine can't be asked: %s", self.key, trouble)
+            return None
+        self._mutexes.engine_is_back()
+        return holding
 
     def release(self) -> None:
         """Give it back, and wake who waits. What had ended by then is no error: its value was not stored."""
         me = threading.get_ident()
-        mine = [taker for taker in self._takers if taker[0] == me] or self._takers[-1:]
-        if not mine:
+        taker = next((each for each in reversed(self.takers) if each[0] == me), None)
+        if taker is None and not self.takers:
             raise LockLost(f"the mutex of {self.key!r} is not held")
-        taker = mine[-1]
-        self._takers.remove(taker)
-        self._mutexes.gave(self, taker[0])
-        if taker[1] is None:
-            self._stand_in.lock.release()
-            return
+        taker = taker or self.takers[-1]
+        self.takers.remove(taker)
+        thread, held = taker
+        self._mutexes.held.pop((self.key, thread), None)
         try:
-            taker[1].release()
+            held.release()
         except (LockLost, EngineError) as trouble:
             _log.warning("the mutex of %r ended by itself: %s", self.key, trouble)
 
     def locked(self) -> bool:
         """Does anybody have it? (Asked by taking it for a moment: engines have no other question.)"""
-        if self._takers:
+        if self.takers:
             return True
-        probe = self._mutexes.make(self.key)
         try:
-            holding = probe.acquire(0)
+            holding = self._mutexes.make(self.key).acquire(0)
             if not holding:
                 return True
             holding.release()
         except (LockLost, EngineError):
             pass
-        return self._stand_in.lock.locked()
+        return self._mutexes.stand_in(self.key).locked()

@@ -10,10 +10,9 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, TypeVar
 
 from dogpile.cache.api import NO_VALUE, CachedValue, CacheMutex
@@ -109,7 +108,6 @@ class CacheRegion(_CacheRegion):
         served the old.
         """
         wanted = _Wanted(self, key, self._lifetime(expiration_time))
-        create = partial(creator, *creator_args[0], **creator_args[1]) if creator_args else creator
         while True:
             value, state = wanted.look()
             if state is _State.FRESH:
@@ -117,30 +115,21 @@ class CacheRegion(_CacheRegion):
             if state is _State.STALE:
                 if not wanted.mutex.acquire(False):
                     return value.payload  # somebody computes
-                return self._renewed(wanted, value, creator, creator_args, should_cache_fn)
-            longest = getattr(self.actual_backend, "max_hold", LONGEST)
-            with self._flights.joined(wanted.mangled, longest) as leading:
-                if leading:
-                    wanted.mutex.acquire()
-                    return self._created(wanted, create, should_cache_fn)
+                return self._renewed(wanted, value, _bound(creator, creator_args), should_cache_fn)
+            flight = self._flights.lead(wanted.mangled)
+            if flight is None:
+                self._flights.follow(wanted.mangled, getattr(self.actual_backend, "max_hold", LONGEST))
+                continue
+            try:
+                wanted.mutex.acquire()
+                return self._created(wanted, _bound(creator, creator_args), should_cache_fn)
+            finally:
+                flight.end()
 
     def _renewed(
-        self,
-        wanted: _Wanted,
-        value: CachedValue,
-        creator: Creator,
-        creator_args: CreatorArgs | None,
-        should_cache_fn: Callable[[Any], bool] | None,
+        self, wanted: _Wanted, value: CachedValue, create: Creator, should_cache_fn: Callable[[Any], bool] | None
     ) -> Any:
         """Under the mutex, where there is something to be served meanwhile."""
-        create = creator
-        if creator_args:
-            args, options = creator_args
-
-            @wraps(creator)
-            def create() -> Any:
-                return creator(*args, **options)
-
         if self.async_creation_runner is None:
             return self._created(wanted, create, should_cache_fn)
         try:
@@ -277,14 +266,13 @@ class _Wanted:
         flight = flights.lead(self.mangled)
         if flight is None:
             return False
-        taken = False
         try:
-            taken = bool(self.mutex.acquire(False))
-            return taken
+            if self.mutex.acquire(False):
+                self._flight = flight
         finally:
-            self._flight = flight if taken else None
-            if not taken:
+            if self._flight is None:
                 flight.end()
+        return self._flight is not None
 
     def let_go(self) -> None:
         flight, self._flight = self._flight, None
@@ -321,26 +309,31 @@ class _Flights:
         self._flights = {}  # their leaders are the parent's threads
 
     def lead(self, key: str) -> _Flight | None:
-        """None: another thread leads it."""
+        """Return the flight that this thread leads now; None: another one leads it."""
         mine = _Flight(key, self._flights)
         return mine if self._flights.setdefault(key, mine) is mine else None
 
-    @contextmanager
-    def joined(self, key: str, longest: float) -> Iterator[bool]:
-        """Lead it, for a block; or wait until who leads it has ended, False. One that hangs is waited for no longer."""
-        mine = _Flight(key, self._flights)
-        flight = self._flights.setdefault(key, mine)
-        if flight is not mine:
-            if flight.leader == mine.leader:
-                raise RecursiveComputation(f"the creator of {key!r} asked for its own key")
-            if not flight.ended.wait(longest):
-                flight.end()
-            yield False
+    def follow(self, key: str, longest: float) -> None:
+        """Wait until who leads it has ended. One that hangs is waited for no longer than that."""
+        flight = self._flights.get(key)
+        if flight is None:
             return
-        try:
-            yield True
-        finally:
-            mine.end()
+        if flight.leader == threading.get_ident():
+            raise RecursiveComputation(f"the creator of {key!r} asked for its own key")
+        if not flight.ended.wait(longest):
+            flight.end()
+
+
+def _bound(creator: Creator, creator_args: CreatorArgs | None) -> Creator:
+    if not creator_args:
+        return creator
+    args, options = creator_args
+
+    @wraps(creator)
+    def create() -> Any:
+        return creator(*args, **options)
+
+    return create
 
 
 def make_region(*args: Any, **options: Any) -> CacheRegion:
