@@ -8,11 +8,11 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast
 
 from stampede import bulkhead as bulkheads
 from stampede import forks
@@ -173,18 +173,10 @@ class _Configured(CacheOptions, total=False):
     observers: WithObservers
 
 
-@overload
-def configure(settings: str | os.PathLike[str] | Mapping[str, Any] | Settings, /) -> None: ...
-@overload
-def configure(*, caches: Tables = ..., origins: Origins = ..., observers: WithObservers = ...) -> None: ...
-@overload
-def configure(
-    *, url: str = ..., locks: str | None = ..., observers: WithObservers = ..., **options: Unpack[CacheOptions]
-) -> None: ...
-
-
 @showing(_Configured)
-def configure(settings: Any = None, /, **tables: Any) -> None:
+def configure(
+    settings: str | os.PathLike[str] | Mapping[str, Any] | Settings | None = None, /, **tables: Unpack[_Configured]
+) -> None:
     """Use these settings from now on: a TOML file's path, a mapping of its shape, or the default cache's own.
 
     `configure("shop.toml")`, `configure(caches={"default": {"url": ...}})`, `configure(url="disk:///var/cache/shop")`.
@@ -257,24 +249,9 @@ def _replace(registry: Registry, *, close: bool = True) -> Registry:
     return before
 
 
-@overload
-def isolated(
-    *, caches: Tables = ..., origins: Origins = ..., observers: WithObservers = ..., clock: Clock | None = ...
-) -> AbstractContextManager[None]: ...
-@overload
-def isolated(
-    *,
-    url: str = ...,
-    clock: Clock | None = ...,
-    locks: str | None = ...,
-    observers: WithObservers = ...,
-    **options: Unpack[CacheOptions],
-) -> AbstractContextManager[None]: ...
-
-
 @showing(_Configured, strict=True)
 @contextmanager
-def isolated(*, clock: Clock | None = None, **settings: Any) -> Iterator[None]:
+def isolated(*, clock: Clock | None = None, **settings: Unpack[_Configured]) -> Iterator[None]:
     """Caches of its own for a block: empty, in memory unless `settings` (as of `configure`) say otherwise; and a value
     that couldn't be stored is an error there (`strict`), unless they say that it is not.
 
@@ -285,13 +262,13 @@ def isolated(*, clock: Clock | None = None, **settings: Any) -> Iterator[None]:
     >>> with isolated(ttl=60):  # empty, whatever was kept before
     ...     get_cache().get("k")
     """
-    named = "caches" in settings
-    if settings.keys() <= set(TABLES):
-        tables = {"default": {}, **settings.get("caches", {})}
-        settings["caches"] = {name: {"strict": True, **table} for name, table in tables.items()}
+    given: dict[str, Any] = {**settings}
+    if given.keys() <= set(TABLES):
+        tables = {"default": {}, **given.get("caches", {})}
+        given["caches"] = {name: {"strict": True, **table} for name, table in tables.items()}
     else:
-        settings = {"strict": True, **settings}
-    inner = Isolated(_settings_of(None, settings), named=named, clock=clock)
+        given = {"strict": True, **given}
+    inner = Isolated(_settings_of(None, given), named="caches" in settings, clock=clock)
     before = _replace(inner, close=False)
     try:
         yield

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stampede.errors import OptionError, SettingsError
-from stampede.policy import DEFAULT
+from stampede.policy import DEFAULT, duration
 from stampede.settings import (
     CacheSettings,
     LocalSettings,
@@ -21,7 +21,6 @@ from stampede.settings import (
     Settings,
     cache_settings,
     discover,
-    duration,
     from_mapping,
     load,
     without_secrets,
@@ -157,7 +156,7 @@ def test_forever() -> None:
     assert default(ttl="forever").policy.ttl == inf
     assert default(ttl=None).policy.ttl == inf
     assert default(wait="forever").policy.wait is None
-    assert "max_hold is inf: it must be a finite number" in refusal(max_hold="forever")
+    assert "max_hold is 'forever': it must be a finite number" in refusal(max_hold="forever")
 
 
 @pytest.mark.parametrize(

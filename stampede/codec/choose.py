@@ -99,11 +99,14 @@ def make_codec(
     compress: int | None = None,
     max_bytes: int | None = None,
 ) -> Codec:
-    """Return the codec of these options. OptionError names the wrong one, MissingExtra the package to install."""
-    keys = _keys(signing_key)
+    """Return the codec of these options, whose sizes and keys settings have checked.
+
+    OptionError names what else is wrong, MissingExtra the package to install.
+    """
+    given = [signing_key] if isinstance(signing_key, (bytes, str)) else signing_key or ()
+    keys = [key.encode() if isinstance(key, str) else key for key in given]
     body = _body(name, None if unresolved(returns) else returns, trust, bool(keys))
-    at, most = _size("compress", compress, 0), _size("max_bytes", max_bytes, 1)
-    return Codec(body, keys=keys, compress=at, max_bytes=most)
+    return Codec(body, keys=keys, compress=compress, max_bytes=max_bytes)
 
 
 def sealing(trust: Iterable[type | ModuleType] = ()) -> Body:
@@ -147,19 +150,3 @@ def _checked(given: Any) -> ValueCodec:
         raise OptionError(f"codec is a {type(given).__name__}, which has no {' and no '.join(lacking)}")
     made: ValueCodec = given
     return made
-
-
-def _keys(given: Any) -> tuple[bytes, ...]:
-    keys = [] if given is None else [*given] if isinstance(given, (list, tuple)) else [given]
-    if given is not None and not keys:
-        raise OptionError("signing_key is an empty list: give a key, or None")
-    keys = [key.encode() if isinstance(key, str) else key for key in keys]
-    if not all(isinstance(key, bytes) and key for key in keys):
-        raise OptionError("signing_key must be bytes or str, and not empty; several of them, the newest first")
-    return tuple(keys)
-
-
-def _size(name: str, given: object, least: int) -> int | None:
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < least):
-        raise OptionError(f"{name} is {given!r}: give a number of bytes, at least {least}, or None")
-    return given

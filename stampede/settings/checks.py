@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from stampede.errors import OptionError
-from stampede.policy import DEFAULT, NUMBER, UNITS, duration, nearest, seconds
+from stampede.policy import DEFAULT, NUMBER, OPTIONS, UNITS, nearest, seconds
 from stampede.settings.model import LocalSettings, Rate, without_secrets
 
-__all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "duration", "observers"]
+__all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "observers"]
 
 COMPRESS_ABOVE = 4096
 """Bytes above which `compress = true` compresses."""
@@ -32,17 +32,8 @@ def checked(table: Mapping[str, Any], checks: Mapping[str, Check], prefix: str =
     return {name: checks[name](f"{prefix}{name}", value) for name, value in table.items()}
 
 
-def _wait(name: str, value: Any) -> Any:
-    wait = duration(name, value)
-    return None if wait == inf else wait  # a policy's word for "as long as a lease stands"
-
-
 def _number(name: str, value: Any) -> Any:
     return float(value) if isinstance(value, str) and re.fullmatch(NUMBER, value) else value
-
-
-def _plain(name: str, value: Any) -> Any:
-    return value
 
 
 def _flag(name: str, value: Any) -> Any:
@@ -72,7 +63,7 @@ def _in_code(what: str) -> Check:
             raise OptionError(f"{name} takes {what}, which a file can't hold: give it to @cached or Cache")
         return value
 
-    return _option(check)
+    return check
 
 
 def _text(name: str, value: Any) -> str:
@@ -177,14 +168,13 @@ def _local(name: str, value: Any) -> LocalSettings | Literal[False] | None:
 
 
 def _local_ttl(name: str, value: Any) -> float | None:
-    return None if value is None else seconds(name, duration(name, value))
+    return None if value is None else seconds(name, value)
 
 
 def _rate(name: str, value: Any) -> Rate:
     count, slash, per = value.partition("/") if isinstance(value, str) else ("", "", "")
     try:
-        within = duration(name, f"1{per}" if per.strip() in UNITS else per)
-        rate = Rate(_count(name, count.strip()), seconds(name, within))
+        rate = Rate(_count(name, count.strip()), seconds(name, f"1{per}" if per.strip() in UNITS else per))
     except OptionError:
         rate = None
     if rate is None or not slash or not 0 < rate.per < inf:
@@ -216,23 +206,16 @@ def _kind(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
-POLICY: dict[str, Check] = {
-    "ttl": _option(duration),
-    "stale": _option(duration),
-    "early": _option(_number),
-    "background": _option(_flag),
-    "lease": _option(duration),
-    "max_hold": _option(duration),
-    "wait": _option(_wait),
-    "patience": _option(duration),
-    "deadline": _option(_wait),
-    "retry_after": _option(duration),
-    "jitter": _option(_number),
+# A policy's own checks understand texts such as "10m"; numbers and flags may be texts out of the environment.
+_OF_POLICY: dict[str, Check] = {
+    "early": _number,
+    "jitter": _number,
+    "background": _flag,
+    "strict": _flag,
     "cache_if": _in_code("a function"),
     "raises": _in_code("classes"),
-    "strict": _option(_flag),
-    "origin": _option(_plain),
 }
+POLICY: dict[str, Check] = {name: _option(_OF_POLICY.get(name, lambda name, value: value)) for name in OPTIONS}
 CACHE: dict[str, Check] = {
     "url": _url,
     "locks": _optional_url,
