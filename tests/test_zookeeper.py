@@ -308,7 +308,7 @@ def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
     leader = ensemble.leader()
     followers = [each for each in ensemble.members if each is not leader]
     theirs = "zookeeper://" + ",".join(each.url[12:] for each in followers)
-    holder, waiter, cut_off = open_(theirs), open_(f"{theirs}?timeout=10"), open_(leader.url)
+    holder, waiter, cut_off = open_(f"{theirs}?timeout=3"), open_(f"{theirs}?timeout=10"), open_(leader.url)
     lock, own_lock = Lock("l", on=holder, lease=20.0), Lock("m", on=cut_off, lease=LEASE)
     assert lock.acquire() and own_lock.acquire()
     fences, hold = [lock.fence, own_lock.fence], own_lock._last.hold  # type: ignore[union-attr]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
+from stampede.engines.kit.turns import AT_ONCE, Turns
 from stampede.errors import EngineClosed, EngineError
 
 __all__ = ["Gateway", "Gone", "Member", "b64", "unb64"]
@@ -30,9 +31,6 @@ SHORTEST = 0.2
 
 REST = 0.05
 """Seconds before the next one is asked, where all are of the same mind: they choose a leader."""
-
-AT_ONCE = 16
-"""Questions of one process that are under way at once. A crowd that asks all at once would make each of them slow."""
 
 _NOT_FOUND, _UNAUTHENTICATED = 5, 16
 _PASSES = {4, 8, 14}  # out of time, of room for requests, of a leader: it may be done all the same
@@ -85,8 +83,7 @@ class Gateway:
         self._pools: dict[Member, urllib3.HTTPConnectionPool] = {}
         self._token = ""
         self._lock = threading.RLock()
-        self._turns = threading.Semaphore(AT_ONCE)
-        self._heard = self._hung = 0.0  # when a question was answered last, and when one was in vain
+        self._turns = Turns(self.called, self.timeout)
 
     def close(self) -> None:
         self.closed = True
@@ -96,23 +93,10 @@ class Gateway:
     # -- one question ---------------------------------------------------------------------------------------------
 
     def ask(self, path: str, question: Mapping[str, Any], *, twice: bool = True) -> dict[str, Any]:
-        """The answer. `twice`: it may be asked again where what became of it isn't known.
-
-        Callers beyond `AT_ONCE` wait for their turn. If nobody has an answer meanwhile, they need not ask.
-        """
-        body, came = json.dumps(question).encode(), time.monotonic()
-        with self._turns:
-            if self._hung > came:
-                raise EngineError(f"{self.called}: no answer to another's question, nor to any since")
-            began = time.monotonic()
-            try:
-                told = self._asked(path, body, began + self.timeout, twice=twice)
-            except EngineError:
-                if self._heard < began <= time.monotonic() - self.timeout / 2:
-                    self._hung = time.monotonic()
-                raise
-            self._heard = time.monotonic()
-            return told
+        """The answer. `twice`: it may be asked again where what became of it isn't known."""
+        body = json.dumps(question).encode()
+        with self._turns.turn():
+            return self._asked(path, body, time.monotonic() + self.timeout, twice=twice)
 
     def _asked(self, path: str, body: bytes, end: float, *, twice: bool) -> dict[str, Any]:
         anew = False

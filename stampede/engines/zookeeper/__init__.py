@@ -1,7 +1,7 @@
 """The ZooKeeper engine: locks by a recipe of our own over ephemeral sequential nodes, and a store of small values.
 
 session.py   sessions of kazoo's, of which a lost one is never used again;  line.py   what is said and heard on its line
-queue.py     what a lock's queue of nodes says;  desk.py   how it is asked;  locks.py   Locks, in both colours
+queue.py     what a lock's queue of nodes says;  desk.py   the steps of a lock;  locks.py   Locks, in both colours
 cell.py      values
 """
 
@@ -34,7 +34,7 @@ THREADS = 16
 class ZooKeeperEngine(CellEngine):
     """One ensemble, by any of its servers. `root` is the node below which all others are.
 
-    Who waits for a lock has a place in its queue, and watches the one before it.
+    Each waiter has a place in the lock's queue, and watches the one before it.
     """
 
     fair = True
@@ -69,7 +69,7 @@ def _parsed(url: str, **options: Any) -> tuple[str, str, dict[str, Any]]:
     root = f"/{unquote(parts.path).strip('/') or 'stampede'}"
     if any(part in ("", ".", "..", "zookeeper") for part in root[1:].split("/")[:1]) or "//" in root:
         raise OptionError(f"{safe_url(url)!r}: {root!r} is no node: write a path such as /stampede")
-    timeout = found.get("timeout", 3.0)
+    timeout = found.get("timeout", 1.0)
     if timeout <= 0:
         raise OptionError(f"{safe_url(url)}: timeout is {timeout:g}: give a number of seconds, more than 0")
     if "key" in found and "cert" not in found:

@@ -1,7 +1,7 @@
-"""What a lock's queue is asked: blocking, for both colours.
+"""The steps of a lock on ZooKeeper, which block, for both colours.
 
-A lock is a node; below it stands an ephemeral sequential one for each token that has it or waits for it, which ends
-with its session. Within one session a lease is kept by its own process: who isn't renewed in time is removed by it.
+A lock is a node. Below it each token that has the lock, or waits for it, has an ephemeral sequential node, which ends
+with its session. Within one session a lease is kept by its own process, which removes what isn't renewed in time.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
+from stampede.engines.kit.turns import Turns
 from stampede.engines.whereabouts import here, parts_of
 from stampede.engines.zookeeper.line import MARGIN
 from stampede.engines.zookeeper.queue import Place, beginning, inside, places, quoted, unquoted
@@ -28,7 +29,7 @@ TRIES = 10
 """How often a lock is asked for again because its node has gone meanwhile."""
 
 WAITING = 30.0
-"""Seconds for which one who waits has its place without asking again."""
+"""Seconds for which a waiter has its place without asking again; lock.py asks more often."""
 
 ROUND = 0.1
 """Seconds between two looks at what is over, or is to be removed yet."""
@@ -41,19 +42,25 @@ class Queued(Busy):
     session: Session | None = None
     path: str = ""  # what is to be watched: a node, or the children of one
     seen: frozenset[str] | None = None  # those
+    ahead: int = 0  # how many come before
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Own:
     """A token of this process, with its place in a queue."""
 
+    name: str
+    token: bytes
+    top: str  # the node of the lock
     session: Session
     end: float
     node: str = ""  # as far as it is known
     fence: int = 0
     granted: bool = False
-    leaving: bool = False  # its removal has been asked for
-    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def path(self) -> str:
+        return f"{self.top}/{self.node}"
 
 
 class Desk:
@@ -66,9 +73,10 @@ class Desk:
     def start_again(self) -> None:
         """Also in a forked child: locks are the parent's."""
         self._owned: dict[tuple[str, bytes], _Own] = {}
-        self._owed: dict[tuple[str, bytes, int], _Own] = {}
+        self._leaving: set[_Own] = set()
         self._lock = threading.RLock()
         self._sweeper: threading.Thread | None = None
+        self._turns = Turns("zookeeper", self._sessions.timeout)
 
     def check(self) -> None:
         self._sessions.check()
@@ -76,53 +84,51 @@ class Desk:
     def close(self) -> None:
         with self._lock:
             self._owned.clear()
-            self._owed.clear()
+            self._leaving.clear()
 
     # -- acquire --------------------------------------------------------------------------------------------------
 
     def acquire(self, name: str, token: bytes, seconds: float, waits: bool, room: float) -> Granted | Busy:
+        with self._turns.turn():
+            return self._acquired(name, token, seconds, waits, room)
+
+    def _acquired(self, name: str, token: bytes, seconds: float, waits: bool, room: float) -> Granted | Busy:
         for _ in range(TRIES):
-            own = self._standing(name, token)
-            sent, fresh = time.monotonic(), own is None
+            own, sent = self._standing(name, token), time.monotonic()
             session = self._sessions.of(seconds) if own is None else own.session
             session.vouch(seconds, sent)
             if own is None:
-                own = self._put(name, token, _Own(session, sent + max(seconds, WAITING)))
+                own = self._put(_Own(name, token, self._top(name), session, sent + max(seconds, WAITING)))
                 try:
-                    queue = self._made(name, token, own, seconds, room)
+                    queue = self._made(own, seconds, room)
                 except EngineError:
-                    if not waits:
-                        self._owe(name, token, own)
+                    self._end(own)  # it may be there all the same
                     raise
             else:
-                queue = self._listed(name, token, own)
-            if queue is None:
-                continue
+                queue = self._relisted(own)
             elder = next((each for each in queue if each.token == token), None)
             if elder is not None and elder.node != own.node and elder in queue[: inside(queue)]:
-                return self._anothers(name, token, own, elder)
+                return self._anothers(own, elder)
             index = next((at for at, each in enumerate(queue) if each.node == own.node), None)
-            if index is None:  # somebody has removed it
-                self._forget(name, token, own)
+            if index is None:  # it has no node: another has removed it, or it was never made
+                self._forget(own)
+                continue
+            if self._owned.get((name, token)) is not own:  # it was released meanwhile
+                self._end(own)
                 continue
             if index >= inside(queue):
-                return self._refused(name, token, own, queue, index, room, waits)
-            if not fresh and (stat := self._seen(name, own)):
-                own.fence = stat.czxid
-            elif not fresh:
-                self._forget(name, token, own)
-                continue
+                return self._refused(own, queue, index, room, waits)
             own.granted, own.end = True, sent + seconds
-            if own.session.dead or own.end <= time.monotonic() or not own.fence:
-                self._owe(name, token, own)
+            if own.session.dead or own.end <= time.monotonic():
+                self._end(own)
                 continue
             return Granted(fence=own.fence)
         raise EngineError("zookeeper: this lock is lost faster than it can be had")
 
-    def _made(self, name: str, token: bytes, own: _Own, seconds: float, room: float) -> list[Place] | None:
+    def _made(self, own: _Own, seconds: float, room: float) -> list[Place]:
         """The queue with a place of ours. Both questions go in one round trip: a session's are answered in turn."""
-        client, top = own.session.client, self._top(name)
-        path = f"{top}/{beginning(token, room, seconds)}"
+        client, top = own.session.client, own.top
+        path = f"{top}/{beginning(own.token, room, seconds)}"
         asked = client.create_async(path, here().encode(), ephemeral=True, sequence=True, include_data=True)
         listed = client.get_children_async(top)
         until = time.monotonic() + own.session.timeout
@@ -131,46 +137,55 @@ class Desk:
             own.node, own.fence = made.rpartition("/")[2], stat.czxid
             return places(own.session.told(listed, until))
         except NoNodeError:
-            self._forget(name, token, own)
             own.session.make(top)
-            return None
+            return []
 
-    def _listed(self, name: str, token: bytes, own: _Own) -> list[Place] | None:
-        """The queue as it is. One of ours whose creation had no answer is found by its token."""
-        client, top = own.session.client, self._top(name)
-        if not own.node:
-            client.sync_async(top)  # this server may be another, and behind the one that has created it
+    def _listed(self, own: _Own) -> list[Place]:
+        """The queue as it is, in one round trip.
+
+        A server that has lost the others knows of no session that they have ended. So its leader is asked by a `sync`,
+        behind which the list is answered: who is in it has its session yet.
+        """
+        client, top = own.session.client, own.top
+        client.sync_async(top)
         try:
             queue = places(own.session.told(client.get_children_async(top)))
+            if not own.node:  # its creation had no answer: it is found by its token
+                own.node = next((each.node for each in queue if each.token == own.token), "")
+            if own.node and not own.fence:
+                own.fence = own.session.told(client.get_async(own.path))[1].czxid
         except NoNodeError:
-            self._forget(name, token, own)
-            return None
-        if not own.node:
-            own.node = next((each.node for each in queue if each.token == token), "")
+            return []
         return queue
 
-    def _refused(
-        self, name: str, token: bytes, own: _Own, queue: list[Place], index: int, room: float, waits: bool
-    ) -> Busy:
-        own.granted = False
-        before = queue[index - 1]
+    def _relisted(self, own: _Own) -> list[Place]:
+        """The same, of one who waits: where the connection is lost with the question, it is asked on the next one."""
+        until = time.monotonic() + own.session.timeout
+        while True:
+            try:
+                return self._listed(own)
+            except EngineError:
+                if own.session.dead or time.monotonic() + ROUND > until:
+                    raise
+
+    def _anothers(self, own: _Own, elder: Place) -> Granted:
+        """Another process has the lock by this very token, and keeps it: it can't be renewed from here."""
+        stat = own.session.told(own.session.client.exists_async(f"{own.top}/{elder.node}"))
+        self.release(own.name, own.token)
+        if stat is None:
+            raise EngineError("zookeeper: the lock was lost while it was asked for")
+        return Granted(fence=stat.czxid)
+
+    def _refused(self, own: _Own, queue: list[Place], index: int, room: float, waits: bool) -> Busy:
+        own.granted, before = False, queue[index - 1]
         if waits:
             own.end = time.monotonic() + WAITING
         else:
-            self._leave(name, token, own)
+            self.release(own.name, own.token)
             queue = queue[:index] + queue[index + 1 :]
-        first, top = queue[0], self._top(name)
-        if room == 1:
-            return Queued(first.token, first.lease, None, own.session, f"{top}/{before.node}")
-        return Queued(first.token, first.lease, None, own.session, top, frozenset(each.node for each in queue))
-
-    def _anothers(self, name: str, token: bytes, own: _Own, elder: Place) -> Granted:
-        """Another process of ours has the lock by this very token, and keeps it: it can't be renewed from here."""
-        fence = own.session.told(own.session.client.exists_async(f"{self._top(name)}/{elder.node}"))
-        self._leave(name, token, own)
-        if fence is None:
-            raise EngineError("zookeeper: the lock was lost while it was asked for")
-        return Granted(fence=fence.czxid)
+        first, top = queue[0], own.top
+        path, seen = (f"{top}/{before.node}", None) if room == 1 else (top, frozenset(each.node for each in queue))
+        return Queued(first.token, first.lease, None, session=own.session, path=path, seen=seen, ahead=index)
 
     def watch(self, busy: Queued, told: Callable[[], object]) -> Callable[[], None]:
         """Have it called when it is worth to ask again; returns what ends that."""
@@ -190,53 +205,37 @@ class Desk:
             )
         sent = time.monotonic()
         own.session.vouch(seconds, sent)
-        if self._seen(name, own) is None or own.session.dead:
-            self._forget(name, token, own)
+        path = own.path
+        own.session.client.sync_async(path)  # see `_listed`
+        if own.session.told(own.session.client.exists_async(path)) is None or own.session.dead:
+            self._forget(own)
             return False
         own.end = sent + seconds
         return True
-
-    def _seen(self, name: str, own: _Own) -> Any:
-        """Its node, in one round trip. A server that has lost the others knows of no session that they have ended: so
-        its leader is asked, and what is sent behind that is answered behind it."""
-        path = self._path(name, own)
-        own.session.client.sync_async(path)
-        return own.session.told(own.session.client.exists_async(path))
 
     # -- release --------------------------------------------------------------------------------------------------
 
     def release(self, name: str, token: bytes) -> bool:
         own = self._standing(name, token)
-        return self._broken(name, token) if own is None else self._leave(name, token, own)
-
-    def _leave(self, name: str, token: bytes, own: _Own) -> bool:
-        """Remove it. What has no answer is asked again by the sweeper, until it is done or the session has ended."""
-        granted, leaving = own.granted, own.leaving
-        own.leaving = True
+        if own is None:
+            return self._broken(name, token)
+        self._forget(own)
         try:
-            if not own.node and (self._listed(name, token, own) is None or not own.node):
-                self._forget(name, token, own)
-                return False
-            return self._left(name, token, own, own.session.client.delete_async(self._path(name, own)), leaving)
+            return self._removed(own) and own.granted
         except EngineError:
-            own.granted = granted
-            self._owe(name, token, own, keep=True)
+            self._end(own)
             raise
 
-    def _left(self, name: str, token: bytes, own: _Own, question: Any, leaving: bool = False) -> bool:
+    def _removed(self, own: _Own) -> bool:
+        if not own.node:
+            self._listed(own)
         try:
-            own.session.told(question)
+            return bool(own.node) and bool(own.session.told(own.session.client.delete_async(own.path)))
         except NoNodeError:
-            self._forget(name, token, own)
-            return leaving and own.granted  # then it is gone by the question that had no answer
-        except EngineError:
-            self._owe(name, token, own, keep=True)
-            raise
-        self._forget(name, token, own)
-        return own.granted
+            return False
 
     def _broken(self, name: str, token: bytes) -> bool:
-        """Another process's: it learns of that when it renews."""
+        """Another process's lock: its holder learns of that when it renews."""
         session, top = self._sessions.of(1.0), self._top(name)
         try:
             queue = places(session.told(session.client.get_children_async(top)))
@@ -253,34 +252,29 @@ class Desk:
     def _top(self, name: str) -> str:
         return f"{self._locks}/{quoted(name)}"
 
-    def _path(self, name: str, own: _Own) -> str:
-        return f"{self._top(name)}/{own.node}"
-
     def _standing(self, name: str, token: bytes) -> _Own | None:
         own = self._owned.get((name, token))
         if own is not None and (own.session.dead or own.end <= time.monotonic()):
-            self._owe(name, token, own)
+            self._end(own)
             return None
         return own
 
-    def _put(self, name: str, token: bytes, own: _Own) -> _Own:
+    def _put(self, own: _Own) -> _Own:
         with self._lock:
-            self._owned[name, token] = own
+            self._owned[own.name, own.token] = own
             self._sweeps()
         return own
 
-    def _forget(self, name: str, token: bytes, own: _Own) -> None:
+    def _forget(self, own: _Own) -> None:
         with self._lock:
-            if self._owned.get((name, token)) is own:
-                del self._owned[name, token]
-            self._owed.pop((name, token, id(own)), None)
+            if self._owned.get((own.name, own.token)) is own:
+                del self._owned[own.name, own.token]
 
-    def _owe(self, name: str, token: bytes, own: _Own, *, keep: bool = False) -> None:
-        """Have it removed, in nobody's time."""
+    def _end(self, own: _Own) -> None:
+        """Have its node removed by the sweeper: the node would stand for as long as the session of this process."""
         with self._lock:
-            if not keep:
-                self._forget(name, token, own)
-            self._owed[name, token, id(own)] = own
+            self._forget(own)
+            self._leaving.add(own)
             self._sweeps()
 
     def _sweeps(self) -> None:
@@ -293,24 +287,22 @@ class Desk:
             time.sleep(ROUND)
             now = time.monotonic()
             with self._lock:
-                for (name, token), own in list(self._owned.items()):
-                    if own.end <= now:
-                        self._owe(name, token, own)
-                owed = list(self._owed.items())
-                if not owed and not self._owned:
+                for own in [each for each in self._owned.values() if each.end <= now]:
+                    self._end(own)
+                leaving = list(self._leaving)
+                if not leaving and not self._owned:
                     self._sweeper = None
                     return
-            for (name, token, _), own in owed:
-                if own.session.dead:  # nor is there anything of it
-                    self._forget(name, token, own)
-                elif own.session.client.connected:
-                    self._swept(name, token, own)
+            for own in leaving:
+                if own.session.dead or (own.session.client.connected and self._swept(own)):
+                    self._leaving.discard(own)
 
-    def _swept(self, name: str, token: bytes, own: _Own) -> None:
+    def _swept(self, own: _Own) -> bool:
         try:
-            self._leave(name, token, own)
+            self._removed(own)
         except EngineError:
-            return
+            return False
+        return True
 
     # -- who has what ---------------------------------------------------------------------------------------------
 
@@ -323,7 +315,7 @@ class Desk:
         return [(each.token, self._seconds(name, each)) for each in queue[: inside(queue)]]
 
     def _seconds(self, name: str, place: Place) -> float:
-        """That it stands for yet: of another process's we know only how long its lease is."""
+        """For how long it stands yet: of another process's we know only how long its lease is."""
         own = self._owned.get((name, place.token))
         return place.lease if own is None else max(own.end - time.monotonic(), 0.0)
 
@@ -349,8 +341,11 @@ class Desk:
                     data, stat = session.told(asked_of)
                 except NoNodeError:
                     continue
-                host, pid = parts_of(data.decode("utf-8", "replace"))
-                since = stat.ctime / 1000
-                seconds, left = max(time.time() - since, 0.0), self._seconds(name, each)
-                found.append(Held(name, host, pid, None, stat.czxid, since, seconds, left, False, len(queue) - count))
+                found.append(self._held(name, each, data, stat, len(queue) - count))
         return found
+
+    def _held(self, name: str, place: Place, data: bytes, stat: Any, waiting: int) -> Held:
+        host, pid = parts_of(data.decode("utf-8", "replace"))
+        since = stat.ctime / 1000
+        seconds, left = max(time.time() - since, 0.0), self._seconds(name, place)
+        return Held(name, host, pid, None, stat.czxid, since, seconds, left, False, waiting)

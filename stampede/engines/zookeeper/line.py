@@ -20,7 +20,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import WATCH_XID
 
-__all__ = ["MARGIN", "RELAY", "Line"]
+__all__ = ["MARGIN", "RELAY", "TAKEN_ON", "Line"]
 
 SIGN = 1.0
 """Seconds after which a line on which nothing was said has another sign of life; kazoo's dice take some of it."""
@@ -63,7 +63,7 @@ class Line:
     def known(self, moment: float) -> float:
         """When the newest sign of life was given that the server had heard by then. A server that takes a session over
         asks the leader, who hears of that at once."""
-        return max((said for said, answered in self._answered if answered <= moment), default=self._begun)
+        return next((said for said, answered in reversed(self._answered) if answered <= moment), self._begun)
 
     def _connected(self, *where: Any) -> Any:
         self._said.clear()

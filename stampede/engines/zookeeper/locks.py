@@ -10,13 +10,13 @@ from stampede.colour import Bell, Colour
 from stampede.engines.kit.errands import Run
 from stampede.engines.zookeeper.desk import Desk, Queued
 from stampede.errors import EngineError
+from stampede.pace import look_again
 from stampede.ports import Busy, Granted, Held
 
 __all__ = ["ZooKeeperLocks"]
 
 SAFETY = 1.0
-"""Seconds after which one who waits asks again, though nobody has told it of anything; a tenth of what it waits, if
-that is more."""
+"""Seconds after which the next one in the queue asks again, though nobody has told it of anything."""
 
 LOOK = 0.1
 """The same of one that nobody can tell."""
@@ -31,8 +31,7 @@ class ZooKeeperLocks:
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        desk = self._desk
-        return await self._run(desk.acquire, name, token, lease, waits, room, undo=lambda: desk.release(name, token))
+        return await self._run(self._desk.acquire, name, token, lease, waits, room)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await self._run(self._desk.renew, name, token, lease)
@@ -48,12 +47,12 @@ class ZooKeeperLocks:
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         end, bell = monotonic() + timeout, Bell()
-        unwatch = None
+        unwatch, rest = None, LOOK
         if isinstance(busy, Queued):
             with suppress(EngineError):  # then we look
                 unwatch = await self._run(self._desk.watch, busy, bell.ring)
+                rest = look_again(busy.ahead - 1, -1.0, 0.0, SAFETY) * uniform(0.9, 1.1)
         try:
-            rest = LOOK if unwatch is None else SAFETY * uniform(0.9, 1.1)
             if not bell.rung and (left := min(end - monotonic(), rest)) > 0:
                 await self._colour.park(bell, left)
         finally:

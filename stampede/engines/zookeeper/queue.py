@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import inf
 from typing import NamedTuple
 from urllib.parse import quote, unquote
+
+from stampede.room import admitted
 
 __all__ = ["Place", "beginning", "inside", "places", "quoted", "unquoted"]
 
@@ -14,7 +15,7 @@ _DIGITS = 10
 
 
 class Place(NamedTuple):
-    """Who has a place in a lock's queue, and may be inside."""
+    """A token that has the lock, or waits for it."""
 
     number: int
     node: str
@@ -44,14 +45,8 @@ def _place(node: str) -> Place:
 
 
 def inside(queue: Sequence[Place]) -> int:
-    """How many are: the one at index i is, if i is less than the rooms of all up to it; nobody is behind one that
-    isn't."""
-    least = inf
-    for index, each in enumerate(queue):
-        least = min(least, each.room)
-        if index >= least:
-            return index
-    return len(queue)
+    """Return how many of a queue have the lock: the first ones."""
+    return admitted(each.room for each in queue)
 
 
 def quoted(name: str) -> str:

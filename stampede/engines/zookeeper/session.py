@@ -17,7 +17,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from stampede import forks
-from stampede.engines.zookeeper.line import MARGIN, RELAY, Line
+from stampede.engines.zookeeper.line import MARGIN, RELAY, TAKEN_ON, Line
 from stampede.errors import EngineClosed, EngineError
 from stampede.threads import begun, signals_blocked
 
@@ -56,7 +56,8 @@ class Session:
         try:
             with signals_blocked():  # for the client's threads
                 connected = self.client.start_async()
-            if not (connected.wait(self.timeout) and self._line.granted.wait(self.timeout)):
+            patience = self.timeout + TAKEN_ON * (len(self.client.hosts) - 1)  # for those that are down
+            if not (connected.wait(patience) and self._line.granted.wait(self.timeout)):
                 raise KazooTimeoutError("no session")
         except (KazooException, KazooTimeoutError, OSError, RuntimeError, *_ODD) as error:
             self.close()
@@ -207,7 +208,7 @@ class Sessions:
         hosts: str,
         *,
         login: str = "",
-        timeout: float = 3.0,
+        timeout: float = 1.0,
         least: float = 0.0,
         tls: dict[str, Any] | None = None,
     ) -> None:
