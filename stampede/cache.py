@@ -163,7 +163,6 @@ class Cache:
             Tier(settings.local.entries),
             shared=True,
             believed=believed,
-            limit=self.engine.believed,
             stood=self.engine.stood,
         )
 

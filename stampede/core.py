@@ -44,9 +44,6 @@ class Core:
         self.epoch = 0  # another one after every invalidate_all and clear of this process
         self.ended: dict[str | None, int] = {}  # the epoch that the last of these began: of a scope, of all by None
 
-    def damaged(self, key: str, why: str) -> None:
-        self.note(events.BadBytes, "", key, why)
-
     def untold(self, server: str, how: str) -> None:
         self.note(events.Untold, "", "", server, how)
 

@@ -35,14 +35,12 @@ class Front:
         *,
         shared: bool,
         believed: float | None,
-        limit: Callable[[], float | None] = lambda: None,
         stood: Callable[[Ticket], bool] = lambda ticket: False,
     ) -> None:
         self.tier = tier
         self._stood = stood  # the engine's, of tickets that ended with it
         self._shared = shared  # the tier stands before an engine, and isn't the engine's own
         self._believed = believed
-        self._limit = limit  # the engine's, of what was read under its tickets
         self._stamps = array("Q", bytes(8 * _SLOTS))
         self._next = itertools.count(1)  # no stamp comes twice, so that changing one takes no lock to inherit locked
 
@@ -113,8 +111,7 @@ class Front:
         elif resident.end == 0.0:
             ahead = early.lead(entry, early.draw(policy.early)) if policy.early else 0.0
             # Of the entry's own end: that this process believes it for a second only brings its refresh no nearer.
-            believed = self._believed is not None or self._limit() is not None
-            fresh = landing.at + entry.fresh if believed else resident.fresh
+            fresh = resident.fresh if self._believed is None else landing.at + entry.fresh
             resident.end = min(resident.fresh, fresh - ahead)
 
     def _resident(
@@ -127,13 +124,11 @@ class Front:
             if self._believed is None or sample is None:
                 return None  # a change may be under way: the next call reads it under a ticket
             ticket = sample
-        fresh, keep, limit = entry.fresh, entry.keep, self._limit()
+        fresh, keep = entry.fresh, entry.keep
         if self._believed is not None:
             fresh = min(fresh, self._believed)
             if ticket is sample:
                 keep = min(keep, self._believed)  # nobody tells us what others do to it: then it isn't even stale
-        if limit is not None:
-            fresh, keep = min(fresh, limit), min(keep, limit)
         fresh += landing.at
         return Resident(key, scope, entry, 0.0, fresh, landing.at + keep, ticket)
 

@@ -326,11 +326,7 @@ class Many(Protocol):
 
 
 class Hears(Protocol):
-    """Who is told of what an engine has mended by itself."""
-
-    def damaged(self, key: str, why: str) -> None:
-        """What the engine had under this name of its own was none of ours, and is gone."""
-        ...
+    """Who is told of what an engine does without."""
 
     def untold(self, server: str, how: str) -> None:
         """It doesn't tell of changes as it should: what it says, and how they are told instead."""
@@ -616,10 +612,6 @@ class Engine(ABC):
     def stood(self, ticket: Ticket) -> bool:
         """Is it true that nobody has changed the entry, or had not when the engine was lost? Of tickets that ended."""
         return False
-
-    def believed(self) -> float | None:
-        """Seconds for which a local tier may keep what was read under a ticket; None: as long as that holds."""
-        return None
 
     def refusal(self) -> str | None:
         """What a server refuses that a local tier would need, and what is done instead; asked now."""

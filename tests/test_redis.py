@@ -31,6 +31,7 @@ from stampede.engines import open_engine
 from stampede.engines.kit.stamps import SOON as SOON_LOST
 from stampede.engines.kit.stamps import Stamps
 from stampede.engines.redis import RedisEngine, blocking, wire
+from stampede.engines.redis.clients import Server
 from stampede.engines.redis.news import News, slot_of
 from stampede.engines.redis.resp import MORE, _Parser
 from stampede.entry import UNREADABLE, Entry, Verdict, new_id
@@ -93,7 +94,7 @@ def calls(server: RedisServer) -> int:
 def test_all_names_of_a_key_are_in_one_slot(key: str) -> None:
     """In a cluster, its scripts would be refused; or two things of one key would be one."""
     names = wire.names(key)
-    strings = [*names.all, names.channel]
+    strings = [*names[:4], names.channel]
     assert len({key_slot(name) for name in strings}) == 1
     assert len(set(strings)) == 5
     assert slot_of(names.entry) == names.slot
@@ -225,17 +226,13 @@ def test_verbs_may_be_sent_twice(server: RedisServer, open_: Open) -> None:
     engine = open_(server.url)
     line = engine._servers.line
     asked: list[Any] = []
-    ask, read = line.ask, line.read
+    ask_all = line.ask_all
 
-    async def twice(command: Any) -> Any:
-        asked.append(await ask(command))
-        return await ask(command)
+    async def twice(commands: Any, **options: Any) -> Any:
+        asked.append(await ask_all(commands, **options))
+        return await ask_all(commands, **options)
 
-    async def read_twice(command: Any, undo: Any = None) -> Any:
-        await read(command, undo)
-        return await read(command, undo)
-
-    line.ask, line.read = twice, read_twice  # type: ignore[method-assign]
+    line.ask_all = twice  # type: ignore[method-assign]
     token = granted(engine)
     assert run(engine.blocking.claims.renew("k", token, LONG))
     entry = some()
@@ -505,7 +502,7 @@ def test_a_connection_that_could_not_even_hang_up_is_not_asked(
         raise RecursionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("stampede.engines.redis.blocking._Wire.hear", too_deep)
+        patch.setattr("stampede.engines.redis.blocking._Wire.received", too_deep)
         patch.setattr(redis.connection.AbstractConnection, "disconnect", too_deep)
         with pytest.raises(RecursionError):
             run(engine.blocking.store.expire("left unread"))
@@ -1234,13 +1231,13 @@ def test_a_miss_sends_two_commands(server: RedisServer, open_: Open, monkeypatch
     engine, sent = open_(server.url), [0]
     run(engine.blocking.store.set("followed", some()))
     ticket_of(engine, "followed")
-    replies = blocking._Wires._replies
+    exchange = blocking._Wires.exchange
 
     def counted(wires: Any, wire: Any, commands: Any) -> Any:
         sent[0] += len(commands)
-        return replies(wires, wire, commands)
+        return exchange(wires, wire, commands)
 
-    monkeypatch.setattr(blocking._Wires, "_replies", counted)
+    monkeypatch.setattr(blocking._Wires, "exchange", counted)
     assert isinstance(run(engine.blocking.claims.fill("k", granted(engine), some())), Ticket)
     assert sent == [2]
 
@@ -1249,7 +1246,7 @@ def test_a_miss_sends_two_commands(server: RedisServer, open_: Open, monkeypatch
 def test_only_the_first_news_begin_the_ticket_of_a_fill(*, early: bool) -> None:
     """News of a later change would be taken for those of the fill: a local tier would serve what is gone. `early`: the
     news come before the reply."""
-    news = News(lambda: None)
+    news = News(Server("redis://", "Connection", {}))
 
     def told(slot: int) -> None:
         news.changed(wire.names("k").entry)
@@ -1279,7 +1276,7 @@ def test_only_the_first_news_begin_the_ticket_of_a_fill(*, early: bool) -> None:
 
 def test_what_was_read_while_a_fill_was_under_way_has_no_ticket() -> None:
     """Until its news come, this process would serve the older value after the newer one."""
-    news = News(lambda: None)
+    news = News(Server("redis://", "Connection", {}))
     sample = news.stamps[7]
     older = news.ticket(7, sample)
     assert news.stored(7, sample) is not None
@@ -1512,16 +1509,16 @@ def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_
     engine = open_(server.url)
     run(engine.blocking.store.set("k", some()))
     ticket_of(engine)
-    read = engine._servers.line.read
+    ask_all = engine._servers.line.ask_all
 
-    async def slow(command: Any) -> Any:
-        reply = await read(command)
+    async def slow(commands: Any, **options: Any) -> Any:
+        reply = await ask_all(commands, **options)
         before = engine._servers.news.stamps[wire.names("k").slot]
         server.cli("DEL", wire.names("k").entry)
         until(lambda: engine._servers.news.stamps[wire.names("k").slot] != before)
         return reply
 
-    engine._servers.line.read = slow  # type: ignore[method-assign]
+    engine._servers.line.ask_all = slow  # type: ignore[method-assign]
     reply = claim(engine)
     assert isinstance(reply, Found)
     assert reply.ticket is None or not holds(reply.ticket)
@@ -1563,9 +1560,8 @@ def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.
     until(pushed)
     before = run(other.blocking.store.generation("f"))
     line, asked = other._servers.line, list[Any]()  # its own questions: other tests' engines may ask the server, too
-    for verb in ("ask", "read"):
-        ask = getattr(line, verb)
-        monkeypatch.setattr(line, verb, lambda *args, ask=ask: (asked.append(args), ask(*args))[1])
+    ask_all = line.ask_all
+    monkeypatch.setattr(line, "ask_all", lambda *args, **options: (asked.append(args), ask_all(*args, **options))[1])
     for _ in range(100):
         assert run(other.blocking.store.generation("f")) == before
     assert not asked

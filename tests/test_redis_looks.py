@@ -17,7 +17,6 @@ from servers import RedisServer, free_port, is_redis_6
 from stampede import Cache
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.redis import RedisEngine, wire
-from stampede.engines.redis.ends import MOST, Ends
 from stampede.engines.redis.wire import LARGE
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, RecursiveComputation
@@ -242,33 +241,6 @@ def test_what_came_between_the_two_is_no_longer_fresh_than_it_is(server: RedisSe
         verbs: Any = open_(server.url, tracking=tracking).blocking.claims
         commands = [command[0] for command in verbs._looking(its, None)]
         assert commands[:2] == [b"PTTL", b"GET" if tracking else b"GETEX"]
-
-
-def test_what_is_known_of_an_end() -> None:
-    """A hit would cost its server two commands; or be fresh for longer than it is, or refreshed by nobody."""
-    ends, entry = Ends(), some(cost=1.0, margin=5.0)
-    string, name = wire.pack(entry, 60_000), b"name"
-    assert ends.of(name, 100.0) is None
-    ends.learn(name, string, 60_000, entry, 100.0)
-    known = ends.of(name, 110.0)
-    assert known is not None
-    assert string.startswith(known.head)
-    assert len(known.head) == wire.HEAD
-    assert known.end == 160.0
-    assert ends.of(name, 149.9) is known
-    assert ends.of(name, 150.1) is None  # somebody may have refreshed it by now: its margin is near
-    ends.learn(name, string, 60_000, some(margin=1e9), 100.0)
-    assert ends.of(name, 129.9)
-    assert ends.of(name, 130.1) is None
-    ends.learn(name, string, -1, some(ttl=inf, fresh=inf, margin=5.0), 100.0)
-    known = ends.of(name, 1e9)
-    assert known is not None
-    assert known.end == inf
-    ends.forget(name)
-    assert ends.of(name, 110.0) is None
-    for number in range(2 * MOST):
-        ends.learn(b"%d" % number, string, 60_000, entry, 100.0)
-    assert sum(ends.of(b"%d" % number, 100.0) is not None for number in range(2 * MOST)) == MOST
 
 
 def test_an_end_that_is_known_is_of_that_entry_only(own: RedisServer, open_: Open, run: Any) -> None:

@@ -74,11 +74,6 @@ class News(Protocol):
         """Whether changes are to be told at all."""
         ...
 
-    @property
-    def believed(self) -> float | None:
-        """Seconds for which what was read under a ticket is true; None: as long as the ticket holds."""
-        ...
-
 
 class _Asking:
     """A question for a generation, for all who need it meanwhile: or a herd would ask it a thousand times."""
@@ -108,7 +103,7 @@ class Generations:
 
     async def today(self, scope: str, colour: Colour, ask: Callable[[str], Awaitable[str]]) -> str:
         """Today's, asked for by one for all who need it."""
-        known = self.get(scope, time.monotonic())
+        known = self.generation_at_hand(scope)
         if known is not None:
             return known
         loop = running_loop() if colour.suspending else None
@@ -144,8 +139,9 @@ class Generations:
                 del self._asked[scope, whose]
         asked.bell.ring()
 
-    def get(self, scope: str, now: float) -> str | None:
+    def generation_at_hand(self, scope: str) -> str | None:
         """Today's, as far as it is known to be so: by its ticket, else for a while."""
+        now = time.monotonic()
         known = self._known.get(scope)
         if known is None:
             return None
@@ -153,8 +149,7 @@ class Generations:
         if ticket is None:
             # Where entries have tickets it needs one too: of the next bump nobody would be told.
             return name if now < until and not self._news.told else None
-        sure = self._news.believed is None or now < until
-        return name if sure and ticket.pulse.holds(now) and ticket.stamps[ticket.slot] == ticket.stamp else None
+        return name if ticket.pulse.holds(now) and ticket.stamps[ticket.slot] == ticket.stamp else None
 
     def sample(self) -> tuple[int, int]:
         """To be taken before one is read."""
@@ -166,8 +161,7 @@ class Generations:
         with self._lock:
             known = self._known.get(scope)
             if bumps == self._bumps and (known is None or known[3] <= now):  # or it was asked before that one
-                briefly = self._news.tracks and self._news.believed is None
-                self._known[scope] = name, ticket, now + (BRIEFLY if briefly else KNOWN), now
+                self._known[scope] = name, ticket, now + (BRIEFLY if self._news.tracks else KNOWN), now
 
     def forget(self) -> None:
         """Somebody here has begun a new one."""

@@ -80,10 +80,6 @@ class Pipe(ABC):
     def check(self, question: Question, reply: Any) -> None:
         """Raise if that can't be its next reply; or if it says that nothing is to be had over this connection."""
 
-    def current(self, wire: Wire) -> bool:
-        """Whether it leads where a new one would."""
-        return True
-
     def before(self, wire: Wire) -> Question | None:
         """What is to be asked before all else that this turn asks."""
         return None
@@ -122,7 +118,7 @@ class Pipe(ABC):
                 if self._waiting:
                     self._connects = time.monotonic()
                     self._connecting = nobodys(asyncio.ensure_future, self._connect())
-        elif not self.current(wire):
+        elif not wire.current:
             wire.lose(ConnectionError("this is not the master any more"))
         elif not wire.flying and wire.speaks():
             wire.lose(OutOfStep("it has said what nobody had asked for, or goodbye"))

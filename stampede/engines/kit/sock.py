@@ -25,7 +25,7 @@ SIZE = 1 << 16
 class Sock:
     """What a thread asks over."""
 
-    __slots__ = ("_cut", "_vigil", "_watch", "asking", "since", "sock")
+    __slots__ = ("_cut", "_vigil", "_watch", "asking", "since", "sock", "stands")
 
     def __init__(self, vigil: Vigil) -> None:
         self._vigil = vigil
@@ -35,6 +35,7 @@ class Sock:
     def forget(self) -> None:
         """It leads nowhere."""
         self.sock: Any = None
+        self.stands = False
         self._watch: select.poll | None = None
         # With a question under way; or left with one, since even hanging up took a deeper stack than there was.
         self.asking = False
@@ -45,6 +46,7 @@ class Sock:
         sock.settimeout(patience)
         self._watch = None if hasattr(sock, "pending") else watch_of(sock)  # TLS sends what is no reply, too
         self.sock = sock
+        self.stands = True
 
     def speaks(self, watch: select.poll | None = None) -> bool:
         """Whether there is something to read before anything was asked: its end, or a reply too many, which would be

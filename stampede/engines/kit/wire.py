@@ -74,6 +74,7 @@ class Wire(asyncio.BufferedProtocol):
         self.parser = parser
         self.flying: deque[Question] = deque()  # questions that were sent, in the order of their replies
         self.dead = False
+        self.current = True  # it leads where a new one would
         self.born = inf  # when it stood
         self.told = 0  # for an engine's notes
         self.transport: Any = None

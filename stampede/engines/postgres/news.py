@@ -59,8 +59,6 @@ class News(Feed):
     stamp; and so has each beginning and end of the news.
     """
 
-    believed: float | None = None
-
     def __init__(self, connection: Callable[[], Any], *, tracks: bool = False) -> None:
         """`connection` makes a blocking one to the server itself, behind no pooler; None: there is no way to it."""
         self._connection = connection
@@ -170,8 +168,6 @@ class News(Feed):
 
 class Bumps:
     """The same news, as what is known of generations sees them: of a bump all are told who listen."""
-
-    believed: float | None = None
 
     def __init__(self, news: News) -> None:
         self._news = news

@@ -334,7 +334,7 @@ class Keys(Versioned):
     # -- generations --------------------------------------------------------------------------------------------
 
     def generation_at_hand(self, scope: str) -> str | None:
-        return self._generations.get(scope, time.monotonic())
+        return self._generations.generation_at_hand(scope)
 
     async def generation(self, scope: str) -> str:
         return await self._generations.today(scope, self._colour, self._generation)

@@ -67,7 +67,7 @@ class RedisEngine(Engine):
         self.url = servers.name
         self.audience = servers.scripts.audience
         self.many = servers.claims
-        self.recalls = servers.claims
+        self.recalls = servers.recalls
         self.blocking = _side(servers.claims, servers.locks, servers.limits)
         self.suspending = _side(servers.aclaims, servers.alocks, servers.alimits)
         self._closing = forks.closing(self, servers.close)
@@ -75,9 +75,6 @@ class RedisEngine(Engine):
 
     def stood(self, ticket: Ticket) -> bool:
         return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
-
-    def believed(self) -> float | None:
-        return self._servers.believed
 
     def refusal(self) -> str | None:
         return self._servers.refusal() if self.coherent else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stampede.engines.kit.pool import Pool
 from stampede.engines.kit.replies import ODD, OutOfStep, out_of_step
@@ -15,15 +15,12 @@ from stampede.engines.redis.clients import Server
 from stampede.engines.redis.inside import left_over, refusal, socket_of
 from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
-from stampede.engines.redis.resp import MORE, packed, parser
+from stampede.engines.redis.resp import MORE, packer, parser
 from stampede.engines.redis.scripts import Command, Scripts
-
-if TYPE_CHECKING:
-    from redis.connection import AbstractConnection as Connection
 
 __all__ = ["Blocking"]
 
-_AT_ONCE = 500
+AT_ONCE = 500
 """Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
 
 
@@ -35,16 +32,27 @@ class Blocking(ServerLine):
         server.vigil.waiters = lambda before: cut_all(list(self._wires.all), before)
         self.start_again()
 
-    async def sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
-        if len(commands) <= _AT_ONCE:
-            return self._wires.ask(commands)
-        replies: list[Any] = []
-        tellers: set[int] = set()
-        for start in range(0, len(commands), _AT_ONCE):
-            some, told = self._wires.ask(commands[start : start + _AT_ONCE])
-            replies += some
-            tellers.add(told)
-        return replies, tellers.pop() if len(tellers) == 1 else 0
+    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]:
+        if self._server.closed:
+            self._server.check()
+        if not 0 < len(commands) <= AT_ONCE:
+            return await self._in_parts(commands)
+        try:
+            replies, told = self._wires.ask(commands)
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    return await self._refused(commands, replies, told, large=large)
+        except self._any as error:
+            raise self._failure(commands, error) from error
+        return replies, told
+
+    async def _in_parts(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        parts = [await self.ask_all(commands[at : at + AT_ONCE]) for at in range(0, len(commands), AT_ONCE)]
+        tellers = {told for _, told in parts}
+        return [reply for replies, _ in parts for reply in replies], tellers.pop() if len(tellers) == 1 else 0
+
+    async def _sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
+        return self._wires.ask(commands)
 
     def close(self) -> None:
         self._wires.close()
@@ -61,7 +69,7 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
         from redis import exceptions
 
         super().__init__(server)
-        self._leading, self._scripts, self._news = server, scripts, news
+        self._leading, self._scripts, self._news, self._pack = server, scripts, news, packer()
         self.broken, self.hung = (exceptions.ConnectionError, OSError), exceptions.TimeoutError
         self._known = (exceptions.RedisError, OSError, *ODD)
 
@@ -70,31 +78,24 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
 
     def exchange(self, wire: _Wire, commands: Sequence[Command]) -> tuple[list[Any], int]:
         told = self._news.told
-        if told and wire.following != told:
-            if told > 0:
-                return self._exchange_following(wire, commands, told)
-            wire.following = wire.told = told
-        return self._replies(wire, commands), wire.told
-
-    def _exchange_following(self, wire: _Wire, commands: Sequence[Command], told: int) -> tuple[list[Any], int]:
-        """The same, after the server has been asked to tell of changes in what this connection reads."""
-        (answer, *replies) = self._replies(wire, [follow(told), *commands])
-        wire.told = told if answer == b"OK" and self._news.watch(wire.sock) else 0
-        wire.following = told
-        if isinstance(answer, Exception):
-            self._news.refused(told, answer)
-        return replies, wire.told
-
-    def _replies(self, wire: _Wire, commands: Sequence[Command]) -> list[Any]:
+        follows = told and wire.following != told
+        if follows:  # first, the server is asked to tell of changes in what this connection reads from here on
+            commands = [follow(told), *commands]
         wire.asking, wire.since = True, inf
+        replies: list[Any] = []
         try:
-            if wire.sock is None:
+            if not wire.stands:
                 wire.connect()
             elif wire.speaks():
                 raise wire.why_it_speaks()
-            wire.send(packed(wire.connection, commands))
-            replies = [self._read(wire, command) for command in commands]
-            if wire.has_more():
+            wire.send(b"".join(map(self._pack, commands)))
+            replies_of = wire.parser
+            for command in commands:
+                while (reply := replies_of.gets()) is MORE:
+                    replies_of.feed(wire.received())
+                self._scripts.check(command, reply)
+                replies.append(reply)
+            if replies_of.has_data():
                 raise OutOfStep("it has said more than it was asked for")
         except RecursionError:
             raise  # hanging up would get stuck half way, too: it is done before the next question
@@ -113,68 +114,57 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
             wire.disconnect(ours=True)
             raise
         wire.asking = False
-        return replies
-
-    def _read(self, wire: _Wire, command: Command) -> Any:
-        reply = wire.hear()
-        self._scripts.check(command, reply)
-        if isinstance(reply, self.broken):
-            raise reply
-        return reply
+        if follows:
+            wire.follows(told, replies.pop(0))
+        return replies, wire.told
 
 
 class _Wire(Sock):
     """A connection that the client library has made, with its bytes read and written by us."""
 
-    __slots__ = ("_news", "_parser", "_server", "connection", "following", "told")
+    __slots__ = ("__weakref__", "_news", "_server", "connection", "current", "following", "parser", "told")
 
     def __init__(self, server: Server, news: News) -> None:
-        self.connection: Connection = server.connection()
+        self.connection: Any = None
         self._server, self._news, self.told = server, news, 0
         super().__init__(server.vigil)
 
-    @property
-    def stands(self) -> bool:
-        return self.sock is not None
-
-    @property
-    def current(self) -> bool:
-        return self._server.current(self.connection)
-
     def forget(self) -> None:
         super().forget()
-        self._parser: Any = None
+        self.parser: Any = None
+        self.current = True
         self.following = 0  # of which news we have asked the server to tell
         self.told = 0  # and of which it has agreed to
 
     def connect(self) -> None:
-        connection: Any = self.connection
         self.since = time.monotonic()
-        connection.connect()
+        self.connection = self._server.connection()
+        self.connection.connect()
+        if self._server.moves:
+            self._server.met(self)
+            self._news.start()  # which looks where the server is
         self.since = inf
-        if left_over(connection):
+        if left_over(self.connection):
             raise OutOfStep("it has said what nobody had asked for")
-        sock = socket_of(connection)
-        self._parser = parser(refusal(connection))
+        sock = socket_of(self.connection)
+        self.parser = parser(refusal(self.connection))
         self.stand(sock, sock.gettimeout())
 
     def disconnect(self, *, ours: bool = False) -> None:
         if self.told > 0:
             self._news.reader_lost(ours=ours)
-        self.connection.disconnect()
+        if self.connection is not None:
+            self.connection.disconnect()
         self.forget()
 
     def cut(self) -> None:
         super().cut()
-        hang_up(socket_of(self.connection))
+        if self.connection is not None:
+            hang_up(socket_of(self.connection))
 
-    def has_more(self) -> bool:
-        """Whether more has been read than was asked for."""
-        return bool(self._parser.has_data())
-
-    def hear(self) -> Any:
-        """The next reply, a refusal among them, as soon as all of it is there."""
-        its = self._parser
-        while (reply := its.gets()) is MORE:
-            its.feed(self.received())
-        return reply
+    def follows(self, told: int, answer: Any) -> None:
+        """It was asked for news."""
+        self.following = told
+        self.told = told if answer == b"OK" and self._news.watch(self.sock) else 0
+        if isinstance(answer, Exception):
+            self._news.refused(told, answer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from stampede.engines.kit.vigil import Vigil
@@ -26,6 +26,7 @@ __all__ = [
     "SENTINEL",
     "Address",
     "Server",
+    "Wire",
     "is_silence",
     "made_with",
     "never",
@@ -68,11 +69,11 @@ class Address(NamedTuple):
 class Server:
     """One server, as the ways to connect to it."""
 
-    on_move: Callable[[], None] | None = None
-    """To be called when another server has taken its place."""
+    moves = False
+    """Whether another server may take its place."""
 
-    on_meet: Callable[[], object] | None = None
-    """To be called when a server was met whose place another one may take."""
+    on_move: Callable[[], None] | None = None
+    """To be called when that has happened."""
 
     closed = False
 
@@ -96,40 +97,45 @@ class Server:
                 self._options.pop(key, None)
         self.patience: float | None = self._options["socket_timeout"]
         try:
-            self.connection()
+            self._made("redis")
         except (TypeError, ValueError) as wrong:
             raise OptionError(f"{name}{_said(wrong)}") from wrong
 
+    def _made(self, package: str, **options: Any) -> Any:
+        """A connection of one colour, not yet connected."""
+        kind = getattr(import_module(f"{package}.connection"), self._kind)
+        return kind(**self._options | options, retry=never(f"{package}.retry"))
+
     def connection(self, **options: Any) -> Connection:
         """One connection of the blocking colour, not yet connected."""
-        from redis import connection
-
-        made: Connection = getattr(connection, self._kind)(**self._options | options, retry=never())
+        made: Connection = self._made("redis", **options)
         return made
+
+    async def suspending_connection(self, **options: Any) -> SuspendingConnection:
+        """One connection of the running event loop, not yet connected."""
+        try:
+            made: SuspendingConnection = self._made("redis.asyncio", **options)
+        except TypeError as unknown:
+            # else an option of the blocking side only, such as OCSP's
+            raise ConnectionError(f"an event loop's connection can't be made so: {unknown}") from unknown
+        return made
+
+    def met(self, wire: Wire) -> None:
+        """A connection stands."""
+
+    def look(self) -> None:
+        """Find out whether another server has taken its place, now and then."""
 
     def close(self) -> None:
         """No connection is made any more. Let go of what it takes to know where to connect."""
         self.closed = True
 
-    def current(self, connection: Any) -> bool:
-        """Whether a connection, made once, leads where a new one would."""
-        return True
 
-    def still(self, connection: Any) -> bool:
-        """The same, by whoever has the time to ask."""
-        return self.current(connection)
+class Wire(Protocol):
+    """A connection of ours, around one of the library's."""
 
-    def suspending_connection(self) -> SuspendingConnection:
-        """One connection of the running event loop, not yet connected."""
-        from redis.asyncio import connection
-
-        retry = never("redis.asyncio.retry")
-        try:
-            made: SuspendingConnection = getattr(connection, self._kind)(**self._options, retry=retry)
-        except TypeError as unknown:
-            # else an option of the blocking side only, such as OCSP's
-            raise ConnectionError(f"an event loop's connection can't be made so: {unknown}") from unknown
-        return made
+    connection: Any
+    current: bool  # it leads where a new one would
 
 
 def of_url(url: str, options: Mapping[str, Any]) -> Server:

@@ -28,7 +28,7 @@ from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, Routed
 from stampede.engines.redis.scripts import Scripts, is_passing
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
-from stampede.ports import Pulse
+from stampede.ports import Pulse, Recalls
 from stampede.threads import begun
 
 __all__ = ["Cluster", "of_cluster_client", "of_cluster_url"]
@@ -64,6 +64,7 @@ class Cluster:
         self._shard(self._seeds[0])  # wrong options are an error now
         self.claims, self.locks = RoutedKeys(self, BLOCKING), RoutedLocks(self, BLOCKING)
         self.aclaims, self.alocks = RoutedKeys(self, SUSPENDING), RoutedLocks(self, SUSPENDING)
+        self.recalls: Recalls = self
         self.limits = RoutedLimits(self, self.scripts, BLOCKING)
         self.alimits = RoutedLimits(self, self.scripts, SUSPENDING)
 
@@ -76,11 +77,6 @@ class Cluster:
         self._tracking = True
         for shard in list(self._shards.values()):
             shard.follow()
-
-    @property
-    def believed(self) -> float | None:
-        """As its news say, of any of its shards."""
-        return next((sure for shard in list(self._shards.values()) if (sure := shard.news.believed)), None)
 
     async def ping(self) -> None:
         """Ask every shard."""
@@ -181,7 +177,7 @@ class Cluster:
         """Today's, as far as this process knows it."""
         owner = self._owners[GENERATIONS] if self._owners else None
         shard = self._shards.get(owner) if owner is not None else None
-        return None if shard is None else shard.claims.generation_at_hand(scope)
+        return None if shard is None else shard.generations.generation_at_hand(scope)
 
     def _generations_up(self) -> bool:
         owner = self._owners[GENERATIONS]

@@ -31,7 +31,7 @@ class Commands:
 
     def fill(self, key: str, token: bytes, entry: Entry[Any], *, follow: bool = False) -> Command:
         its, (until, string) = names(key), _packed(entry)
-        keys = its.all[:1] if follow and not self._scripts.sharded else its.all  # as in claims
+        keys = its[:1] if follow and not self._scripts.sharded else its[:4]  # as in claims
         terms = token, entry.id, until, string, its.channel, b"%d" % SMALL
         return self._scripts.fill(keys, *terms, *[b"follow"] * follow)
 
@@ -40,18 +40,18 @@ class Commands:
         told = b"" if verdict is None else verdict_string(verdict)
         why = told or verdict_string(Verdict("failed"))
         resting = ms(rest) if rest > 0 else b"0"
-        return self._scripts.abandon(its.all[1:], token, told, ms(VERDICT), resting, why, its.channel)
+        return self._scripts.abandon(its[1:4], token, told, ms(VERDICT), resting, why, its.channel)
 
     def renew(self, key: str, token: bytes, lease: float) -> Command:
         return self._scripts.prolong([names(key).lease], token, ms(lease))
 
     def set(self, key: str, entry: Entry[Any]) -> Command:
         its, (until, string) = names(key), _packed(entry)
-        return self._scripts.set(its.all, until, string, its.channel)
+        return self._scripts.set(its[:4], until, string, its.channel)
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> Command:
         its, (until, string) = names(key), _packed(entry)
-        return Once(self._scripts.replace(its.all, until, string, its.channel, seen or b"", entry.id))
+        return Once(self._scripts.replace(its[:4], until, string, its.channel, seen or b"", entry.id))
 
     def expire(self, key: str) -> Command:
         its = names(key)
@@ -59,7 +59,7 @@ class Commands:
 
     def invalidate(self, key: str) -> Command:
         its = names(key)
-        return self._scripts.invalidate(its.all, its.channel)
+        return self._scripts.invalidate(its[:4], its.channel)
 
 
 def _packed(entry: Entry[Any]) -> tuple[bytes, bytes]:

@@ -85,16 +85,9 @@ class Asking:
         self._scripts = scripts
 
     async def ask(self, command: Command) -> Any:
-        return (await self.ask_all([command]))[0]
+        return (await self.ask_all([command]))[0][0]
 
-    async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]:
-        asked: list[Command] = []
-        for command in commands:
-            asked += [(b"ASKING",), self._scripts.with_text(command) if command[0] == b"EVALSHA" else command]
-        return (await self._line.ask_all(asked, wide=wide))[1::2]
-
-    async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]:
-        return await self.ask(command), 0  # no tickets before it is there
-
-    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        return await self.ask_all(commands), 0
+    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]:
+        asked = [each for command in commands for each in ((b"ASKING",), self._scripts.with_text(command))]
+        replies, _ = await self._line.ask_all(asked, large=large)
+        return replies[1::2], 0  # no tickets before it is there

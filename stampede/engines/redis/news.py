@@ -2,13 +2,11 @@
 
 Waiters subscribe to their key's channel; the local tier's tickets are voided by the server's own invalidation
 messages (CLIENT TRACKING, which the reading connections redirect to this one). RESP3, since there invalidation
-messages need no channel rights. A server that refuses to redirect is asked to tell of all changes; where it refuses
-that, too, our scripts publish theirs, and what is kept is believed for a second.
+messages need no channel rights. Where a server refuses to redirect, there are no tickets.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import deque
@@ -17,9 +15,10 @@ from functools import partial
 from typing import Any
 
 from stampede.engines.kit.feed import Channel, Feed
+from stampede.engines.redis.clients import Server
 from stampede.engines.redis.inside import socket_of
 from stampede.engines.redis.readers import Readers
-from stampede.engines.redis.resp import MORE, parser
+from stampede.engines.redis.resp import MORE, packer, parser
 
 __all__ = ["GENERATIONS", "News", "follow", "refusal_of", "slot_of"]
 
@@ -28,19 +27,8 @@ _log = logging.getLogger("stampede")
 SLOTS = 1 << 16
 GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
 
-REDIRECTED, BROADCAST, PUBLISHED = range(3)
-"""How a connection is told of changes: in what others read, in all that begins as our keys do, by our own scripts."""
-
-HOW = {
-    BROADCAST: "it tells every process of every change of a key instead (BCAST), which costs more",
-    PUBLISHED: "a local tier hears of changes by this library alone, and believes what it keeps for a second",
-    None: "a local tier keeps nothing, and every hit asks the server",
-}
-"""What it means that the ways before are refused."""
-
-CHANGES = b"{stampede}n"  # as told.lua says
-BELIEVED = 1.0
-"""Seconds for which a local tier believes what may have been changed by others than our scripts."""
+HOW = "so every hit asks the server, unless the local tier has a ttl, for which it believes what it keeps"
+"""What it means that the server refuses to redirect."""
 
 _PIECE = 1 << 16
 
@@ -53,37 +41,24 @@ class Refusal(Exception):
 
 
 class News(Feed):
-    """One server's news. `told` is the id of the connection that is told of changes, 0 while there is none. Below 0, it
-    is told of all of them, and nobody needs to redirect anything.
+    """One server's news. `told` is the id of the connection that is told of changes, 0 while there is none.
 
     Whoever reads samples the stamp of the key's slot before the question is sent, and keeps a ticket only if the
     reading connection had been told to redirect its news to `told`, which is still the one: then news that overtake
     the reply have changed the stamp already, and those that come later will.
     """
 
-    def __init__(
-        self,
-        connection: Callable[[], Any],
-        *,
-        tracks: bool = True,
-        sharded: bool = False,
-        current: Callable[[Any], bool] = lambda connection: True,
-    ) -> None:
-        """`connection` makes a blocking one that speaks RESP3 and is not connected yet; `current` says later whether it
-        still leads to the right server. With `sharded`, channels are those of a cluster's shard."""
-        self._connection = connection
-        self._current = current
+    def __init__(self, server: Server, *, tracks: bool = True, sharded: bool = False) -> None:
+        """With `sharded`, channels are those of a cluster's shard."""
+        self.server = server
         self.verbs = _SHARDED if sharded else _PLAIN
         self.tracks = tracks
-        self.way = REDIRECTED
         self.on_refused: Callable[[str], object] = lambda how: None
-        self._numbers = itertools.count(1)
         super().__init__("redis", SLOTS + 1)
 
     def _begin(self) -> None:
         super()._begin()
         self.told = 0
-        self._why: Any = None  # the server refuses to redirect, as long as nobody was told of it
         self._readers = Readers()
         self.beside = self._readers.wakes
 
@@ -111,16 +86,13 @@ class News(Feed):
         super().start_again()
         readers.close()  # the parent's own stays
 
-    @property
-    def believed(self) -> float | None:
-        """Seconds for which what was read under a ticket is true; None: as long as the ticket holds."""
-        return BELIEVED if self.way == PUBLISHED else None
-
     def refused(self, told: int, why: Any) -> None:
-        """A reading connection can't have its news redirected to that one."""
-        if self.way == REDIRECTED and told == self.told and not any(word in str(why) for word in _PASSING):
-            self.way, self._why = BROADCAST, why
+        """A reading connection can't have its news redirected to that one. Until a local tier asks for it again, or
+        for good if the server refuses on principle, there are no tickets."""
+        if self.tracks and told == self.told and not any(word in str(why) for word in _PASSING):
+            self.tracks = False
             self.stray()
+            self.on_refused(f"{why}: {HOW}")
 
     # -- tickets ------------------------------------------------------------------------------------------------
 
@@ -150,38 +122,22 @@ class News(Feed):
     # -- the feed's thread --------------------------------------------------------------------------------------
 
     def connect(self) -> _Told:
-        told = _Told(self._connection(), self)
+        told = _Told(self)
         self._check(told)
         return told
 
     def _check(self, told: _Told) -> None:
-        if not self._current(told.connection):
+        self.server.look()
+        if not told.current:
             raise ConnectionError("this is not the master any more")
 
     def turn(self, source: _Told) -> None:
-        if self.tracks and not self.told:
-            if self.way == REDIRECTED and source.number:
-                self.told = source.number
-                self.stamps.find()
-            elif source.asked != self.way:
-                source.have_told(self.way)
+        if self.tracks and not self.told and source.number:
+            self.told = source.number
+            self.stamps.find()
         self._check(source)
         if self._readers.ended():
             self.reader_lost()
-
-    def answered_at_all(self, way: int, answer: Any) -> None:
-        """Whether a connection is told of all changes, from here on."""
-        stands = not isinstance(answer, Refusal)
-        if way == BROADCAST and not stands:
-            self.way = PUBLISHED
-            return
-        if self._why is not None:
-            self.on_refused(f"{self._why}: {HOW[way if stands else None]}")
-            self._why = None
-        if stands:
-            self.void_all()  # a question that is under way may have been asked before it was
-            self.told = -next(self._numbers)
-            self.stamps.find()
 
     def lost(self) -> None:
         if self.told:
@@ -192,14 +148,15 @@ class News(Feed):
 class _Told:
     """The connection that is told."""
 
-    def __init__(self, connection: Any, news: News) -> None:
-        self.connection = connection
+    def __init__(self, news: News) -> None:
         self._news = news
+        self.current = True
         self._expected: deque[Callable[[Any], object]] = deque()  # what the next answers are for
         self._leaving: list[bytes] = []
-        self.asked = REDIRECTED  # which way of telling
+        self.connection: Any = news.server.connection(protocol=3)
         self.number = self._number()
-        self._sock = socket_of(connection)
+        news.server.met(self)
+        self._sock = socket_of(self.connection)
         self._pushes = parser(Refusal)
 
     def fileno(self) -> int:
@@ -215,18 +172,12 @@ class _Told:
                 self._leaving.append(channel.name)
                 self._expected.append(lambda _: self._leaving.pop(0))  # they are answered in this order
 
-    def have_told(self, way: int) -> None:
-        """Ask the server to tell this connection of all changes."""
-        self.asked = way
-        self._send([EVERYTHING if way == BROADCAST else (b"SUBSCRIBE", CHANGES)])
-        self._expected.append(partial(self._news.answered_at_all, way))
-
     def ping(self) -> None:
         self._send([(b"PING",)])
         self._expected.append(lambda _: None)
 
     def _send(self, commands: list[tuple[bytes, ...]]) -> None:
-        self.connection.send_packed_command(self.connection.pack_commands(commands), check_health=False)
+        self._sock.sendall(b"".join(map(packer(), commands)))
 
     def read(self) -> None:
         """By the parser itself: the library would log pushes, and look twice before each."""
@@ -243,8 +194,6 @@ class _Told:
 
     def _hear(self, push: Any) -> None:
         match push:
-            case [b"message", channel, bytes() as key] if channel == CHANGES:
-                self._news.changed(key)
             case [b"message" | b"smessage", bytes() as channel, bytes() as message]:
                 self._news.ring(channel, message)
             case [b"invalidate", None]:
@@ -273,7 +222,7 @@ class _Told:
             number: Any = self.connection.read_response()
         except ResponseError as refusal:
             self._news.refused(0, refusal)
-            if self._news.way == REDIRECTED:
+            if self._news.tracks:
                 raise  # it passes
             return 0
         if type(number) is not int:  # nobody could tell the server to redirect to it
@@ -283,9 +232,6 @@ class _Told:
     def close(self) -> None:
         self.connection.disconnect()
 
-
-EVERYTHING = (b"CLIENT", b"TRACKING", b"ON", b"BCAST", b"PREFIX", b"{")
-"""The command that has all changes of what may be our keys told to the connection that sends it."""
 
 _PASSING = ("does not exist", "BUSY", "LOADING")
 """What passes by itself: the connection to redirect to has just gone, for one."""
@@ -300,16 +246,10 @@ def refusal_of(told: Any, reader: Any) -> str | None:
         return connection.read_response()
 
     try:
-        try:
-            ask(reader, *follow(ask(told, b"CLIENT", b"ID")))
-            return None
-        except ResponseError as refusal:
-            why = str(refusal)
-        try:
-            ask(told, *EVERYTHING)
-            return f"{why}: {HOW[BROADCAST]}"
-        except ResponseError:
-            return f"{why}: {HOW[PUBLISHED]}"
+        ask(reader, *follow(ask(told, b"CLIENT", b"ID")))
+        return None
+    except ResponseError as refusal:
+        return f"{refusal}: {HOW}"
     finally:
         told.disconnect()
         reader.disconnect()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from stampede.engines.kit import replies
 from stampede.engines.kit.replies import MORE, OutOfStep
 
-__all__ = ["MORE", "Parser", "packed", "parser"]
+__all__ = ["MORE", "Parser", "packer", "parser"]
 
 
 class Parser(replies.Parser, Protocol):
@@ -26,23 +25,18 @@ def parser(refused: Callable[[str], Exception]) -> Parser:
     return made  # type: ignore[no-any-return]
 
 
-def packed(connection: Any, commands: Sequence[tuple[bytes, ...]]) -> bytes:
-    """Commands as they are sent: by hiredis itself, since the library looks at each argument before."""
-    pack = _pack_of_hiredis()
-    if pack is None:
-        return b"".join(connection.pack_commands(commands))
-    # (It would write numbers itself, and crash the process if the stack is too deep for that.)
-    return pack(commands[0]) if len(commands) == 1 else b"".join([pack(command) for command in commands])
-
-
-@lru_cache(1)
-def _pack_of_hiredis() -> Callable[[tuple[bytes, ...]], bytes] | None:
+def packer() -> Callable[[tuple[bytes, ...]], bytes]:
+    """What makes of a command what is sent."""
     try:
         from hiredis import pack_command
     except ImportError:
-        return None
-    made: Callable[..., bytes] = pack_command
-    return made
+        return _packed
+    made: Any = pack_command
+    return made  # type: ignore[no-any-return]
+
+
+def _packed(command: tuple[bytes, ...]) -> bytes:
+    return b"*%d\r\n%b" % (len(command), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in command]))
 
 
 class _Parser:

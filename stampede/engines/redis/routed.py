@@ -50,7 +50,6 @@ class Ways(Protocol):
     async def at(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
     async def of_key(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
     async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]: ...
-    def generation_at_hand(self, scope: str) -> str | None: ...
 
 
 def _at_its_shard(verb: str, *, always: bool = False) -> Any:
@@ -138,9 +137,6 @@ class RoutedKeys(Versioned):
 
         changed, generations = await _at_once(self._colour, [done, told])
         return changed, generations
-
-    def generation_at_hand(self, scope: str) -> str | None:
-        return self._ways.generation_at_hand(scope)
 
     async def of_generations(self, verb: Callable[[Keys], Awaitable[T]]) -> T:
         try:

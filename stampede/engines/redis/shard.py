@@ -36,9 +36,9 @@ class Shard:
         self._server = server
         self.scripts = scripts
         self.name = server.name
-        self.news = News(lambda: server.connection(protocol=3), tracks=tracking, sharded=sharded, current=server.still)
-        server.on_move, server.on_meet = self.news.stray, self.news.start
-        self.generations = Generations(self.news, GENERATIONS)
+        self.news = News(server, tracks=tracking, sharded=sharded)
+        server.on_move = self.news.stray
+        self.generations = self.recalls = Generations(self.news, GENERATIONS)
         self.line = Blocking(server, scripts, self.news)
         self.aline = Suspending(server, scripts, self.news)
         self.news.on_tick = self.aline.close_dead
@@ -57,11 +57,6 @@ class Shard:
     def follow(self) -> None:
         """Have the server tell of changes from now on."""
         self.news.track()
-
-    @property
-    def believed(self) -> float | None:
-        """As its news say."""
-        return self.news.believed
 
     def refusal(self) -> str | None:
         """Why it doesn't tell of changes as we would like it to, if so, and what is done instead; asked now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from stampede.engines.kit.pipe import Pipe, Pipes
@@ -14,9 +13,8 @@ from stampede.engines.redis.clients import Server
 from stampede.engines.redis.inside import refusal, streams_of, take_streams
 from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
-from stampede.engines.redis.resp import packed, parser
+from stampede.engines.redis.resp import packer, parser
 from stampede.engines.redis.scripts import Command, Scripts
-from stampede.errors import EngineError
 
 __all__ = ["Suspending"]
 
@@ -29,7 +27,21 @@ class Suspending(ServerLine):
         # What is large goes another way: who sends, or is sent, little doesn't wait for it.
         self._pipes = Pipes[_Pipe](lambda large: _Pipe(server, scripts, news))
 
-    async def sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
+    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]:
+        if self._server.closed:
+            self._server.check()
+        if not commands:
+            return [], 0
+        try:
+            replies, told = await self._sent(commands, large=large)
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    return await self._refused(commands, replies, told, large=large)
+        except self._any as error:
+            raise self._failure(commands, error) from error
+        return replies, told
+
+    async def _sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
         question = self._pipes.to(large).ask(commands, len(commands))
         question.again = is_once(commands)  # as if it had been sent before
         try:
@@ -38,17 +50,6 @@ class Suspending(ServerLine):
             question.drop()
             raise
         return question.replies, question.told
-
-    async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]:
-        try:
-            return await super().read(command, undo)
-        except EngineError:
-            raise
-        except BaseException:
-            if undo is not None:
-                with suppress(RuntimeError, *self._any):  # its loop was closed
-                    self._pipes.to(True).ask([undo], 1).forget()
-            raise
 
     def close(self) -> None:
         self._pipes.close()
@@ -71,13 +72,17 @@ class _Pipe(Pipe):
         self._server = server
         self._scripts = scripts
         self._news = news
+        self._pack = packer()
         self.hung, self.final, self.known = Hung, (Hung,), (RedisError, OSError)
 
     async def reach(self) -> Wire:
-        connection: Any = self._server.suspending_connection()
+        connection: Any = await self._server.suspending_connection()
         try:
             await connection.connect()
             wire = _Wire(self, connection)
+            if self._server.moves:
+                self._server.met(wire)
+                self._news.start()  # which looks where the server is
             wire.kept = streams_of(connection)
             wire.connection_made(wire.kept[1].transport)
             wire.stand()
@@ -89,20 +94,15 @@ class _Pipe(Pipe):
         return wire
 
     def written(self, wire: Any, questions: Sequence[Question]) -> bytes:
-        return packed(wire.connection, [command for question in questions for command in question.asked])
+        return b"".join([self._pack(command) for question in questions for command in question.asked])
 
     def check(self, question: Question, reply: Any) -> None:
         self._scripts.check(question.asked[len(question.replies)], reply)
 
-    def current(self, wire: Any) -> bool:
-        return self._server.current(wire.connection)
-
     def before(self, wire: Any) -> Question | None:
         """Have the server tell that connection of changes in what is read by this one from here on."""
         told = self._news.told
-        if told < 0:
-            wire.following = wire.told = told
-        if told <= 0 or told == wire.following:
+        if not told or told == wire.following:
             return None
         wire.following = told
         question = Question([follow(told)], 1, asyncio.get_running_loop().create_future())

@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
+from math import inf
 from random import uniform
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stampede.colour import Colour, run_blocking
 from stampede.engines.generations import KNOWN, MOST, Generations, new_generation
 from stampede.engines.redis.clients import is_about_rights, is_silence
 from stampede.engines.redis.commands import Commands
-from stampede.engines.redis.ends import Ends, Known
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
+    HEAD,
     LARGE,
+    TOO_LARGE,
     Names,
     claim_args,
     fresh_of,
-    is_large,
     kept,
     key_of,
     ms,
@@ -52,21 +53,23 @@ PAGE = 1000
 BLIND = 1.0
 """Seconds for which a server that refuses a look is asked by scripts only."""
 
-MANY = 1000
-"""Large values that a process remembers as such."""
+MANY = 4096
+"""Large values that a process remembers as such, and entries of which it remembers the end."""
 
 
 class Line(Protocol):
-    """How one colour asks. EngineError if there is no answer, or a refusal.
-
-    What is `wide`, or has an `undo`, is large: it goes another way than the rest, where nobody else waits behind it.
-    `undo` is sent behind a question that is given up: what came later on the other way might overtake it.
-    """
+    """How one colour asks. EngineError if there is no answer, or a refusal."""
 
     async def ask(self, command: Command) -> Any: ...
-    async def ask_all(self, commands: Sequence[Command], *, wide: bool = False) -> list[Any]: ...
-    async def read(self, command: Command, undo: Command | None = None) -> tuple[Any, int]: ...
-    async def read_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
+    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]: ...
+
+
+class Known(NamedTuple):
+    """When an entry ends, as this process was told. Two that look alike up to here are one: their ids are."""
+
+    head: bytes  # its string begins so
+    end: float  # of its key, on our own clock
+    until: float  # after this somebody may have refreshed it
 
 
 def _changing(verb: str) -> Any:
@@ -91,7 +94,7 @@ class Keys(Versioned):
         # Callers of an event loop share its connection: who is sent little is not to wait for who is sent much.
         self._most = b"%d" % LARGE if colour.suspending else b""
         self._large: set[bytes] = set()  # entries that were, lately
-        self._ends = Ends()
+        self._ends: dict[bytes, Known] = {}
         self._blind = 0.0  # until then nothing is looked at: we may not, or the server takes it for writing
 
     # -- claims -------------------------------------------------------------------------------------------------
@@ -102,10 +105,12 @@ class Keys(Versioned):
             return None
         if news.tracks:
             news.follow()
-        slot, known = its.slot, self._ends.of(its.entry, at)
+        slot, known = its.slot, self._ends.get(its.entry)
+        if known is not None and at >= known.until:
+            known = None  # somebody may have refreshed it
         stamp = news.stamps[slot]  # before the question is sent: see News
         try:
-            replies, told = await self._line.read_all(self._looking(its, known))
+            replies, told = await self._line.ask_all(self._looking(its, known))
         except EngineError as error:
             if not is_about_rights(error):
                 raise
@@ -119,50 +124,55 @@ class Keys(Versioned):
 
     def _looking(self, its: Names, known: Known | None) -> list[Command]:
         """What `claim.lua` would find, by plain commands. One of them is refused by a server that is not the master any
-        more. It must not be the one that is to be followed: CLIENT TRACKING remembers nothing of what GETEX reads."""
-        left = [(b"PTTL", its.entry)] if known is None else []
+        more. It must not be the one that is to be followed: CLIENT TRACKING remembers nothing of what GETEX reads. The
+        end of an entry that still stands as it did needn't be asked for again."""
+        left: list[Command] = [(b"PTTL", its.entry)] if known is None else []
         if self._news.tracks:
             return [*left, (b"GET", its.entry), (b"GETEX", its.lease)]
         return [*left, (b"GETEX", its.entry)]
 
     def _seen(self, its: Names, known: Known | None, replies: Sequence[Any], at: float) -> Entry[Any] | None:
-        """The entry in what was said to that, if it is fresh."""
-        if known is None:
-            left, string = replies[:2]
-            entry = fresh_of(left, string)
-            if entry is not None:
-                self._ends.learn(its.entry, string, left, entry, at)
-            if self._most:
-                self._size(its, string)
-            return entry
-        string = replies[0]
-        if string is not None and string.startswith(known.head):
-            return fresh_of(1000 * (known.end - at), string)
-        self._ends.forget(its.entry)
-        return None
+        """The entry in what was said to that, if it is fresh; when it ends is known from here on."""
+        if known is not None:
+            string = replies[0]
+            if string is not None and string.startswith(known.head):
+                return fresh_of(1000 * (known.end - at), string)
+            self._ends.pop(its.entry, None)
+            return None
+        left, string = replies[:2]
+        entry = fresh_of(left, string)
+        if entry is not None:
+            until = at + entry.fresh - min(2 * entry.margin, entry.ttl / 2)
+            if len(self._ends) >= MANY:
+                self._ends.clear()
+            self._ends[its.entry] = Known(string[:HEAD], inf if left < 0 else at + left / 1000, until)
+        if self._most:
+            self._size(its, string)
+        return entry
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         its, news = names(key), self._news
-        news.follow()
+        if news.tracks:
+            news.follow()
         slot = its.slot
         stamp = news.stamps[slot]  # before the question is sent: see News
-        if its.entry not in self._large:
-            args = claim_args(token, ask, its.channel, self._most)
-            answer, told = await self._line.read(self._scripts.claim(self._named(its), *args))
-            if not is_large(answer):
-                return reply_of(answer, news.ticket(slot, stamp) if told and told == news.told else None)
-        command = self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel))
-        answer, told = await self._line.read(command, self.commands.abandon(key, token))
-        self._size(its, answer[2])
+        large = its.entry in self._large
+        args = claim_args(token, ask, its.channel, b"" if large else self._most)
+        (answer,), told = await self._line.ask_all([self._scripts.claim(self._named(its), *args)], large=large)
+        if answer[0] == TOO_LARGE:
+            self._size(its, None, large=True)
+            return await self.claim(key, token, ask)
+        if large:
+            self._size(its, answer[2])
         return reply_of(answer, news.ticket(slot, stamp) if told and told == news.told else None)
 
     def _named(self, its: Names) -> Sequence[bytes]:
         """A claim's keys as they are named: all in a cluster, where they may be moving; else what is to be followed."""
-        return its.all[:1] if self._news.tracks and not self._scripts.sharded else its.all
+        return its[:1] if self._news.tracks and not self._scripts.sharded else its[:4]
 
-    def _size(self, its: Names, string: bytes | None) -> None:
+    def _size(self, its: Names, string: bytes | None, *, large: bool = False) -> None:
         """Large values are asked for at once where they hold nobody up."""
-        if string is None or len(string) <= LARGE:
+        if not large and (string is None or len(string) <= LARGE):
             self._large.discard(its.entry)
             return
         if len(self._large) >= MANY:
@@ -174,20 +184,22 @@ class Keys(Versioned):
         news = self._news
         news.follow()
         commands: list[Command] = []
-        # Of each: names, stamp, what is known of its end, and where its replies begin and end.
-        places: list[tuple[Names, int, Known | None, int, int]] = []
+        # Of each: names, stamp, what is known of its end, and where its replies begin.
+        places: list[tuple[Names, int, Known | None, int]] = []
         at = time.monotonic()
         for verb, (key, *terms) in asked:
-            its, start, known = names(key), len(commands), None
+            its = names(key)
+            known = self._ends.get(its.entry)
+            if known is not None and at >= known.until:
+                known = None
+            places.append((its, news.stamps[its.slot], known, len(commands)))
             if verb == "claim":
                 token, ask = terms
                 commands.append(self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel)))
             elif at >= self._blind:
-                known = self._ends.of(its.entry, at)
                 commands += self._looking(its, known)
-            places.append((its, news.stamps[its.slot], known, start, len(commands)))
         try:
-            replies, told = await self._line.read_all(commands)
+            replies, told = await self._line.ask_all(commands)
         except EngineError as error:
             if not is_about_rights(error) or at < self._blind:
                 raise
@@ -195,12 +207,12 @@ class Keys(Versioned):
             return await self._read(asked)
         sure = bool(told) and told == news.told
         answers: list[Any] = []
-        for (verb, _), (its, stamp, known, start, end) in zip(asked, places, strict=True):
+        for (verb, _), (its, stamp, known, start) in zip(asked, places, strict=True):
             ticket = news.ticket(its.slot, stamp) if sure else None
             if verb == "claim":
                 answers.append((replies[start], ticket))
             else:
-                entry = self._seen(its, known, replies[start:end], at) if end > start else None
+                entry = self._seen(its, known, replies[start:], at) if at >= self._blind else None
                 answers.append(None if entry is None else Found(entry, ticket))
         return answers
 
@@ -208,16 +220,15 @@ class Keys(Versioned):
         its, news = names(key), self._news
         stamp, told, ticket = news.stamps[its.slot], news.told, None
         command = self.commands.fill(key, token, entry, follow=told > 0)
-        undo = self.commands.abandon(key, token) if _size_of([command]) > LARGE else None
         try:
-            done, teller = await self._line.read(command, undo)
-            if done == 1 and 0 < told == teller == news.told:  # below 0, two changes may be told as one
+            (done,), teller = await self._line.ask_all([command], large=len(entry.value) > LARGE)
+            if done == 1 and told and told == teller == news.told:
                 ticket = news.stored(its.slot, stamp)
         except EngineError as error:
             await self._judge(error, [command])
             raise
         finally:
-            self._ends.forget(its.entry)
+            self._ends.pop(its.entry, None)
             if ticket is None:
                 news.void(its.slot)
         return ticket or bool(done)
@@ -236,7 +247,7 @@ class Keys(Versioned):
         try:
             replies = run_blocking(self._read([asked[number] for number in reads])) if reads else []
             commands = [self.commands.of(asked[number]) for number in others]
-            done = run_blocking(self._line.ask_all(commands)) if commands else []
+            done = run_blocking(self._line.ask_all(commands))[0] if commands else []
         except EngineError as error:
             return [error] * len(asked)
         finally:
@@ -264,18 +275,20 @@ class Keys(Versioned):
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         entries = [names(key).entry for key in keys]
-        answers = await self._line.ask_all([self._scripts.get([entry], self._most) for entry in entries])
-        large = [number for number, answer in enumerate(answers) if is_large(answer)]
+        answers, _ = await self._line.ask_all([self._scripts.get([entry], self._most) for entry in entries])
+        large = [number for number, answer in enumerate(answers) if answer == []]
         if large:
-            again = [self._scripts.get([entries[number]], b"") for number in large]
-            for number, answer in zip(large, await self._line.ask_all(again, wide=True), strict=True):
+            again, _ = await self._line.ask_all(
+                [self._scripts.get([entries[number]], b"") for number in large], large=True
+            )
+            for number, answer in zip(large, again, strict=True):
                 answers[number] = answer
         return [kept(answer) for answer in answers]
 
     async def show(self, key: str) -> Shown:
         its = names(key)
         commands = [self._scripts.get([its.entry], b""), (b"GET", its.lease), (b"PTTL", its.lease)]
-        return shown(*await self._line.ask_all(commands, wide=True))
+        return shown(*(await self._line.ask_all(commands, large=True))[0])
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         command = (b"SCAN", cursor or b"0", b"MATCH", pattern(prefix), b"COUNT", b"%d" % PAGE)
@@ -292,10 +305,8 @@ class Keys(Versioned):
         commands = [self.commands.of(each) for each in asked]
         questions = [self._asking(scope, noted=True) for scope in scopes]
         try:
-            if _size_of(commands) > LARGE:
-                replies, told = await self._line.ask_all([*commands, *questions], wide=True), 0
-            else:
-                replies, told = await self._line.read_all([*commands, *questions])
+            large = _size_of(commands) > LARGE
+            replies, told = await self._line.ask_all([*commands, *questions], large=large)
         except EngineError as error:
             await self._judge(error, commands)
             raise
@@ -319,7 +330,7 @@ class Keys(Versioned):
             self._void(names(key))
 
     def _void(self, its: Names) -> None:
-        self._ends.forget(its.entry)
+        self._ends.pop(its.entry, None)
         self._news.void(its.slot)
 
     async def _judge(self, error: EngineError, commands: Sequence[Command]) -> None:
@@ -338,9 +349,6 @@ class Keys(Versioned):
 
     # -- generations --------------------------------------------------------------------------------------------
 
-    def generation_at_hand(self, scope: str) -> str | None:
-        return self._generations.get(scope, time.monotonic())
-
     async def generation(self, scope: str) -> str:
         return await self._generations.today(scope, self._colour, self._generation)
 
@@ -353,7 +361,7 @@ class Keys(Versioned):
     async def _asked_for(self, scope: str, *, noted: bool) -> list[str]:
         now, sample = time.monotonic(), self._generations.sample()
         self._news.follow()
-        reply, told = await self._line.read(self._asking(scope, noted=noted))
+        (reply,), told = await self._line.ask_all([self._asking(scope, noted=noted)])
         return self._heard(scope, reply, sample, told, now)
 
     def _asking(self, scope: str, *, noted: bool) -> Command:
@@ -368,8 +376,6 @@ class Keys(Versioned):
         self._generations.put(scope, name, sample, told, now)
         if not any(ended):
             return [name]
-        if len(ended) < 2:
-            raise EngineError("Redis answered a question for generations with too few of them")
         wholes, owns = [whole, *_noted(ended[0])], [own, *_noted(ended[1])]
         return [_name_of(each, other) for each in wholes for other in owns]
 
@@ -390,7 +396,7 @@ class Keys(Versioned):
 
 def _size_of(commands: Sequence[Command]) -> int:
     """Bytes of the largest part."""
-    return max((len(part) for command in commands for part in command), default=0)
+    return max((max(map(len, command)) for command in commands), default=0)
 
 
 _READS = frozenset({"claim", "look"})

@@ -10,6 +10,7 @@ from math import ceil, inf
 from struct import Struct, error
 from typing import Any, NamedTuple
 
+from stampede.engines.kit.replies import ODD
 from stampede.engines.whereabouts import here
 from stampede.entry import GRACE, UNREADABLE, Entry, Verdict
 from stampede.errors import EngineError, TooLarge
@@ -18,13 +19,12 @@ from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Tick
 __all__ = [
     "HEAD",
     "LARGE",
+    "TOO_LARGE",
     "Names",
-    "all_of",
     "claim_args",
     "entry_of",
     "expiry",
     "fresh_of",
-    "is_large",
     "kept",
     "key_of",
     "ms",
@@ -47,13 +47,13 @@ _HEAD = Struct(">BB8sddddd")
 LARGE = 1 << 16
 """Bytes from which on a string takes a connection of its own in an event loop, so that small ones don't wait for it."""
 
-HEAD = _SIZE = _HEAD.size
+HEAD = _HEAD.size
 _VERSION = _RAISED = 1
 SLACK = 1.0  # seconds of `entry.lua`, too
 _LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
 _MESSAGE = 4000
 
-_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED, _LARGE = range(6)
+_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED, TOO_LARGE = range(6)  # as `claim.lua` says
 _DAMAGED = -3  # in the place of the ms left: see `entry.lua`
 
 
@@ -67,16 +67,6 @@ class Names(NamedTuple):
     channel: bytes
     slot: int  # of the stamp that a local tier looks at
 
-    @property
-    def all(self) -> tuple[bytes, bytes, bytes, bytes]:
-        return self[:4]
-
-
-def all_of(entry: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """The keys beside an entry's, and it."""
-    tag = entry[:26]
-    return entry, tag + b"l", tag + b"v", tag + b"r"
-
 
 @lru_cache(1024)
 def names(key: str) -> Names:
@@ -84,7 +74,7 @@ def names(key: str) -> Names:
     raw = key.encode("utf-8", "surrogatepass")
     digest = blake2b(raw, digest_size=12).digest()
     tag = b"{%s}" % digest.hex().encode()
-    return Names(*all_of(tag + b":" + raw), tag + b"c", digest[0] << 8 | digest[1])
+    return Names(tag + b":" + raw, tag + b"l", tag + b"v", tag + b"r", tag + b"c", digest[0] << 8 | digest[1])
 
 
 def key_of(entry: bytes) -> str:
@@ -138,7 +128,7 @@ def entry_of(string: bytes, left: float) -> Entry[Any]:
     _, flags, id, lag, keeplag, cost, margin, ttl = _HEAD.unpack_from(string)
     if left < 0:
         left = inf
-    return Entry(string[_SIZE:], id, cost, margin, ttl, (left - lag) / 1000, (left - keeplag) / 1000, flags == _RAISED)
+    return Entry(string[HEAD:], id, cost, margin, ttl, (left - lag) / 1000, (left - keeplag) / 1000, flags == _RAISED)
 
 
 def kept(answer: Any) -> Entry[Any] | None:
@@ -149,18 +139,22 @@ def kept(answer: Any) -> Entry[Any] | None:
 
 
 def fresh_of(left: float, string: bytes | None) -> Entry[Any] | None:
-    """The entry that a look has seen, if it is fresh. None, too, of what only `entry.lua` can judge, or mend: damaged
-    bytes, and a key with more time left than it was given, as where the server's clock was set back.
+    """The entry that a look has seen, if it is fresh. None, too, of what only `entry.lua` can judge: damaged bytes, and
+    a key with more time left than it was given, as where the server's clock was set back.
 
     The time left was asked for first: if somebody has stored another entry in between, it is not the older one that is
     given the new one's time.
     """
-    if string is None or left == -2 or len(string) < _SIZE or string[0] != _VERSION:
+    if string is None or left == -2 or len(string) < HEAD or string[0] != _VERSION:
         return None
-    entry = entry_of(string, left)
+    _, flags, id, lag, keeplag, cost, margin, ttl = _HEAD.unpack_from(string)
+    if left < 0:
+        left = inf
+    fresh, keep = (left - lag) / 1000, (left - keeplag) / 1000
     # What is no number (NaN) compares to nothing.
-    numbers = entry.keep == entry.keep and entry.cost - entry.cost == 0 and entry.margin >= 0 and entry.ttl >= 0
-    return entry if numbers and 0 < entry.fresh <= entry.ttl + SLACK else None
+    if 0 < fresh <= ttl + SLACK and keep == keep and cost - cost == 0 and margin >= 0:
+        return Entry(string[HEAD:], id, cost, margin, ttl, fresh, keep, flags == _RAISED)
+    return None
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
@@ -176,28 +170,26 @@ def claim_args(token: bytes, ask: Ask, channel: bytes, most: bytes = b"") -> tup
     return token, lease, draw, most, _whose(token), since, ask.seen or b"", ask.awaited or b"", force, channel
 
 
-def is_large(answer: Any) -> bool:
-    """Whether the entry is to be asked for where it holds nobody up: what `claim.lua` and `get.lua` answer then."""
-    return answer is not None and (not answer or answer[0] == _LARGE)
-
-
 def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
     """What `claim.lua` answers; a partial EngineError if it may not write."""
-    what, string = answer[0], answer[2]
-    if string is None:
-        entry = UNREADABLE if answer[1] == _DAMAGED else None
-    else:
-        entry = entry_of(string, answer[1])
-    if what == _FOUND and entry is not None:
-        return Found(entry, ticket)
-    if what == _GRANTED:
-        return Granted(entry)
-    if what == _BUSY:
-        return Busy(answer[3], answer[4] / 1000, entry)
-    if what == _FAILED:
-        return Failed(_verdict_of(answer[3]), entry, answer[4] / 1000)
-    if what == _REFUSED:
-        raise _refusal(answer[3])
+    try:
+        what, left, string, *more = answer
+        if string is None:
+            entry = UNREADABLE if left == _DAMAGED else None
+        else:
+            entry = entry_of(string, left)
+        if what == _FOUND and entry is not None:
+            return Found(entry, ticket)
+        if what == _GRANTED:
+            return Granted(entry)
+        if what == _BUSY:
+            return Busy(more[0], more[1] / 1000, entry)
+        if what == _FAILED:
+            return Failed(_verdict_of(more[0]), entry, more[1] / 1000)
+        if what == _REFUSED:
+            raise _refusal(more[0])
+    except ODD as odd:
+        raise EngineError(f"Redis answered a claim with {str(answer)[:80]}: {odd}") from odd
     raise EngineError(f"Redis answered a claim with {what!r}")
 
 

@@ -2,11 +2,8 @@
 --
 -- KEYS: generation, note   ARGV: a new id, ms for which an ended one is noted, most to note
 
--- told
-
 local old = string.match(glance(KEYS[1]) or '', '^%w+')
 redis.call('SET', KEYS[1], ARGV[1])
-tell(KEYS[1])
 if not old or old == ARGV[1] then  -- this very call, sent again
   return 1
 end

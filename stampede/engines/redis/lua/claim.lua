@@ -15,14 +15,10 @@ local function refusal_of(answer)
   return type(answer) == 'table' and answer.err
 end
 
--- Not an answer to this claim: a server that is not the master any more has nothing to say, since of what is invalidated
--- elsewhere it may never hear; and a key of another type is to be mended first.
+-- A server that is not the master any more has nothing to say, since of what is invalidated elsewhere it may never hear.
 local function demoted(answer)
   local why = refusal_of(answer)
-  if why and string.find(why, 'READONLY', 1, true) then
-    return redis.error_reply('READONLY this is a replica by now')
-  end
-  return why and string.find(why, 'WRONGTYPE', 1, true) and redis.error_reply(why)
+  return why and string.find(why, 'READONLY', 1, true) and redis.error_reply('READONLY this is a replica by now')
 end
 
 local tag = string.sub(KEYS[1], 1, 26)
@@ -37,7 +33,8 @@ if good and (draw == '' or fresh > 1000 * math.min(margin + draw * cost, ttl / 2
   return demoted(redis.pcall('GETEX', LEASE)) or {FOUND, left, entry}
 end
 
--- lease (after the hits: on a server each function that is defined is paid for by every call)
+-- After the hits, since each function that is defined is paid for by every call:
+-- lease
 
 local PAST, REST = KEYS[3] or tag .. 'v', KEYS[4] or tag .. 'r'
 if entry and keep <= 0 then

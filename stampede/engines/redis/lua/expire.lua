@@ -3,8 +3,6 @@
 --
 -- KEYS: entry, lease   ARGV: ms that are as good as for ever, channel
 
--- told
-
 local entry, left, fresh = look(KEYS[1])
 local soft = entry and fresh > 0
 -- First, so that nothing is refused behind it, even when memory is full.
@@ -20,8 +18,5 @@ if soft then
 end
 if died then
   wake(ARGV[2], '')
-end
-if soft then
-  tell(KEYS[1])
 end
 return soft and 1 or 0

@@ -4,7 +4,6 @@
 -- ARGV: token, entry's id, ms until its key ends ('': never), entry, channel, most bytes to send along; 'follow', maybe
 
 -- lease
--- told
 
 local tag = string.sub(KEYS[1], 1, 26)
 local LEASE, PAST, REST = KEYS[2] or tag .. 'l', KEYS[3] or tag .. 'v', KEYS[4] or tag .. 'r'
@@ -26,5 +25,4 @@ if #ARGV[4] <= tonumber(ARGV[6]) then
 else
   wake(ARGV[5], '')
 end
-tell(KEYS[1])
 return 1

@@ -2,10 +2,7 @@
 --
 -- KEYS: entry, lease, past, rest   ARGV: channel
 
--- told
-
 local entry, _, _, keep = look(KEYS[1])
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
 wake(ARGV[1], '')
-tell(KEYS[1])
 return entry and keep > 0 and 1 or 0

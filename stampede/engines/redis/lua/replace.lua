@@ -2,8 +2,6 @@
 --
 -- KEYS: entry, lease, past, rest   ARGV: ms until its key ends ('': never), entry, channel, seen, entry's id
 
--- told
-
 local entry, _, _, keep, id = look(KEYS[1])
 if not entry or keep <= 0 then
   id = ''
@@ -14,5 +12,4 @@ end
 store(KEYS[1], ARGV[2], ARGV[1])
 redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
 wake(ARGV[3], '')
-tell(KEYS[1])
 return 1

@@ -2,10 +2,7 @@
 --
 -- KEYS: entry, lease, past, rest   ARGV: ms until its key ends ('': never), entry, channel
 
--- told
-
 store(KEYS[1], ARGV[2], ARGV[1])
 redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
 wake(ARGV[3], '')
-tell(KEYS[1])
 return 1

@@ -2,9 +2,6 @@
 --
 -- KEYS: generation   ARGV: a new id, for one that is missing; the other id
 
--- told
-
 local id = string.match(glance(KEYS[1]) or '', '^%w+') or ARGV[1]
 redis.call('SET', KEYS[1], id .. '~' .. ARGV[2])
-tell(KEYS[1])
 return 1
